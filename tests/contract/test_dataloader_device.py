@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from pathlib import Path
 
 import _warm
 import pytest
 import torch
+from _folders import HELPERS
 from _gates import Boom, spdl_threads, until
 from _lazy_device import (
     PATIENCE_SECONDS,
@@ -340,7 +340,7 @@ print("waits")
 
 def test_interpreter_exits_when_the_model_is_far_behind():
     """At once, and without a word."""
-    program = EXITS_WHILE_THE_MODEL_WORKS.replace("TESTS", repr(str(Path(__file__).parent)))
+    program = EXITS_WHILE_THE_MODEL_WORKS.replace("TESTS", repr(str(HELPERS)))
     done = _warm.run(["-W", "ignore", "-c", program], timeout=5 * PATIENCE_SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 

@@ -6,10 +6,10 @@ import os
 import signal
 import textwrap
 import time
-from pathlib import Path
 
 import _warm
 import pytest
+from _folders import HELPERS
 from _gates import shared_memory_of
 from _loader_helpers import PATIENCE_SECONDS
 
@@ -107,7 +107,7 @@ def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
     if how == "fork" and not hasattr(os, "fork"):
         pytest.skip("needs fork")
     path = tmp_path / "stats.db"
-    names = {"tests": str(Path(__file__).parent), "how": how, "path": str(path), "device": device}
+    names = {"tests": str(HELPERS), "how": how, "path": str(path), "device": device}
     program = textwrap.dedent(PROGRAM).format(**names)
     child = _warm.run(["-W", "ignore", "-c", program], timeout=3 * PATIENCE_SECONDS)
     code, words = ENDS[how]

@@ -7,28 +7,21 @@ trainer's. The suite loads each of them once with two workers, or as often as
 
 import multiprocessing
 import os
-from collections import Counter
-from contextlib import contextmanager
 
-import _idioms_compositions
-import _idioms_files
 import _idioms_objects  # noqa: F401  # registers its idioms
-import _idioms_process
 import pytest
 import torch
 from _idioms import CRASHING, IDIOMS
+from _idioms_runs import NUM_WORKERS, load
 from _idioms_table import RIGHT, SECTIONS, names_of, ours_by_default, rows_of_page, what
 
 import spdl_torch
 from spdl_torch.data.loader import vouching
 from spdl_torch.pipeline.threads import thread_group
-from spdl_torch.testing._generators import generators_kept
 from spdl_torch.testing._interleaving import threads_interleaved
-from spdl_torch.testing._process_state import ProcessState
 
 NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))
 NUM_RUNS_FOR_LONG = 10
-NUM_WORKERS = 2
 NUM_WORKERS_FOR_LONG = 4
 
 pytestmark = [
@@ -39,54 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::ResourceWarning"),
     pytest.mark.timeout(180 + 5 * NUM_RUNS),
 ]
-
-
-@contextmanager
-def own_process():
-    """Put back what the block did to this process; what that is stands in the given list."""
-    leaks = []
-    _idioms_compositions.reset()
-    _idioms_files.reset()
-    _idioms_process.reset()
-    with generators_kept(), ProcessState.kept() as state:
-        try:
-            yield leaks
-        finally:
-            leaks += state.changed().values()
-            _idioms_process.reset()
-
-
-def load(loader_type, name, folder, **options):
-    """Load an idiom, and return the batches of its epochs, and what is wrong."""
-    folder.mkdir(parents=True)
-    with own_process() as leaks:
-        idiom = IDIOMS[name](folder)
-        options = {"batch_size": 8, "num_workers": NUM_WORKERS, **options, **idiom.options}
-        loader = loader_type(idiom.dataset, **options)
-        epochs, faults = [], []
-        for number, expected in enumerate(idiom.epochs):
-            idiom.before_epoch(number)
-            epochs.append([])
-            for batch in loader:
-                epochs[-1].append(idiom.samples(batch))
-                idiom.use(batch)
-            faults += differences(expected, [s for batch in epochs[-1] for s in batch])
-        del loader
-    if idiom.shares_file:
-        faults = []
-        epochs = [[[index for index, _ in batch] for batch in epoch] for epoch in epochs]
-    return epochs, faults + [f"{leak} reached the trainer" for leak in leaks]
-
-
-def differences(expected, got):
-    """Say how many samples are not as they should be, and which."""
-    missing, surplus = Counter(expected) - Counter(got), Counter(got) - Counter(expected)
-    if not missing and not surplus:
-        return []
-    few = list(surplus)[:3] or list(missing)[:3]
-    return [
-        f"{missing.total()} of {len(expected)} samples missing, {surplus.total()} others: {few}"
-    ]
 
 
 def check(name, folder, num_runs, num_workers):

@@ -11,58 +11,12 @@ import torch
 from _datasets import Rows, indices_alone
 from _loader_helpers import no_thread_left
 from _seats import FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
-from _state_data import Live, Numbers, SteppedOver, Walk, WalkWithState
+from _state_data import Deck, Live, Numbers, Position, SteppedOver, Walk, WalkWithState
 from torch.utils.data import BatchSampler, RandomSampler
 
 from spdl_torch import DataLoader
 
 __all__ = ["no_thread_left"]
-
-
-class Position:
-    """A sampler that keeps its position, as a generator that learns of an epoch at its first
-    index."""
-
-    def __init__(self, length):
-        self.length, self.position, self.begins_at = length, 0, 0
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        self.position, self.begins_at = self.begins_at, 0
-        while self.position < self.length:
-            self.position += 1
-            yield self.position * 5 % self.length
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.begins_at = state["position"]
-
-
-class Deck:
-    """A sampler that begins a new order when its last one is empty."""
-
-    def __init__(self, length):
-        self.length, self.own, self.left = length, torch.Generator().manual_seed(3), []
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        if not self.left:
-            self.left = torch.randperm(self.length, generator=self.own).tolist()
-        while self.left:
-            yield self.left.pop()
-
-    def state_dict(self):
-        return {"left": self.left, "own": self.own.get_state().tolist()}
-
-    def load_state_dict(self, state):
-        self.left = state["left"]
-        self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))
 
 
 def plain(batches):

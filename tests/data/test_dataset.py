@@ -12,6 +12,7 @@ import _warm
 import pytest
 import torch
 import torch.utils.data as torch_data
+from _folders import HELPERS
 from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -401,7 +402,8 @@ def _rank_main(rank, folder):
 
 def test_rank_comes_from_the_process_group(tmp_path):
     """Two real ranks divide the source between them."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_dataset; "
+    folders = [str(HELPERS), str(Path(__file__).parent)]
+    code = f"import sys; sys.path[:0] = {folders!r}; import test_dataset; "
     code += f"test_dataset._rank_main(int(sys.argv[1]), {str(tmp_path)!r})"
     with _warm.start(["-c", code, 0]) as first, _warm.start(["-c", code, 1]) as second:
         for rank in (first, second):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from _folders import PHOTOGRAPHS
+from _tars import FORMATS, keys, shard_of, tar_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -25,47 +27,16 @@ from spdl_torch.io import decode_image, iter_tarfile
 from spdl_torch.io._tar import TarReader
 from spdl_torch.pipeline import PipelineBuilder
 
-PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300)
 # Of these the standard library itself removes or changes slashes.
 names = names.filter(lambda name: not name.startswith("/") and not name.endswith("/"))
 contents = st.binary(max_size=1500)
 
 
-def tar_of(files, kind="pax"):
-    """An archive of (name, content); a string is the type of a member that has no content."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[kind]) as tar:
-        for name, content in files:
-            info = tarfile.TarInfo(name)
-            if isinstance(content, bytes):
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-            else:
-                info.type, info.linkname = content.encode(), "elsewhere"
-                tar.addfile(info)
-    return buffer.getvalue()
-
-
 def tarfile_reads(archive):
     """The files of an archive as the standard library sees them."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg()]
-
-
-def shard_of(first, size, fields=("jpg", "cls")):
-    """A shard whose samples are numbered."""
-    return tar_of(
-        (f"{n:06d}.{field}", f"{field} {n}".encode() * 99)
-        for n in range(first, first + size)
-        for field in fields
-    )
-
-
-def keys(samples):
-    return [sample["__key__"] for sample in samples]
 
 
 class Pipe(io.RawIOBase):

@@ -15,8 +15,9 @@ from time import monotonic
 import _warm
 import pytest
 from _byte_fuzzer import HANG_SECONDS, MEBIBYTE
+from _folders import HELPERS
 
-PROGRAM = Path(__file__).with_name("_byte_fuzzer.py")
+PROGRAM = HELPERS / "_byte_fuzzer.py"
 MOST_BYTES = 1400 * MEBIBYTE
 """For one small input. Pillow's limit lets a GIF of 179 megapixels pass, which takes it 4 bytes a
 pixel and us 3; our own readers take no more than there is to read."""

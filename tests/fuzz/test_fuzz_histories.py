@@ -18,10 +18,9 @@ import torch
 from _fuzz import QUICK
 from _loader_helpers import no_thread_left
 from _seats import DECLARED, FORKED, MOVING, NONE, SERVED, SPAWNED, THREADS, Seat
-from _state_data import Bulk, Endless, Live, Numbers, Shuffled, SteppedOver
+from _state_data import Bulk, Deck, Endless, Live, Numbers, Position, Shuffled, SteppedOver
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_resume_seats import Deck, Position
 
 __all__ = ["no_thread_left"]
 

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
 import pytest
+from _folders import HELPERS
 
-PROGRAM = Path(__file__).with_name("_soak.py")
+PROGRAM = HELPERS / "_soak.py"
 NUM_ROUNDS = 6
 HANG_SECONDS = 300
 """More than the rounds take on any machine; this test does not ask how fast they are."""

@@ -10,8 +10,8 @@ import sys
 import _warm
 import pytest
 import torch
+from _folders import HELPERS
 
-HERE = pathlib.Path(__file__).parent
 REQUIRED = "SPDL_TORCH_REQUIRE_CUDART"
 
 HOST_DEFINES = """
@@ -42,10 +42,10 @@ def facts(tmp_path_factory):
     (folder / "crt" / "host_defines.h").write_text(HOST_DEFINES)
     library = folder / "libcuda.so.1"
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{folder}", f"-I{headers}"]
-    subprocess.run([*command, str(HERE / "_cudart.cpp"), "-o", str(library)], check=True)
+    subprocess.run([*command, str(HELPERS / "_cudart.cpp"), "-o", str(library)], check=True)
     environment = {**os.environ, "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, str(HERE / "_cudart_program.py")],
+        [sys.executable, str(HELPERS / "_cudart_program.py")],
         env=environment,
         capture_output=True,
         text=True,

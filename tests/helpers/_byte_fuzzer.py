@@ -1,9 +1,9 @@
 """A program that feeds damaged files to the readers; what kills it is left in its folder.
 
 The input is a function of the reader's name and a number, so a finding can be made again:
-``python tests/_byte_fuzzer.py FOLDER --readers png --first 12 --count 1``. Before each input is
-read it is written to ``FOLDER/input`` and named in ``FOLDER/name``; a crash or a hang, which this
-process does not survive, leaves them there. Everything else is a line of JSON on stdout.
+``python tests/helpers/_byte_fuzzer.py FOLDER --readers png --first 12 --count 1``. Before each
+input is read it is written to ``FOLDER/input`` and named in ``FOLDER/name``; a crash or a hang,
+which this process does not survive, leaves them there. Everything else is a line of JSON on stdout.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import os
 import random
 import resource
 import struct
-import sys
 import traceback
 import warnings
 import zlib
@@ -33,7 +32,7 @@ NUMBERS = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 2**31 - 1, 2**3
 
 
 def image_readers():
-    from test_io_decode import KINDS
+    from _pictures import KINDS
 
     from spdl_torch.io import decode_image, load_image_batch
 
@@ -50,7 +49,7 @@ def image_readers():
 
 
 def region_readers():
-    from test_io_codecs import KINDS, box_of
+    from _jpegs import KINDS, box_of
 
     from spdl_torch.errors import DecodeError
     from spdl_torch.io import load_image
@@ -76,7 +75,7 @@ def region_readers():
 
 
 def reduced_readers():
-    from test_io_codecs import KINDS, OTHER_KINDS
+    from _jpegs import KINDS, OTHER_KINDS
 
     from spdl_torch.errors import DecodeError
     from spdl_torch.io import load_image
@@ -121,7 +120,7 @@ def video_readers():
 
 
 def array_readers():
-    from test_io_arrays_hostile import SEEDS
+    from _arrays import SEEDS
 
     from spdl_torch.io import load_npy, load_npz
 
@@ -134,7 +133,7 @@ def array_readers():
 
 
 def tar_readers():
-    from test_sources_tar import FORMATS, tar_of
+    from _tars import FORMATS, tar_of
 
     from spdl_torch.io import iter_tarfile
 
@@ -156,7 +155,6 @@ def tar_readers():
 
 def all_readers():
     """Name: (function, seeds, what makes checksums right again or None)."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
     sources = (
         image_readers,
         region_readers,

@@ -1,15 +1,16 @@
 """The package as the tests of the house read it: its files, and who imports whom.
 
-``python tests/_house.py`` prints the longest files and functions and the fullest folders. They are
-no rule, because a file may have what its idea needs; look there first for what wants dividing.
+``python tests/helpers/_house.py`` prints the longest files and functions and the fullest folders.
+They are no rule, because a file may have what its idea needs; look there first for what wants
+dividing.
 
-``python tests/_house.py --rooms`` prints the rooms of each layer from the ground up, with those
-that each one imports: a room is a folder of the layer, or a file that stands beside them. An arrow
-is a room that imports another one, in functions and for types too; the floor of a room is the
+``python tests/helpers/_house.py --rooms`` prints the rooms of each layer from the ground up, with
+those that each one imports: a room is a folder of the layer, or a file that stands beside them. An
+arrow is a room that imports another one, in functions and for types too; the floor of a room is the
 length of the longest way of arrows down from it.
 
-``python tests/_house.py --promises`` prints how many tests prove what: each file of tests with the
-promise that its docstring begins with. With ``--each``, each test with its own.
+``python tests/helpers/_house.py --promises`` prints how many tests prove what: each file of tests
+with the promise that its docstring begins with. With ``--each``, each test with its own.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _folders import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "spdl_torch"
 NUM_SHOWN = 15
 LAYERS_WITH_ROOMS = ("machine", "objects", "pipeline", "observe", "io", "data")

@@ -1,4 +1,4 @@
-"""Makes docs/reference/idioms.md: ``python tests/_idioms_table.py [RUNS]``, some minutes.
+"""Makes docs/reference/idioms.md: ``python tests/helpers/_idioms_table.py [RUNS]``, some minutes.
 
 Each idiom is loaded with ``isolation="thread"``, by threads that disturb each other, until it goes
 wrong, RUNS times at most. That torch's workers and ours are right by default is what
@@ -16,12 +16,14 @@ import _idioms_compositions  # noqa: F401  # these register their idioms
 import _idioms_files  # noqa: F401
 import _idioms_objects  # noqa: F401
 import _idioms_process  # noqa: F401
+from _folders import ROOT
 from _idioms import IDIOMS
+from _idioms_runs import load, own_process
 
 import spdl_torch
 from spdl_torch.testing._interleaving import threads_interleaved
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "idioms.md"
+PAGE = ROOT / "docs" / "reference" / "idioms.md"
 SECTIONS = {
     "_idioms_files": "Files and other handles",
     "_idioms_objects": "Objects in which samples leave something",
@@ -54,10 +56,8 @@ def rows_of_page():
 
 def ours_by_default(name, folder):
     """The cell of our loader: right, and where its workers live."""
-    import test_idioms
-
     folder.mkdir(parents=True)
-    with test_idioms.own_process():
+    with own_process():
         idiom = IDIOMS[name](folder)
         options = {"batch_size": 8, "num_workers": 2, "multiprocessing_context": "fork"}
         loader = spdl_torch.DataLoader(idiom.dataset, **{**options, **idiom.options})
@@ -82,12 +82,10 @@ def on_threads(name):
 
 
 def _load_on_threads(name, found):
-    import test_idioms
-
     with tempfile.TemporaryDirectory() as folder, threads_interleaved():
         try:
             where = Path(folder) / "x"
-            _, faults = test_idioms.load(spdl_torch.DataLoader, name, where, isolation="thread")
+            _, faults = load(spdl_torch.DataLoader, name, where, isolation="thread")
         except Exception as error:
             faults = [error]
     found.put(WRONG if faults else RIGHT)

@@ -1,8 +1,9 @@
 """A program that is interrupted at random moments while it loads, and looks for what is left.
 
-``python tests/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. With ``auto``, workers begin on
-threads, move to processes as soon as they can, and return or stay there by chance. An interrupt is
-a timer's signal whose handler is that of Ctrl-C, so that nothing has to sleep until its moment.
+``python tests/helpers/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. With ``auto``, workers
+begin on threads, move to processes as soon as they can, and return or stay there by chance. An
+interrupt is a timer's signal whose handler is that of Ctrl-C, so that nothing has to sleep until
+its moment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Checks what would be published: ``python tests/_package.py FOLDER``, after ``python -m build``.
+"""Checks what would be published, after ``python -m build``.
 
-``tox -e package`` builds, checks and installs. The sdist has every file that pyproject.toml names
-and no other; the wheel has the package, ``py.typed`` and the command, and works in a fresh
-environment without any of its dependencies as far as nothing is loaded.
+``tox -e package`` builds, checks and installs; ``python tests/helpers/_package.py FOLDER`` is its
+last step. The sdist has every file that pyproject.toml names and no other; the wheel has the
+package, ``py.typed`` and the command, and works in a fresh environment without any of its
+dependencies as far as nothing is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from _folders import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _FIND_TYPES = """
 import sys, spdl_torch

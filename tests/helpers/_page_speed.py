@@ -1,6 +1,7 @@
-"""Measures how long a page of 100,000 slices takes to open: ``python tests/_page_speed.py``.
+"""Measures how long a page of 100,000 slices takes to open.
 
-From the navigation until everything is drawn, in a headless Chromium that is new each time.
+``python tests/helpers/_page_speed.py``: from the navigation until everything is drawn, in a
+headless Chromium that is new each time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import median
 from time import perf_counter
 
 from _browser import Browser, find_chromium
-from test_observe_page import REPORT, read, timeline
+from _pages import REPORT, read, timeline
 
 from spdl_torch.observe import Profile
 

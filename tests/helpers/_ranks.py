@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.utils.data as torch_data
+from _folders import HELPERS
 
 import spdl_torch
 from spdl_torch.data import cached
@@ -307,7 +308,7 @@ def ray(folder):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    root = str(Path(__file__).parent)
+    root = str(HELPERS)
     ray.init(
         num_cpus=2,
         include_dashboard=False,

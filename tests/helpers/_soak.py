@@ -1,7 +1,7 @@
 """A program that uses loaders and pipelines in every way, over and over, and measures itself.
 
-``python tests/_soak.py SECONDS ROUNDS``, whichever is over first: prints JSON: the number of
-rounds, and about 100 readings at most of what must not grow, each taken between two rounds, when
+``python tests/helpers/_soak.py SECONDS ROUNDS``, whichever is over first: prints JSON: the number
+of rounds, and about 100 readings at most of what must not grow, each taken between two rounds, when
 nothing is under way but one loader whose workers live through the whole run.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 
 import torch
+from _folders import PHOTOGRAPHS
 from _gates import Boom
 from _loader_helpers import MapData, StreamData, assert_threads_end, loader_threads
 from _loader_helpers import MixedLoader as DataLoader
@@ -28,7 +29,6 @@ from spdl_torch.io import load_image_batch, load_npz
 from spdl_torch.pipeline import PipelineBuilder
 
 NUM_READINGS = 100
-PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
 
 
 def pictures():
@@ -36,7 +36,7 @@ def pictures():
     found = sorted(PHOTOGRAPHS.glob("*/*"))[:16]
     if found:
         return [path.read_bytes() for path in found]
-    from test_io_decode import KINDS as MADE
+    from _pictures import KINDS as MADE
 
     return [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
 
@@ -131,7 +131,7 @@ def shrink(content):
 
 
 def arrays(state):
-    from test_io_arrays_hostile import SEEDS
+    from _arrays import SEEDS
 
     dict(load_npz(SEEDS[3]))
     with suppress(DecodeError):

@@ -245,3 +245,49 @@ class SteppedOver(IterableDataset):
 
     def __iter__(self):
         return Steps(share_of_worker(self.length))
+
+
+class Position:
+    """A sampler that keeps its position, as a generator that learns of an epoch at its first
+    index."""
+
+    def __init__(self, length):
+        self.length, self.position, self.begins_at = length, 0, 0
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.position, self.begins_at = self.begins_at, 0
+        while self.position < self.length:
+            self.position += 1
+            yield self.position * 5 % self.length
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.begins_at = state["position"]
+
+
+class Deck:
+    """A sampler that begins a new order when its last one is empty."""
+
+    def __init__(self, length):
+        self.length, self.own, self.left = length, torch.Generator().manual_seed(3), []
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        if not self.left:
+            self.left = torch.randperm(self.length, generator=self.own).tolist()
+        while self.left:
+            yield self.left.pop()
+
+    def state_dict(self):
+        return {"left": self.left, "own": self.own.get_state().tolist()}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+        self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))

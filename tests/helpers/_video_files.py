@@ -1,6 +1,6 @@
 """Video files of all kinds that PyAV can write, broken ones too, and what a decode of all gives.
 
-``python tests/_video_files.py`` prints the table of docs/reference/video_files.md.
+``python tests/helpers/_video_files.py`` prints the table of docs/reference/video_files.md.
 """
 
 import bisect

@@ -1,15 +1,15 @@
 """Small videos made for the tests, and what PyAV alone makes of a video."""
 
 import io
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import av
 import numpy as np
 import torch
+from _folders import DATA
 
-REAL = sorted((Path(__file__).resolve().parents[2] / "shared/data/videos").glob("*.*"))
+REAL = sorted((DATA / "videos").glob("*.*"))
 
 
 class Kind(NamedTuple):

@@ -3,11 +3,11 @@
 import functools
 import io
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from _folders import PHOTOGRAPHS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -25,8 +25,6 @@ from spdl_torch.io import (
     random_resized_crop_params,
 )
 from spdl_torch.io._image import images, kernel
-
-PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
 
 
 def photograph(height, width, seed):

@@ -3,18 +3,15 @@ torchvision's whole pictures."""
 
 import io
 import itertools
-import random
 import struct
 import threading
-import zlib
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from _folders import PHOTOGRAPHS
+from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, jpeg, photograph
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader, ImageFolder
@@ -25,72 +22,9 @@ from spdl_torch.io._image import kernel, libjpeg_turbo
 from spdl_torch.io._image.decode import decode_image
 from spdl_torch.io._image.header import is_scan, plain_jpeg_scan, read_header
 
-PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
-LIBRARY = libjpeg_turbo.find_library()
-
 needs_library = pytest.mark.skipif(
     LIBRARY is None, reason="libjpeg-turbo 3 is not installed: the extra 'jpeg', or the system's"
 )
-
-
-def photograph(height, width, seed):
-    rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(0, 256, (9, 13, 3), dtype=np.uint8))
-    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=int)
-    noisy = smooth + rng.integers(-40, 41, smooth.shape)
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-
-
-def jpeg(height, width, *, mode="RGB", seed=0, **options):
-    buffer = io.BytesIO()
-    photograph(height, width, seed).convert(mode).save(buffer, "JPEG", **options)
-    return buffer.getvalue()
-
-
-def with_sampling(content, factors):
-    """The same scan, said to hold components of other sampling factors: other pixels, no error."""
-    changed = bytearray(content)
-    place = changed.index(b"\xff\xc0") + 10
-    for number, factor in enumerate(factors):
-        changed[place + 3 * number + 1] = factor
-    return bytes(changed)
-
-
-def as_rgb(content):
-    """The same samples, declared to be red, green and blue by an Adobe segment."""
-    return content[:2] + b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00" + content[2:]
-
-
-KINDS = {
-    "4:2:0": jpeg(150, 201, subsampling=2),
-    "4:2:2": jpeg(131, 180, subsampling=1),
-    "4:4:4": jpeg(127, 111, subsampling=0),
-    "gray": jpeg(120, 190, mode="L"),
-    "4:2:0 optimized, high quality": jpeg(150, 201, subsampling=2, optimize=True, quality=98),
-    "4:2:0 with restarts": jpeg(150, 201, subsampling=2, restart_marker_blocks=5),
-    "RGB": as_rgb(jpeg(127, 111, subsampling=0)),
-}
-OTHER_KINDS = {
-    "4:4:0": with_sampling(jpeg(160, 160, subsampling=2), (0x12, 0x11, 0x11)),
-    "4:1:1": with_sampling(jpeg(160, 160, subsampling=2), (0x41, 0x11, 0x11)),
-    "progressive": jpeg(150, 201, progressive=True),
-    "CMYK": jpeg(150, 201, mode="CMYK"),
-    "bytes after the end": jpeg(150, 201) + b"\0\0",
-}
-
-
-def box_of(content):
-    """A function that always wants the same box of a picture, one that leaves most of it out."""
-    rng = random.Random(zlib.crc32(content))
-
-    def crop(height, width):
-        box_height = rng.randint(1, max(1, height // 2))
-        box_width = rng.randint(1, max(1, width // 2))
-        top = rng.randint(0, height - box_height)
-        return Crop(top, rng.randint(0, width - box_width), box_height, box_width)
-
-    drawn = {}
-    return lambda *size: drawn.setdefault(size, crop(*size))
 
 
 def whole_and_part(content, box):
@@ -103,16 +37,6 @@ def whole_and_part(content, box):
     region, (y, x, *_) = found
     expected = whole[:, top : top + height, left : left + width]
     return expected, region[:, y : y + height, x : x + width]
-
-
-@st.composite
-def boxes(draw, height, width):
-    box_height, box_width = draw(st.integers(1, height)), draw(st.integers(1, width))
-    top, left = (
-        draw(st.integers(0, height - box_height)),
-        draw(st.integers(0, width - box_width)),
-    )
-    return top, left, box_height, box_width
 
 
 @needs_library

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, jpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_io_codecs import KINDS, LIBRARY, OTHER_KINDS, boxes, jpeg
 from torchvision import datasets
 from torchvision.transforms import v2
 

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from _jpegs import KINDS, OTHER_KINDS, jpeg
+from _pictures import KINDS as FILES
 from PIL import Image
-from test_io_codecs import KINDS, OTHER_KINDS, jpeg
-from test_io_decode import KINDS as FILES
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader, ImageFolder

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import _warm
 import pytest
+from _folders import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +17,6 @@ from spdl_torch.io import utils
 from spdl_torch.observe import Profile, check_trace, make_report
 from spdl_torch.observe.trace.user_events import Count, Program, Span
 from spdl_torch.pipeline import PipelineBuilder, PipelineStats
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,7 +187,7 @@ def test_tracing_writes_to_an_open_file(tmp_path):
 SPOILED = """
 import sys
 from spdl_torch.io import load_video, utils
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/helpers")
 from _videos import KINDS, write_video
 video = bytearray(write_video(KINDS["b-frames"]))
 middle = len(video) // 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import logging
@@ -13,7 +12,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from _gates import num_fds, shared_memory_of
+from _gates import num_fds
+from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
     BulkImages,
     Coded,
@@ -40,68 +40,12 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset
 
 from spdl_torch.errors import PipelineFailure
 
-__all__ = ["backends"]
+__all__ = ["backends", "nothing_left"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """No thread, no child, no mapping of a slab, no name in /dev/shm outlives a test."""
-    named = shared_memory_of(os.getpid())
-    SLABS_OF_OTHERS.update(mapped_slabs())
-    yield
-    assert_threads_end()
-    assert not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"]
-    assert not num_mapped_slabs()
-    assert not shared_memory_of(os.getpid()) - named
-
-
-SLABS_OF_OTHERS: set[str] = set()
-"""The slabs of batches that an earlier test keeps in a variable: a page of the docs, say."""
-
-
-def num_mapped_slabs():
-    """Of this process and test (Linux; elsewhere there is nothing to count)."""
-    gc.collect()
-    return sum(slab not in SLABS_OF_OTHERS for slab in mapped_slabs())
-
-
-def mapped_slabs():
-    """The inode of every mapping of a slab."""
-    if not os.path.exists("/proc/self/maps"):
-        return []
-    with open("/proc/self/maps", encoding="utf-8") as file:
-        return [line.split()[4] for line in file if "spdl-torch-slab" in line]
-
-
-def isolated(dataset, *args, num_workers=2, **options):
-    """A loader whose workers are processes, which are forked where torch's are."""
-    return DataLoader(dataset, *args, num_workers=num_workers, isolation="process", **options)
-
-
-def served(dataset, *args, **options):
-    """The same; everything is pickled on its way to the child."""
-    return isolated(dataset, *args, multiprocessing_context="forkserver", **options)
-
-
-def bits(value):
-    """A batch as something that compares by type, dtype, shape and every bit."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes()
-    if isinstance(value, dict):
-        return tuple((key, bits(entry)) for key, entry in value.items())
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, *map(bits, value))
-    return type(value).__name__, repr(value)
-
-
-def epochs_of(loader, count=2):
-    """Some epochs, as comparable values."""
-    return [[bits(batch) for batch in loader] for _ in range(count)]
 
 
 def pair(dataset, *args, num_workers=2, **options):

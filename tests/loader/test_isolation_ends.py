@@ -14,17 +14,17 @@ import sys
 import textwrap
 from collections import deque
 from multiprocessing import forkserver, util
-from pathlib import Path
 
 import _warm
 import psutil
 import pytest
 import torch
+from _folders import HELPERS
 from _gates import shared_memory_of, until
+from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from _loader_helpers import ThreadLoader as DataLoader
-from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process import process_pool, process_stats
@@ -326,7 +326,7 @@ def test_nothing_is_left_when_a_sample_never_comes(how, tmp_path):
 def assert_program_ends(tmp_path, dataset, end, expected, how):
     """Run it in a session of its own, and look for what it leaves."""
     file = tmp_path / "program.py"
-    source = PROGRAM.format(tests=str(Path(__file__).parent), dataset=dataset, end=end)
+    source = PROGRAM.format(tests=str(HELPERS), dataset=dataset, end=end)
     file.write_text(textwrap.dedent(source), encoding="utf-8")
     with _warm.start([file], start_new_session=True) as program:
         try:

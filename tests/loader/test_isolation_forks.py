@@ -13,10 +13,10 @@ import warnings
 from contextlib import contextmanager
 
 import pytest
+from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
-from test_isolation import bits, isolated, nothing_left, num_mapped_slabs, served
 
 from spdl_torch.data.child_process.process_pool import ProcessPool
 from spdl_torch.data.child_process.shared_memory import Mappings

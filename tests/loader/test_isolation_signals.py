@@ -7,15 +7,15 @@ import multiprocessing
 import os
 import signal
 import textwrap
-from pathlib import Path
 
 import _warm
 import psutil
 import pytest
+from _folders import HELPERS
 from _gates import until
+from _isolated import isolated, nothing_left
 from _isolation_data import Spawning
 from _loader_helpers import PATIENCE_SECONDS
-from test_isolation import isolated, nothing_left
 from test_isolation_ends import assert_program_ends, session_of
 
 __all__ = ["nothing_left"]
@@ -119,7 +119,7 @@ NOT_OURS = "ignore:resource_tracker"  # multiprocessing's: SIGHUP and SIGUSR1 en
 def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     """While the child is being started, while it loads, while it stops; every batch comes, from
     the same child where there is one."""
-    source = textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent)))
+    source = textwrap.dedent(PROGRAM.format(tests=str(HELPERS)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
     with _warm.start(arguments, start_new_session=True) as program:

@@ -4,18 +4,18 @@ import itertools
 import json
 import re
 import threading
-from pathlib import Path
 
 import _warm
 import pytest
+from _ctrl_c import AtCall
+from _folders import HELPERS
 from _interrupts import Numbers, Stream
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
-from test_isolation_interrupts import AtCall
 
 from spdl_torch import DataLoader
 from spdl_torch.machine.starting import start
 
-PROGRAM = Path(__file__).with_name("_interrupts.py")
+PROGRAM = HELPERS / "_interrupts.py"
 INTERRUPTS_PER_SECOND = 10
 """In the long form; those of child processes take a tenth of a second."""
 

@@ -10,9 +10,10 @@ import os
 import signal
 
 import pytest
+from _folders import HELPERS
 from _gates import num_fds, until
+from _isolated import nothing_left, num_mapped_slabs
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end, loader_threads, run_script
-from test_isolation import nothing_left, num_mapped_slabs
 from test_isolation_forks import forked
 from test_moving import Draws, expected, loader_of, rows_of, start_children
 
@@ -137,7 +138,7 @@ def test_fork_of_the_trainer_leaves_the_loop_alone(moment):
 
 AT_EXIT = """
 import sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 from test_moving_ends import MOMENTS, loader_of, reach
 from test_moving import Draws
 
@@ -150,7 +151,7 @@ if __name__ == "__main__":
 def test_interpreter_exits_in_every_state():
     """With an iterator in each. The children have the script's output, which ends when they have
     ended."""
-    done = run_script(AT_EXIT.format(folder=os.path.dirname(__file__)))
+    done = run_script(AT_EXIT.format(folders=[str(HELPERS), os.path.dirname(__file__)]))
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(len(MOMENTS)), "")
 
 

@@ -11,8 +11,8 @@ import threading
 from time import monotonic
 
 import pytest
+from _ctrl_c import AtCall, assert_nothing_is_left, belongings
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
-from test_isolation_interrupts import AtCall, assert_nothing_is_left, belongings
 from test_moving import HoldsUpForks, start_children
 from torch.utils.data import Dataset
 

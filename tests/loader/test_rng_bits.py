@@ -1,7 +1,7 @@
 """The bits of random streams stay what they are: a saved run has to go on with the same ones.
 
-``rng_bits.json`` holds them, written by ``python tests/test_rng_bits.py``. Write it again only
-where other bits are meant, and say so in the changelog: every user's augmentations change.
+``rng_bits.json`` holds them, written by ``python tests/loader/test_rng_bits.py``. Write it again
+only where other bits are meant, and say so in the changelog: every user's augmentations change.
 """
 
 import json

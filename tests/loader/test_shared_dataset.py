@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.utils.data
 from _gates import until
+from _isolated import nothing_left
 from _isolation_data import Contents, Table, as_list, mapped_blocks
 from _loader_helpers import assert_threads_end
-from test_isolation import nothing_left
 
 import spdl_torch
 from spdl_torch.data.child_process import process_pool

@@ -8,7 +8,7 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from test_observe_verdict import reading, stage
+from _readings import reading, stage
 
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest

@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _folders import HELPERS
 from _gates import in_thread, num_fds, result_of, until
+from _isolated import bits, epochs_of, nothing_left
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -31,7 +33,6 @@ from _loader_helpers import (
     assert_threads_end,
     torch_loader,
 )
-from test_isolation import bits, epochs_of, nothing_left
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -694,7 +695,7 @@ def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes):
 
 def test_nothing_is_left_after_ctrl_c():
     """At random moments of the default's life, of one to four processes."""
-    program = Path(__file__).with_name("_interrupts.py")
+    program = HELPERS / "_interrupts.py"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", program, "6", "2", "auto"],
         capture_output=True,

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import pytest
 from _loader_helpers import PATIENCE_SECONDS
+from _readings import reading, stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,36 +43,11 @@ from spdl_torch.observe import (
 from spdl_torch.observe.verdict.finding import find
 from spdl_torch.pipeline import (
     PipelineBuilder,
-    PipelineStats,
     QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
 )
 
 QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16, helper_cores=0.0)
 """A machine on which nothing is short."""
-
-
-def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **counts):
-    """A stage that is busy, computing and waiting for these shares of its time."""
-    tasks = {"num_tasks": 1000, "num_failures": 0, **counts}
-    dropped, delivered = tasks.pop("num_dropped", 0), tasks.pop("num_delivered", 1000)
-    times = {"ave_time": 0.01, "p90_time": 0.02, "p99_time": 0.03, "ave_cpu_time": 0.01 * cpu}
-    return StageStats(
-        name=name,
-        concurrency=threads,
-        tasks=TaskPerfStats(**tasks, **times, elapsed=10.0, p50_time=0.009),
-        queue=QueuePerfStats(10.0, delivered, 0.0, 0.0, 0.5),
-        num_dropped=dropped,
-        busy_ratio=busy,
-        wait_in_ratio=wait_in,
-        wait_out_ratio=wait_out,
-    )
-
-
-def reading(wait, *stages):
-    """A window of 10 s."""
-    return PipelineStats(elapsed=10.0, consumer_wait_ratio=wait, stages=stages)
 
 
 READ = stage("read", busy=0.2, wait_out=0.8)

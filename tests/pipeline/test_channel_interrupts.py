@@ -4,9 +4,9 @@ import itertools
 import threading
 
 import pytest
+from _ctrl_c import AtCall
 from _gates import PATIENCE_SECONDS, until
 from test_channel import drain, gets_waiting, puts_waiting
-from test_isolation_interrupts import AtCall
 
 from spdl_torch.pipeline.channel.channel import Channel
 from spdl_torch.pipeline.channel.waits import ChannelClosed, EndOfChannel

@@ -12,7 +12,6 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 
 import _warm
 import numpy as np
@@ -37,9 +36,10 @@ from _child_pipelines import (
     set_variable,
     where,
 )
+from _folders import HELPERS
 from _gates import PATIENCE_SECONDS, until
+from _isolated import nothing_left, num_mapped_slabs
 from _isolation_data import Coded
-from test_isolation import nothing_left, num_mapped_slabs
 
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
 from spdl_torch.observe import Report
@@ -398,7 +398,7 @@ PROGRAM = """
 def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
     """However it does, in the middle of an epoch, below another pipeline."""
     file = tmp_path / "program.py"
-    source = PROGRAM.format(tests=str(Path(__file__).parent), end=end)
+    source = PROGRAM.format(tests=str(HELPERS), end=end)
     file.write_text(textwrap.dedent(source), encoding="utf-8")
     done = _warm.run([file], timeout=2 * PATIENCE_SECONDS, start_new_session=True)
     assert done.returncode == expected, done.stderr

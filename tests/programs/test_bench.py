@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from _folders import ROOT
 from _measures_here import measure_here
 from bench.arguments import main
 from bench.command import choose, run_bench, write_files
@@ -37,7 +37,7 @@ from PIL import Image
 from spdl_torch.measuring.child_process import ChildFailure, run_child
 from spdl_torch.measuring.videos import write_video
 
-BENCH = Path(__file__).parents[1] / "examples" / "bench"
+BENCH = ROOT / "examples" / "bench"
 POSITIVE = st.floats(1e-3, 1e6)
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
 PNG = b"\x89PNG"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from _folders import HELPERS
 from _gates import until
 from PIL import Image
 
@@ -647,7 +648,7 @@ def test_a_failing_run_shows_the_cause(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_every_answer_has_a_peak_however_soon_it_comes(tmp_path, monkeypatch):
     """Memory is looked at as soon as an answer is there: the next one has a figure, too."""
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(HELPERS), *sys.path])
     monkeypatch.setenv("PYTHONPATH", path)
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
@@ -669,7 +670,7 @@ def test_measuring_process_ends_with_the_program(signum):
     module = "_measures_forever"
     imports = "from spdl_torch.measuring.child_process import run_child"
     code = f"{imports}; run_child({module!r}, '', print)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
         until(lambda: len(memory.tree_pids(program.pid)) == 3)
         family = memory.tree_pids(program.pid)

@@ -13,12 +13,12 @@ import re
 import shlex
 import shutil
 from dataclasses import fields
-from pathlib import Path
 from typing import NamedTuple
 
 import _warm
 import bench.arguments as benchmark
 import pytest
+from _folders import ROOT
 
 import spdl_torch
 import spdl_torch.accelerate
@@ -41,7 +41,6 @@ from spdl_torch.__main__ import _parser, main
 from spdl_torch.data.rng.patches import PATCHES
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 MODULES = sorted((ROOT / "spdl_torch").rglob("*.py"))

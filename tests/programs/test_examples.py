@@ -6,13 +6,13 @@ import runpy
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import _warm
 import pytest
 import torch
+from _folders import ROOT
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 BENCH = EXAMPLES / "bench" / "__main__.py"  # its tables' short forms run in test_bench.py
 RUN_ELSEWHERE = (

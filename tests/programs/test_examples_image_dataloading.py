@@ -6,14 +6,14 @@ import multiprocessing
 import os
 import re
 import signal
-from pathlib import Path
 
 import _warm
 import psutil
 import pytest
+from _folders import ROOT
 from PIL import Image
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 PROGRAM = EXAMPLES / "image_dataloading.py"
 NUM_IMAGES = 23
 SECONDS = 45

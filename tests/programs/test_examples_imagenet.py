@@ -10,7 +10,6 @@ import shutil
 import signal
 from argparse import Namespace
 from contextlib import ExitStack
-from pathlib import Path
 
 import _imagenet
 import _imagenet_data
@@ -21,6 +20,7 @@ import _warm
 import imagenet_classification as classification
 import pytest
 import torch
+from _folders import ROOT
 from torchvision import datasets
 from torchvision.models import resnet18
 from torchvision.transforms import v2
@@ -28,7 +28,6 @@ from torchvision.transforms import v2
 import spdl_torch
 from spdl_torch.measuring.photographs import write_photographs
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 IMAGENET = ROOT.parent / "shared" / "data" / "imagenet"
 NUM_TRAIN, NUM_VALIDATION = 24, 7

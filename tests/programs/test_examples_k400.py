@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _folders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from spdl_torch.errors import DecodeError, PipelineFailure
 av = pytest.importorskip("av")
 pytest.importorskip("lightning")
 
-ROOT = Path(__file__).parents[1]
 REAL_VIDEOS = ROOT.parent / "shared" / "data" / "videos"
 REAL_NAMES = ("k400_arm_wrestling.mp4", "structuralize.mp4", "test_a.mp4", "test_b.avi")
 HEADER = "label,youtube_id,time_start,time_end,split\n"

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 from typing import NamedTuple
 
 import _warm
@@ -12,11 +11,11 @@ import pytest
 
 pytest.importorskip("av")
 
+from _folders import ROOT
 from _videos import KINDS, REAL, write_video
 
 from spdl_torch.observe import query_task_stats, summarize
 
-ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 50
 """How long a test waits for the program to end; never how long it should take."""
 

@@ -3,15 +3,14 @@
 import importlib
 import pickle
 import re
-from pathlib import Path
 
 import _warm
 import pytest
 import torch
+from _folders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).parents[1]
 SECONDS = 50
 """How long a test waits for a program to end; never how long it should take."""
 

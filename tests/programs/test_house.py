@@ -1,7 +1,7 @@
 """The shape of the house: who imports whom, what an import costs, what stands where.
 
 One test for each promise; what breaks it is listed with file and line. How long files and functions
-may be is not promised: ``python tests/_house.py`` lists the longest.
+may be is not promised: ``python tests/helpers/_house.py`` lists them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -354,6 +355,14 @@ def test_top_level_holds_nothing_else():
         timeout=30,
     )
     assert {line.split("/")[0] for line in listed.stdout.splitlines()} <= TOP_LEVEL
+
+
+def test_every_test_stands_in_a_room():
+    """Each file of tests in a folder that docs/howto/contribute.md has in its table."""
+    page = (ROOT / "docs/howto/contribute.md").read_text(encoding="utf-8")
+    rooms = set(re.findall(r"`(tests/\w+)`", page))
+    found = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {folder.relative_to(ROOT).as_posix() for folder in found} <= rooms
 
 
 def test_version_is_one_that_pip_understands():

@@ -6,11 +6,11 @@ import itertools
 import pickle
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from _folders import PHOTOGRAPHS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,8 +26,6 @@ from spdl_torch.source import (
 from spdl_torch.source.imagenet import ImageNet, get_mappings, parse_wnid
 from spdl_torch.source.local_directory import LocalDirectory
 from spdl_torch.source.utils import MergeIterator, embed_shuffle, repeat_source
-
-PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared/data/imagenet"
 
 SPDL = {
     "spdl.source": "spdl_torch.source",

@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import _spdl_calls
 import numpy as np
 import pytest
 import torch
+from _folders import ROOT
 from _spdl_calls import IMAGE, VIDEO
 from _videos import KINDS, REAL, write_video
 from PIL import Image
@@ -370,7 +370,7 @@ def test_every_name_of_spdl_is_here_or_left_out_on_purpose():
 
 def test_page_for_spdl_s_users_lists_all_that_is_left_out():
     """By its name; of spdl.pipeline.config there is nothing."""
-    page = Path(__file__).parents[1] / "docs/howto/move_from_spdl.md"
+    page = ROOT / "docs/howto/move_from_spdl.md"
     text = page.read_text(encoding="utf-8")
     names = set(re.findall(r"`\.?(\w+)", text))
     assert "all of `spdl.pipeline.config`" in text

@@ -7,18 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import _warm
 import numpy as np
 import pytest
 import torch
+from _folders import ROOT
 from _videos import KINDS, write_video
 from PIL import Image
 
 from spdl_torch.observe import plot_stats, query_event_stats, summarize
 
-ROOT = Path(__file__).resolve().parents[1]
 SEEDS = ROOT.parent / "shared/seeds"
 SECONDS = 50
 """How long a test waits for a program to end; never how long it should take."""

@@ -8,19 +8,19 @@ import os
 import signal
 import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from subprocess import STDOUT
 
 import _torchrun
 import _warm
 import pytest
 import torch.utils.data as torch_data
+from _folders import HELPERS
 from _ranks import BATCH_SIZE, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
 
 from spdl_torch import DataLoader
 from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
 
-PROGRAM = Path(__file__).with_name("_ranks.py")
+PROGRAM = HELPERS / "_ranks.py"
 PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 

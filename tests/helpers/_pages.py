@@ -1,0 +1,175 @@
+"""Made-up runs, and pages of reports as a reader sees them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import random
+from functools import cached_property
+from html.parser import HTMLParser
+
+from spdl_torch.observe import (
+    Probes,
+    make_report,
+)
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.pipeline.recorder.timeline import (
+    Clock,
+    Instant,
+    Outcome,
+    Part,
+    QueueTrack,
+    Row,
+    Timeline,
+    Turn,
+)
+
+HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
+FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"
+MS = 1_000_000
+
+
+def stage(name, num_tasks, seconds, *, workers=2, task_seconds=0.004):
+    """The figures of a stage after ``num_tasks`` tasks and that time."""
+    busy = num_tasks * task_seconds
+    tasks = TaskPerfStats(
+        num_tasks, 1, task_seconds, 1.5 * task_seconds, 2 * task_seconds, seconds,
+        task_seconds / 3, 0.9 * task_seconds, busy,
+    )  # fmt: skip
+    queue = QueuePerfStats(
+        seconds, num_tasks - 1, 0.001, 0.002, 0.25, put_wait_time=0.01, get_wait_time=0.02
+    )
+    return StageStats(
+        name=name, concurrency=workers, tasks=tasks, queue=queue, num_dropped=0,
+        busy_ratio=busy / (workers * seconds), wait_in_ratio=0.1, wait_out_ratio=0.0,
+    )  # fmt: skip
+
+
+def reports(num_intervals, *, rate=100.0, stages=("fetch", "collate"), workers=2, wait=0.4):
+    """The readings of a run at the end of each interval, which is a second and a bit."""
+    generator, seconds, found = random.Random(0), 0.0, []
+    num_items = 0
+    for _ in range(num_intervals):
+        seconds += 1 + generator.random()
+        num_items = num_items + round(rate * (1 + 0.1 * generator.random()))
+        stats = PipelineStats(
+            elapsed=seconds,
+            consumer_wait_ratio=wait,
+            stages=tuple(stage(name, num_items, seconds, workers=workers) for name in stages),
+        )
+        found.append(make_report(stats, Probes(gil_seconds=1e-4, num_cores=2), pooled=stages))
+    return found
+
+
+def timeline(num_turns, *, workers=3):
+    """What some workers and a training loop did, with a queue, parts and moments of note."""
+    rows = []
+    for worker in range(workers):
+        turns, parts, time = [], [], worker * MS // 7
+        for turn in range(num_turns):
+            start = time + 100_000 + (turn * 7919) % 300_000
+            end = start + MS + (turn * 104_729) % MS
+            number = turn * workers + worker
+            outcome = Outcome.FAILED if number == 5 else Outcome.PASSED
+            turns.append(Turn(time, start, end, end, MS // 3, number, number, 1, turn % 3, outcome))
+            parts.append(Part("collate", end - MS // 8, end, MS // 9))
+            time = end
+        rows.append(Row("worker", 1, worker, "stage", worker + 1, tuple(turns), tuple(parts)))
+    steps, time = [], 0
+    for batch in range(num_turns * workers):
+        end = time + MS // 2
+        steps.append(Turn(time, time + MS // 4, end, end, -1, batch, -1, 2, -1))
+        time = end
+    rows.append(Row("training", 2, 0, "consumer", 99, tuple(steps)))
+    instants = (
+        Instant(3 * MS, "gc", {"generation": 2, "seconds": 0.002}),
+        Instant(4 * MS, "failure", {"stage": "fetch", "key": HOSTILE, "error": FORMULAS}),
+        Instant(5 * MS, "moved_to_mars", {"from": "threads", "why": "rain"}),
+    )
+    clock = Clock(perf_ns=0, system_ns=1_800_000_000_000_000_000)
+    return Timeline("DataLoader", 1, clock, tuple(rows), (QueueTrack(1, "ready", 8),), instants)
+
+
+REPORT = reports(2)[-1]
+
+
+class Reader(HTMLParser):
+    """A page's elements, which have to be closed in their order, its texts, and its scripts."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.attributes, self.texts, self.scripts, self._open = [], [], {}, []
+        self.feed(text)
+        self.close()
+        assert self._open == [], "not closed"
+
+    def handle_starttag(self, tag, attrs):
+        """Note the element."""
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self._open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        """It closes the one opened last."""
+        opened, _ = self._open.pop()
+        assert opened == tag, self.getpos()
+
+    def handle_data(self, data):
+        """Note a text, or a script."""
+        tag, attributes = self._open[-1] if self._open else ("", {})
+        if tag == "script":
+            name = attributes.get("id", "")
+            self.scripts[name] = self.scripts.get(name, "") + data
+        elif tag != "style" and data.strip():
+            self.texts.append(data)
+
+    @cached_property
+    def figures(self):
+        """What the page holds for programs."""
+        return json.loads(self.scripts["spdl-figures"])
+
+    @cached_property
+    def drawn(self):
+        """The columns of each source that Bokeh draws, by its name."""
+        packed = base64.b64decode(self.scripts["spdl-charts"])
+        models = list(walk(json.loads(gzip.decompress(packed))))
+        sources = [m for m in models if m.get("name") == "ColumnDataSource"]
+        found = {}
+        for source in sources:
+            attributes = source["attributes"]
+            columns = dict(attributes["data"]["entries"])
+            values = {key: array(value) for key, value in columns.items()}
+            found.setdefault(attributes["name"], []).append(values)
+        return found
+
+
+def walk(value):
+    """Every object of a JSON value."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from walk(each)
+
+
+def array(value):
+    """A column of Bokeh's as a list."""
+    import numpy as np
+
+    if isinstance(value, list):
+        return [math.nan if isinstance(v, dict) else v for v in value]
+    if isinstance(value["array"], list):
+        return array(value["array"])
+    content = base64.b64decode(value["array"]["data"])
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    return np.frombuffer(content, dtype=value["dtype"]).tolist()
+
+
+def read(path):
+    """A page, parsed."""
+    return Reader(path.read_text(encoding="utf-8"))

@@ -1,0 +1,34 @@
+"""Tar archives and shards."""
+
+import io
+import tarfile
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def tar_of(files, kind="pax"):
+    """An archive of (name, content); a string is the type of a member that has no content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[kind]) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            else:
+                info.type, info.linkname = content.encode(), "elsewhere"
+                tar.addfile(info)
+    return buffer.getvalue()
+
+
+def shard_of(first, size, fields=("jpg", "cls")):
+    """A shard whose samples are numbered."""
+    return tar_of(
+        (f"{n:06d}.{field}", f"{field} {n}".encode() * 99)
+        for n in range(first, first + size)
+        for field in fields
+    )
+
+
+def keys(samples):
+    return [sample["__key__"] for sample in samples]
