@@ -76,7 +76,7 @@ def check_nvjpeg(sheet: Sheet, device_index: int = 0) -> None:
     """Check JPEGs decoded on the GPU against the CPU's, in levels of 255: each picture whole; then
     cropped and flipped, the worst of a few resized singly and of many resized together.
     """
-    pictures, config = _pictures(), cuda_config(device_index)
+    pictures, config = made_pictures(), cuda_config(device_index)
     try:
         levels = _levels_apart([*pictures.values()], config)
     except RuntimeError as error:
@@ -106,7 +106,7 @@ def _flipped_middle(height: int, width: int) -> Crop:
     return Crop(height // 8, width // 4, height // 2, width // 2, flip=True)
 
 
-def _pictures() -> dict[str, bytes]:
+def made_pictures() -> dict[str, bytes]:
     """Return a picture in the kinds of JPEG that decoders treat differently, and as a PNG."""
     from PIL import Image
 

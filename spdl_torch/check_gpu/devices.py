@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NUM_BATCHES = 20
 _PATIENCE_SECONDS = 120.0
 
-_PROGRAM = """
+PROGRAM = """
 import json
 from spdl_torch.check_gpu.devices import num_elsewhere
 from spdl_torch.check_gpu.gpu import CudaGpu
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 """
 
 
-def check_devices(sheet: Sheet, program: str = _PROGRAM) -> None:
+def check_devices(sheet: Sheet, program: str = PROGRAM) -> None:
     """Load to the last device while the first is current: nothing must appear on any other."""
     last = torch.cuda.device_count() - 1
     if last == 0:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_SECONDS = 12.0
 _PATIENCE_SECONDS = 60.0
 
-_PRELUDE = """
+PRELUDE = """
 import os, signal, sys, time
 import torch
 from spdl_torch import DataLoader
@@ -64,7 +64,7 @@ ENDINGS: tuple[Ending, ...] = (
 )
 
 
-def check_exits(sheet: Sheet, endings: Sequence[Ending] = ENDINGS, prelude: str = _PRELUDE) -> None:
+def check_exits(sheet: Sheet, endings: Sequence[Ending] = ENDINGS, prelude: str = PRELUDE) -> None:
     """Run each, and measure the time from its last batch to its end."""
     for ending in endings:
         status, seconds, complaint = _ended(ending, prelude)

@@ -56,14 +56,14 @@ def check_copies(sheet: Sheet, rounds: int = 3) -> None:
         ways: dict[str, Callable[[], float]] = {
             "bare": partial(_bare_copies, num_bytes),
             **{
-                name: partial(_staged_copies, num_bytes, sources)
-                for name, sources in _SOURCES.items()
+                name: partial(staged_copies, num_bytes, sources)
+                for name, sources in SOURCES.items()
             },
         }
         rates = _interleaved(ways, rounds)
         size = f"{megabytes:g}MB"
         sheet.note(f"copy_{size}_bare_gigabytes_per_second", num_bytes * rates["bare"] / 1e9)
-        for name in _SOURCES:
+        for name in SOURCES:
             ratio = rates[name] / rates["bare"]
             if megabytes >= _LEAST_JUDGED_MEGABYTES and name != "pageable":
                 sheet.at_least(f"copy_{size}_{name}_over_bare", ratio, 0.95)
@@ -118,14 +118,14 @@ def _pageable(transfer: Transfer, num_bytes: int) -> Callable[[], Tensor]:
     return lambda: source
 
 
-_SOURCES: dict[str, Callable[[Transfer, int], Callable[[], Tensor]]] = {
+SOURCES: dict[str, Callable[[Transfer, int], Callable[[], Tensor]]] = {
     "slots": _slots,
     "pinned": _pinned,
     "pageable": _pageable,
 }
 
 
-def _staged_copies(
+def staged_copies(
     num_bytes: int, sources: Callable[[Transfer, int], Callable[[], Tensor]]
 ) -> float:
     """Return batches per second that one thread makes and stages, and this one receives."""

@@ -43,7 +43,7 @@ class Sheet:
         self._facts = dict(facts)
         self._path = path
         self._lock = threading.Lock()
-        self._lines: list[Line] = []
+        self.lines: list[Line] = []
         self._finished: dict[str, int] = {}
         """The groups of checks that are whole, with the number of lines at their end."""
 
@@ -65,12 +65,12 @@ class Sheet:
                 )
         self._finished = dict(found["finished"])
         count = max(self._finished.values(), default=0)
-        self._lines = [Line(**each) for each in found["lines"][:count]]
+        self.lines = [Line(**each) for each in found["lines"][:count]]
 
     def finish(self, group: str) -> None:
         """Note that a group of checks is whole."""
         with self._lock:
-            self._finished[group] = len(self._lines)
+            self._finished[group] = len(self.lines)
             self._write()
 
     def has_finished(self, group: str) -> bool:
@@ -100,12 +100,12 @@ class Sheet:
     @property
     def has_passed(self) -> bool:
         """Whether no line is a FAIL, and at least one a PASS."""
-        outcomes = {line.outcome for line in self._lines}
+        outcomes = {line.outcome for line in self.lines}
         return "PASS" in outcomes and "FAIL" not in outcomes
 
     def _add(self, line: Line) -> None:
         with self._lock:
-            self._lines.append(line)
+            self.lines.append(line)
             print(line, file=self._out, flush=True)
             self._write()
 
@@ -115,6 +115,6 @@ class Sheet:
                 **self._facts,
                 "passed": self.has_passed,
                 "finished": self._finished,
-                "lines": [asdict(each) for each in self._lines],
+                "lines": [asdict(each) for each in self.lines],
             }
             write_text(self._path, json.dumps(written, indent=1) + "\n")

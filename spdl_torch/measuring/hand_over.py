@@ -47,7 +47,7 @@ def hand_overs(
     try:
         for _ in range(WARM_UP + num_batches):
             settle()
-            _wait_for_batch(batches)
+            wait_for_batch(batches)
             asking.elapsed_ns, start_ns = 0, time.thread_time_ns()
             batch = next(batches)
             total_ns = time.thread_time_ns() - start_ns
@@ -59,7 +59,8 @@ def hand_overs(
     return took[WARM_UP:]
 
 
-def _wait_for_batch(batches: Any) -> None:
+def wait_for_batch(batches: Any) -> None:
+    """Wait until the workers have a batch ready, or will have none."""
     epoch = getattr(getattr(batches, "_pool", None), "_epoch", None)
     while epoch is not None and not len(epoch.outlet) and not epoch.outlet.closed:
         time.sleep(0.001)

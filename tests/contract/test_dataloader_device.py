@@ -98,7 +98,7 @@ def test_thread_that_waits_for_the_device_is_found(backends, monkeypatch, waited
     hand_over = LazyBackend.hand_over
 
     def waiting(backend, event, blocks):
-        (event if waited_for == "event" else backend._stream).synchronize()
+        (event if waited_for == "event" else backend.own_stream).synchronize()
         return hand_over(backend, event, blocks)
 
     monkeypatch.setattr(LazyBackend, "hand_over", waiting)
@@ -289,7 +289,7 @@ def test_thread_does_not_end_when_cuda_waits_for_the_model(stuck, monkeypatch):
         stuck.waiting.set()
         assert is_over.wait(PATIENCE_SECONDS)
 
-    monkeypatch.setattr(transfer, "_wait_while", wait)
+    monkeypatch.setattr(transfer, "wait_while", wait)
     batches = iter(loader_to_the_device())
     take_until_far_behind(batches, stuck)
     threads = loader_threads()
@@ -303,7 +303,7 @@ def test_thread_does_not_end_when_cuda_waits_for_the_model(stuck, monkeypatch):
 
 def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):
     """Otherwise a report would blame the transfer for a model that is busy."""
-    timed, wait, is_timed, waits = transfer_stage.timed, transfer._wait_while, [False], []
+    timed, wait, is_timed, waits = transfer_stage.timed, transfer.wait_while, [False], []
 
     def noting(*args):
         is_timed[:] = [True]
@@ -317,7 +317,7 @@ def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):
         return wait(*args)
 
     monkeypatch.setattr(transfer_stage, "timed", noting)
-    monkeypatch.setattr(transfer, "_wait_while", noted)
+    monkeypatch.setattr(transfer, "wait_while", noted)
     batches = iter(loader_to_the_device())
     take_until_far_behind(batches, stuck)
     assert waits == [False]

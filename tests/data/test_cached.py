@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as transforms
+from _inside import kept_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -274,7 +275,7 @@ def fill_full_disk(folder, sent):
     dataset_cached = cached(Subset(dataset, range(50)), folder, version=1)
     for _ in range(3):
         assert [sample.label for sample in dataset_cached] == list(range(50))
-    kept = [dataset_cached._store.put(0, 0, [b"x" * 20_000]) for _ in range(3)]
+    kept = [kept_by(dataset_cached).put(0, 0, [b"x" * 20_000]) for _ in range(3)]
     sent.put((dataset.num_made[0], kept, logged))
 
 
@@ -297,7 +298,7 @@ def test_limit_is_kept_and_logged_once(tmp_path, caplog):
     kept = cached(dataset, tmp_path, version=1, max_bytes=10_000)
     for _ in range(2):
         assert [sample.label for sample in kept] == list(range(100))
-    sizes = [path.stat().st_size for path in Path(kept._store.folder).iterdir()]
+    sizes = [path.stat().st_size for path in Path(kept_by(kept).folder).iterdir()]
     assert 0 < sum(sizes) <= 10_000
     assert [record.message for record in caplog.records if "reached its limit" in record.message]
     assert len(caplog.records) == 1
@@ -312,7 +313,7 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
     kept = cached(dataset, tmp_path, version=1)
     assert [sample.label for sample in [*kept, *kept]] == [*range(10), *range(10)]
     assert dataset.num_made[0] == 20 + 2  # two are made twice, to compare
-    assert kept._store.num_entries == 0
+    assert kept_by(kept).num_entries == 0
     (record,) = caplog.records
     assert re.search(
         r": [\d.]+ GB are free on its disk, and it leaves [\d.]+ GB free\. It stops", record.message
@@ -328,7 +329,7 @@ def test_large_disk_is_used_but_for_ten_gigabytes(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(store_module.os, "fstatvfs", lambda _: large)
     kept = cached(Made(10), tmp_path, version=1)
-    assert len(list(kept)) == kept._store.num_entries == 10
+    assert len(list(kept)) == kept_by(kept).num_entries == 10
 
 
 # -- the dataset -----------------------------------------------------------------------------------
@@ -394,7 +395,7 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(num_programs, num_thr
 
 def hold_sample(kept, writing):
     """Be about to make the first sample, for ever."""
-    with kept._store.making(0):
+    with kept_by(kept).making(0):
         os.write(writing, b".")
         signal.pause()
 
@@ -600,7 +601,7 @@ def rank_folders(environ, store):
         # One that ends while the other still joins closes its connections, and the other fails.
         store.set(f"has joined: {options['rank']}", "")
         store.wait([f"has joined: {rank}" for rank in range(2)])
-    return [cached(list(range(length)))._store.folder for length in (3, 4)]
+    return [kept_by(cached(list(range(length)))).folder for length in (3, 4)]
 
 
 def start_program(function, *arguments):
@@ -666,7 +667,7 @@ def test_ranks_of_a_training_share_one_memory(shared, first, second, is_one, tmp
 
 def send_folder(sent):
     """The folder of a spawned rank, which joins its group later."""
-    sent.put(cached([1])._store.folder)
+    sent.put(kept_by(cached([1])).folder)
 
 
 def test_spawned_ranks_share_one_memory(monkeypatch):
@@ -687,7 +688,7 @@ def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):
     free = memory.Limits(num_cores=1, memory_bytes=400_000)
     monkeypatch.setattr(memory.Limits, "of_this_machine", lambda: free)
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))  # others have caches, too
-    stores = [cached([torch.zeros(1000)] * 100)._store for _ in range(3)]
+    stores = [kept_by(cached([torch.zeros(1000)] * 100)) for _ in range(3)]
     for number in range(100):
         for store in stores:
             store.put(number, 0, [bytes(4000)])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _inside import kept_by
 
 from spdl_torch.data import cached
 from spdl_torch.io._cache import memory
@@ -43,7 +44,7 @@ def filled(folder):
     """A cache of two of the three samples, and the path of its own folder."""
     dataset = cached(Rows(), folder, version=1)
     assert [dataset[0], dataset[1]] == SAMPLES[:2]
-    return dataset, Path(dataset._store.folder)
+    return dataset, Path(kept_by(dataset).folder)
 
 
 def damages_of(content, values):
@@ -145,7 +146,7 @@ def test_disk_that_fails_turns_the_cache_off(file, tmp_path, caplog):
     """The samples come all the same, and the log says so once."""
     dataset, _ = filled(tmp_path)
     reading, writing = os.pipe()
-    os.dup2(reading, getattr(dataset._store, f"_{file}"))  # every read of it now fails
+    os.dup2(reading, getattr(kept_by(dataset), f"_{file}"))  # every read of it now fails
     os.close(reading)
     os.close(writing)
     for _ in range(2):
@@ -288,7 +289,7 @@ def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, mon
     with umask(mask):
         dataset = cached(Rows(), cache if cache == "memory" else tmp_path / cache, version=1)
         assert [dataset[index] for index in range(3)] == SAMPLES
-    own = Path(dataset._store.folder)
+    own = Path(kept_by(dataset).folder)
     assert [mode_of(folder) for folder in (own, own.parent)] == [0o700, 0o700]
     assert {mode_of(file) for file in own.iterdir()} == {0o600}
 

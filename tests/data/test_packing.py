@@ -129,7 +129,7 @@ def test_epoch_has_every_sample_once_over_the_ranks(drawn, epoch, world, groupin
     """In any windows, and ranks have the same number of groups without asking each other."""
     sizes, budget = drawn
     plan = GroupPlan(np.array(sizes, int), budget, grouping, seed=1, shuffle=True)
-    plan._window = 16  # as if there were many more samples
+    plan.window = 16  # as if there were many more samples
     groups = plan.groups(epoch)
     members = [n for number in range(len(groups)) for n in groups[number]]
     assert sorted(members) == list(range(len(sizes)))

@@ -129,7 +129,7 @@ def test_batches_of_loaders_are_compared(gpu, monkeypatch):
     assert outcomes_of_loaders(gpu) == ["FAIL"] * 3
 
 
-WHOLE = [f"nvjpeg_{kind}" for kind in correctness._pictures()]
+WHOLE = [f"nvjpeg_{kind}" for kind in correctness.made_pictures()]
 CROPPED = ["nvjpeg_crop", "nvjpeg_crop_together"]
 
 
@@ -140,7 +140,7 @@ def jpegs_found(gpu, monkeypatch, off_by=0):
         pictures = [torch.ops.image.decode_jpeg(each, 0, False) for each in coded]
         return [(each.expand(3, -1, -1).int() + off_by).clamp(0, 255).byte() for each in pictures]
 
-    monkeypatch.setattr(nvjpeg, "_gpu_decoder", lambda: decode)
+    monkeypatch.setattr(nvjpeg, "gpu_decoder", lambda: decode)
     found = lines_of(partial(correctness.check_nvjpeg, device_index=0))
     assert [name for name, _ in found] == WHOLE + CROPPED
     return [name for name, outcome in found if outcome == "FAIL"]
@@ -156,8 +156,8 @@ def test_jpegs_are_compared(gpu, monkeypatch):
 
 def test_jpegs_that_are_not_flipped_are_found(gpu, monkeypatch):
     """Or are cropped elsewhere, one by one and together."""
-    box = nvjpeg._box
-    monkeypatch.setattr(nvjpeg, "_box", lambda *args: box(*args)._replace(flip=False))
+    box = nvjpeg.box_of
+    monkeypatch.setattr(nvjpeg, "box_of", lambda *args: box(*args)._replace(flip=False))
     assert jpegs_found(gpu, monkeypatch) == CROPPED
 
 
@@ -167,7 +167,7 @@ def test_jpegs_are_skipped_where_there_is_no_decoder(gpu, monkeypatch):
     def missing():
         raise RuntimeError("load_image_batch_nvjpeg needs nvJPEG, which this torchvision lacks")
 
-    monkeypatch.setattr(nvjpeg, "_gpu_decoder", missing)
+    monkeypatch.setattr(nvjpeg, "gpu_decoder", missing)
     assert lines_of(correctness.check_nvjpeg) == [("nvjpeg", "SKIP")]
 
 
@@ -354,7 +354,7 @@ def test_endings_are_distinguished(monkeypatch):
 @pytest.mark.parametrize("ending", exits.ENDINGS, ids=lambda ending: ending.name)
 def test_programs_of_the_exits_are_programs(ending):
     """They run only where there is a GPU; here they are at least Python."""
-    code = exits._PRELUDE.format(options=ending.options)
+    code = exits.PRELUDE.format(options=ending.options)
     compile(code, ending.name, "exec")
     compile(ending.code, ending.name, "exec")
 

@@ -40,7 +40,7 @@ PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)
 def figures_of(check, **options):
     """The names and values of the lines."""
     check(sheet := Sheet(io.StringIO(), {}), **options)
-    return {line.name: line.value for line in sheet._lines}
+    return {line.name: line.value for line in sheet.lines}
 
 
 @PROMPT
@@ -51,7 +51,7 @@ def test_copies_are_measured(gpu, monkeypatch):
     monkeypatch.setattr(rates, "_num_copies", lambda num_bytes: 5)
     with as_torchs(gpu, monkeypatch, rates):
         rates.check_copies(sheet := Sheet(io.StringIO(), {}), rounds=1)
-    found = {line.name: line for line in sheet._lines}
+    found = {line.name: line for line in sheet.lines}
     ways = "slots_over_bare", "pinned_over_bare", "pageable_over_bare"
     ways = "bare_gigabytes_per_second", *ways
     assert list(found) == [f"copy_{size}MB_{way}" for size in ("0.1", "0.2") for way in ways]
@@ -74,7 +74,7 @@ def test_copies_begin_where_they_are_said_to(gpu, monkeypatch, name, num_packed)
     monkeypatch.setattr(transfer, "copy_alone", noting)
     monkeypatch.setattr(rates, "_num_copies", lambda num_bytes: 5)
     with as_torchs(gpu, monkeypatch, rates):
-        rates._staged_copies(1 << 17, rates._SOURCES[name])
+        rates.staged_copies(1 << 17, rates.SOURCES[name])
     assert packed == [1 << 17] * num_packed
 
 
@@ -86,7 +86,7 @@ def test_copies_fail_when_there_are_no_slots(gpu, monkeypatch):
         as_torchs(gpu, monkeypatch, rates),
         pytest.raises(RuntimeError, match="no pinned memory is free"),
     ):
-        rates._staged_copies(1 << 17, rates._SOURCES["slots"])
+        rates.staged_copies(1 << 17, rates.SOURCES["slots"])
 
 
 @PROMPT
@@ -97,7 +97,7 @@ def test_copies_say_so_when_staging_fails(gpu, monkeypatch):
         as_torchs(gpu, monkeypatch, rates),
         pytest.raises(torch.OutOfMemoryError, match="lazy device is full"),
     ):
-        rates._staged_copies(1000, rates._SOURCES["pageable"])
+        rates.staged_copies(1000, rates.SOURCES["pageable"])
 
 
 @PROMPT
@@ -105,7 +105,7 @@ def test_hand_over_is_the_loops_own_time(gpu, monkeypatch):
     """On threads and in processes: what has a goal, what has none, and the sum."""
     with as_torchs(gpu, monkeypatch, rates):
         rates.check_hand_over(sheet := Sheet(io.StringIO(), {}), num_batches=10)
-    found = {line.name: line for line in sheet._lines}
+    found = {line.name: line for line in sheet.lines}
     parts = {"hand_over": "<= 40", "asking": "-", "next": "-"}
     assert {name: line.limit for name, line in found.items()} == {
         f"{part}_{place}_microseconds": limit
@@ -164,11 +164,11 @@ def test_hand_over_begins_when_the_batch_is_there():
     """On a busy machine it may come late; what the loop does while it waits is not measured."""
     epoch = SimpleNamespace(outlet=Filling([0, 0, 1]))
     batches = SimpleNamespace(_pool=SimpleNamespace(_epoch=epoch))
-    hand_over._wait_for_batch(batches)
+    hand_over.wait_for_batch(batches)
     assert next(epoch.outlet.lengths, None) is None
     epoch.outlet = Filling([0])
     epoch.outlet.closed = True  # no more will come
-    hand_over._wait_for_batch(batches)
+    hand_over.wait_for_batch(batches)
 
 
 @pytest.mark.parametrize("load", [DataLoader, torch.utils.data.DataLoader])
@@ -268,7 +268,7 @@ def test_graphs_are_captured_beside_a_loader(gpu, monkeypatch):
         with as_torchs(gpu, monkeypatch, resources):
             found = lines_of(resources.check_capture, num_graphs=4)
         assert found == [("capture_failed", outcome), ("capture_wrong", "PASS")]
-        monkeypatch.setattr(runtime, "_library", lambda: None)  # as without CUDA's runtime
+        monkeypatch.setattr(runtime, "cuda_library", lambda: None)  # as without CUDA's runtime
 
 
 WAYS_TO_A_DEVICE = ("inline", "threads", "processes", "pipeline")
@@ -337,7 +337,7 @@ def test_devices_are_checked_in_a_program(gpu, monkeypatch, code, lines):
 def test_program_of_the_devices_runs():
     """Here up to the first question that only a machine with a GPU answers."""
     with pytest.raises((RuntimeError, AssertionError), match="CUDA"):
-        exec(devices._PROGRAM.format(device=1), {"__name__": "__main__"})
+        exec(devices.PROGRAM.format(device=1), {"__name__": "__main__"})
 
 
 def test_one_device_is_not_checked(gpu, monkeypatch):
@@ -355,7 +355,7 @@ def test_stand_in_offers_only_what_torch_has(gpu):
     for module, name in (
         *((offered.cuda, "_primary_context_devices"), (offered._C, "invented")),
         *((offered.cuda.cudart(), "invented"), (offered.accelerator, "invented")),
-        (runtime._library(), "invented"),
+        (runtime.cuda_library(), "invented"),
     ):
         with pytest.raises(AttributeError, match=f"has no {name}"):
             getattr(module, name)

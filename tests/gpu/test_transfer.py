@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -314,13 +315,15 @@ def test_pinned_tensor_is_copied_from_where_it_is(transfer):
 def test_pinned_tensor_is_kept_until_its_copy_is_done(transfer):
     """Nobody else may keep it; its memory must not be given out."""
     transfer, backend = transfer
-    staged = transfer.stage([backend.pinned(SMALL_BYTES).fill_(7)])
-    held = [slab._sources for slab in transfer._ring._slabs]
-    assert sorted(map(len, held)) == [0, 1]
+    pinned = backend.pinned(SMALL_BYTES).fill_(7)
+    kept = weakref.ref(pinned)
+    staged = transfer.stage([pinned])
+    del pinned
+    assert kept() is not None
     assert staged.receive()[0].unique().tolist() == [7]
     transfer.stage([torch.ones(1)])
     transfer.stage([torch.ones(1)])
-    assert all(not slab._sources for slab in transfer._ring._slabs)
+    assert kept() is None
 
 
 class MovesItself:
@@ -639,7 +642,7 @@ def test_nvjpeg_says_so_when_it_is_not_there(backends, jpegs, monkeypatch):
     """Libraries without it are not the data's fault."""
     from spdl_torch.io._image import kernel, nvjpeg
 
-    nvjpeg._gpu_decoder.cache_clear()
+    nvjpeg.gpu_decoder.cache_clear()
     monkeypatch.setattr(kernel, "has_codec", lambda: False)
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     with pytest.raises(
@@ -654,7 +657,7 @@ def test_nvjpeg_is_torchcodecs_when_torchvision_has_none(jpegs, monkeypatch):
     from spdl_torch.io._image import kernel, nvjpeg
 
     monkeypatch.setattr(kernel, "has_nvjpeg", lambda: False)
-    decode = nvjpeg._gpu_decoder.__wrapped__()
+    decode = nvjpeg.gpu_decoder.__wrapped__()
     data = [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in jpegs]
     images = decode(data, torch.device("cpu"))
     assert [image.shape for image in images] == [(3, 40, 60)] * 2
@@ -678,7 +681,7 @@ def decoder(monkeypatch):
             raise RuntimeError("nvjpegDecodeBatched failed: 2")
         return [image.expand(3, -1, -1) for image in images]
 
-    monkeypatch.setattr(nvjpeg, "_gpu_decoder", lambda: decode)
+    monkeypatch.setattr(nvjpeg, "gpu_decoder", lambda: decode)
     return fake
 
 
@@ -831,15 +834,15 @@ def test_gpu_tests_fail_instead_of_skipping_when_cuda_is_required(required, outc
 def test_own_stream_is_the_same_for_all_who_copy_to_a_device(backends):
     """Memory that the allocator keeps for a stream is found again by the next epoch."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    stream = cuda.CudaBackend(first)._stream
-    assert cuda.CudaBackend(first)._stream is stream
-    assert cuda.CudaBackend(second)._stream is not stream
-    assert cuda.CudaBackend(first, use="decode")._stream is not stream
+    stream = cuda.CudaBackend(first).own_stream
+    assert cuda.CudaBackend(first).own_stream is stream
+    assert cuda.CudaBackend(second).own_stream is not stream
+    assert cuda.CudaBackend(first, use="decode").own_stream is not stream
 
 
 def copy_stream_among(streams):
     """Whether the stream of the copies is one of those."""
-    return cuda.CudaBackend(torch.device("cuda", 0))._stream in streams
+    return cuda.CudaBackend(torch.device("cuda", 0)).own_stream in streams
 
 
 def test_copy_stream_is_nobody_elses(backends):
@@ -856,7 +859,7 @@ def test_copy_stream_is_a_users_too_when_torch_makes_it(backends, monkeypatch):
 
 def test_copy_stream_has_a_high_priority_when_the_runtime_makes_none(backends, monkeypatch):
     """As on AMD's GPUs: from streams that fewer programs take."""
-    monkeypatch.setattr(runtime, "_library", lambda: None)
+    monkeypatch.setattr(runtime, "cuda_library", lambda: None)
     assert not copy_stream_among([cuda.torch.cuda.Stream(0) for _ in range(40)])
     with runtime.captures_unharmed():
         pass
@@ -866,7 +869,7 @@ def test_copy_stream_has_a_high_priority_when_the_runtime_makes_none(backends, m
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
 def test_runtime_is_torchs_own():
     """Its functions are found, and called as they are declared; without a GPU they refuse."""
-    assert runtime._library() is not None
+    assert runtime.cuda_library() is not None
     assert runtime.new_stream() is None
     with runtime.captures_unharmed():
         pass
@@ -882,7 +885,7 @@ def test_mode_of_a_thread_is_put_back_when_it_was_changed(monkeypatch, status, n
         return status
 
     library = SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(runtime, "_library", lambda: library)
+    monkeypatch.setattr(runtime, "cuda_library", lambda: library)
     with runtime.captures_unharmed():
         assert len(modes) == 1
     assert len(modes) == num_calls

@@ -302,5 +302,5 @@ def test_graph_is_captured_beside_a_loader():
 
 def test_copy_stream_is_none_of_torchs():
     """However many of them a program takes."""
-    own = cuda.CudaBackend(torch.device("cuda", 0))._stream
+    own = cuda.CudaBackend(torch.device("cuda", 0)).own_stream
     assert own.cuda_stream not in {torch.cuda.Stream().cuda_stream for _ in range(64)}

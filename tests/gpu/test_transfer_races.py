@@ -454,8 +454,8 @@ def packed_by_several_threads(device):
         patched.setattr(team, "ThreadPoolExecutor", LateHelpers)
         patched.setattr(team, "LEAST_BYTES", LARGE)
         patched.setattr(team, "_PART_BYTES", LARGE // 4)
+        patched.setattr(team, "num_useful", lambda: 3)
         copies = Transfer("cuda")
-        copies._team = team.Team(3)
         for value in range(1, 4):
             batch = copies.stage(torch.full((LARGE,), value, dtype=torch.uint8)).receive()
             readings.append((device.read(batch), value))
@@ -470,7 +470,7 @@ def decoded_on_the_device(device):
     problems, readings = [], []
     with pytest.MonkeyPatch.context() as patched:
         library = LateJpegs(device)
-        patched.setattr(nvjpeg, "_gpu_decoder", lambda: library.decode)
+        patched.setattr(nvjpeg, "gpu_decoder", lambda: library.decode)
         patched.setattr(nvjpeg, "_resized", library.resized)
         patched.setattr(cuda, "resolve", lambda place: HOST)
         for value, coded in enumerate(2 * JPEGS):
@@ -592,7 +592,7 @@ def problems_of(scenario, order, monkeypatch):
     with monkeypatch.context() as patched:
         install(device := LazyDevice(order), patched.setattr)
         found = scenario(device)
-        transfer._shared.clear()
+        transfer.shared_transfers.clear()
         gc.collect()
         give_back(device)
         if device.locked:
@@ -623,7 +623,7 @@ def test_batches_are_right_in_every_order(scenario, monkeypatch):
 GUARDS = {
     *("record_stream", "wait_event", "synchronize", "record", "wait", "busy_until", "hand_over"),
     *("_hand_over", "_await_the_model", "await_model", "unlock_pages", "captures_unharmed"),
-    *("_wait_while", "other.result"),
+    *("wait_while", "other.result"),
     "drain",
     "record_made",
     # Of memory that is given out again: who has it, and when that ends.

@@ -107,7 +107,7 @@ def test_error_of_a_helper_is_the_callers(small_parts, monkeypatch):
 def test_one_core_is_left_to_others(monkeypatch, cores, num):
     """And no more threads copy than memory serves."""
     monkeypatch.setattr(team, "whole_cores", lambda: cores)
-    assert team._num_useful() == num
+    assert team.num_useful() == num
 
 
 def test_batches_of_a_collate_function_of_ones_own_are_packed_by_a_team(

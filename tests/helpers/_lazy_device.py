@@ -469,7 +469,7 @@ class LazyBackend(cuda.CudaBackend):
         self.machine.copy_later(target.data_ptr(), source.data_ptr(), target.nbytes)
 
     def is_current(self):
-        return self.machine.current_stream(self.place) is self._stream
+        return self.machine.current_stream(self.place) is self.own_stream
 
     def hand_over(self, event, blocks):
         tensors = [each for each in blocks if isinstance(each, torch.Tensor)]
@@ -587,9 +587,9 @@ def install(device, patch=setattr, backend=LazyBackend):
     patch(cuda, "torch", TorchWith(device))
     patch(cuda, "_own_streams", {})
     patch(cuda, "_readers", {})
-    patch(runtime, "_library", lambda: Offered("CUDA's runtime", device))
+    patch(runtime, "cuda_library", lambda: Offered("CUDA's runtime", device))
     patch(cuda, "CudaBackend", backend)
-    patch(transfer, "_shared", {})
+    patch(transfer, "shared_transfers", {})
     patch(transfer, "SlabRing", LazyRing)
     # Objects that move themselves, and tensors that are not plain, are where they shall be.
     patch(transfer.Transfer, "device", property(lambda self: HOST))

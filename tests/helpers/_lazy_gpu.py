@@ -76,7 +76,7 @@ def gpu(request, monkeypatch):
     yield LazyGpu(device)
     for ring in tuple(rings):
         ring.rest()
-    transfer._shared.clear()
+    transfer.shared_transfers.clear()
     gc.collect()
 
 

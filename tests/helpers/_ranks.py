@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.data as torch_data
 from _folders import HELPERS
+from _inside import kept_by
 
 import spdl_torch
 from spdl_torch.data import cached
@@ -193,7 +194,7 @@ def lightning(folder):
     }
     trainer.fit(model, training)
     caches.append(cached(data))  # with a process group
-    model.seen["caches"] = [kept._store.folder for kept in caches]
+    model.seen["caches"] = [kept_by(kept).folder for kept in caches]
     combined = trainer.fit_loop._combined_loader.iterables
     model.seen["classes"] = [type(combined[name]).__module__ for name in ("injected",)]
     trainer.validate(model, loader(sampler=sampler_of(data, shuffle=False)), verbose=False)

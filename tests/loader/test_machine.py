@@ -67,7 +67,7 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks):
     budget = ThreadBudget()
     budget.begin(Turns(), 64)
     assert budget._num_cores == limits.whole_cores() == whole
-    assert team._num_useful() == (1 if whole < 3 else min(4, whole - 1))
+    assert team.num_useful() == (1 if whole < 3 else min(4, whole - 1))
 
 
 @pytest.mark.parametrize(("quota", "ranks"), [(2, 1), (8, 4)])

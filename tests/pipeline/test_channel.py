@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, result_of, until
+from _inside import lock_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -317,12 +318,12 @@ def test_channel_agrees_with_the_model_on_random_steps(capacity, ordered, steps)
                 model.put(None, [num_put], True)
                 num_put += 1
             else:
-                assert not channel._has_room(None, True)
+                assert not channel.has_room(None, True)
         else:
             seq, last = model.turn + offset, name != "run"
             if seq in done or seq in model.early:
                 continue
-            assert channel._has_room(seq, last) == model.has_room(seq, last)
+            assert channel.has_room(seq, last) == model.has_room(seq, last)
             if not model.has_room(seq, last):
                 continue
             if name == "skip":
@@ -518,7 +519,7 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
     channel.put(0)
 
     def close_inside():
-        with channel._lock:
+        with lock_of(channel):
             channel.close()
 
     result_of(in_thread(close_inside))
@@ -606,7 +607,7 @@ def test_burst_room_comes_with_quick_takers_only(clock):
 
     def fill():
         count = 0
-        while channel._has_room(None, True) or channel._capacity.may_burst(channel.num_got):
+        while channel.has_room(None, True) or channel._capacity.may_burst(channel.num_got):
             channel.put(count)
             count += 1
         return len(channel)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 from _gates import GatedOp, eager_switching, no_leak, quiet_log, spdl_threads, until
+from _inside import run_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -196,9 +197,9 @@ def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
     pipeline = builder.add_sink().build(tuner=hands)
     hands.run.set_concurrency("b", 8)
     hands.run.set_buffer_sizes({"b": 100, "a": 12})
-    assert [queue.capacity for queue in hands.run._queues()] == [2, 16, 5, 3]
+    assert [queue.capacity for queue in hands.run.queues()] == [2, 16, 5, 3]
     hands.run.set_buffer_sizes({"a": 40})
-    assert hands.run._queues()[1].capacity == 40
+    assert hands.run.queues()[1].capacity == 40
     pipeline.stop()
 
 
@@ -331,7 +332,7 @@ class ChangedAtRandom(RuleBasedStateMachine):
             self.nothing_lost_nothing_twice()
         stats = self.pipeline.snapshot().stages
         assert all(0 <= s.wait_in_ratio <= 1 and s.busy_ratio <= 1.01 for s in stats)
-        self.pipeline._run.check_balance()
+        run_of(self.pipeline).check_balance()
         assert not spdl_threads()
 
 

@@ -19,12 +19,12 @@ from _gates import (
     result_of,
     until,
 )
+from _inside import run_of
 from _stages import add, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
-from spdl_torch.pipeline.channel import sentinels
 from spdl_torch.pipeline.defs import Aggregator
 from spdl_torch.pipeline.stage import epoch_barrier
 
@@ -131,7 +131,7 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
             assert not multiset(got) - multiset(expected)
             assert len(got) == len(expected) or (tail is not None and tail[1])
         next(iter(pipeline), None)
-    pipeline._run.check_balance()
+    run_of(pipeline).check_balance()
     assert "[closed]" in repr(pipeline)
 
 
@@ -151,24 +151,6 @@ class FirstIsSlowAsync(FirstIsSlow):
         return await asyncio.to_thread(super().__call__, item)
 
 
-def hasty_take(turnstile):
-    """As without the turnstile: marks are passed on at once."""
-    number, item = turnstile._take()
-    while type(item) is sentinels.Sentinel:
-        turnstile._pass_sentinel(number, item)
-        number, item = turnstile._take()
-    return number, item
-
-
-async def hasty_atake(turnstile):
-    """The same for coroutines."""
-    number, item = await turnstile._take()
-    while type(item) is sentinels.Sentinel:
-        await turnstile._pass_sentinel(number, item)
-        number, item = await turnstile._take()
-    return number, item
-
-
 @pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
 def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
     """Other threads, or coroutines, are done with the rest of the epoch long before."""
@@ -176,7 +158,7 @@ def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
     pipeline = continuous(Epochs(3), op, concurrency=2)
     with no_leak(), pipeline.auto_stop():
         loop = in_thread(lambda: list(pipeline))
-        until(lambda: pipeline._run._sink_queue.counters().num_got == 2)
+        until(lambda: run_of(pipeline).sink_queue.counters().num_got == 2)
         op.gate.set()
         assert sorted(result_of(loop)) == [0, 1, 2]
         assert sorted(pipeline) == [1000, 1001, 1002]
@@ -185,8 +167,8 @@ def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
 @pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
 def test_without_the_turnstile_the_item_would_be_missed(slow, monkeypatch):
     """The control: the epoch ends while its first item is in work."""
-    monkeypatch.setattr(epoch_barrier.Turnstile, "take", hasty_take)
-    monkeypatch.setattr(epoch_barrier.AsyncTurnstile, "take", hasty_atake)
+    monkeypatch.setattr(epoch_barrier.Turnstile, "_is_idle", lambda self: True)
+    monkeypatch.setattr(epoch_barrier.AsyncTurnstile, "leave", lambda self: self._idle.set())
     op = slow()
     pipeline = continuous(Epochs(3), op, concurrency=2)
     with pipeline.auto_stop():
@@ -212,7 +194,7 @@ def test_epochs_that_nobody_takes_are_bounded():
     """Empty epochs have no items that could fill the buffers; their ends do."""
     source = Epochs(0)
     pipeline = continuous(source, same, sink=2)
-    queues = pipeline._run._queues()
+    queues = run_of(pipeline).queues()
     for each in queues:
         each.allow_bursts(1)  # none
     with no_leak(), pipeline.auto_stop():
@@ -333,9 +315,9 @@ def test_ends_of_epochs_are_no_items():
     with pipeline.auto_stop():
         for _ in range(3):
             list(pipeline)
-        queue = pipeline._run._sink_queue
+        queue = run_of(pipeline).sink_queue
         assert queue.counters().num_got == 7
-    taken = [q.counters() for q in pipeline._run._queues()]
+    taken = [q.counters() for q in run_of(pipeline).queues()]
     assert all(after.num_put <= before.num_got for before, after in pairwise(taken))
     assert pipeline.snapshot().stages[0].tasks.num_tasks == taken[0].num_got
     assert queue.counters().num_put - 7 == len(queue)

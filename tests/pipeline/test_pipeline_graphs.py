@@ -21,6 +21,7 @@ from _gates import (
     result_of,
     until,
 )
+from _inside import run_of
 from _stages import OPS, Plan, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +49,6 @@ from spdl_torch.pipeline.defs import (
     SinkConfig,
     SourceConfig,
 )
-from spdl_torch.pipeline.graph import merge
 
 UNBOUNDED = 10_000
 
@@ -164,7 +164,7 @@ def test_paths_deliver_what_plain_loops_make(
         if in_order:
             of_path = [item for item in got if item[0] == tag]
             assert of_path == expected[tag][: len(of_path)]
-    pipeline._run.check_balance()
+    run_of(pipeline).check_balance()
 
 
 def keep_even(items):
@@ -245,7 +245,7 @@ def test_slow_path_does_not_let_the_source_run_away():
     source, op = CountingSource(), GatedOp()
     with variants_of(source, [Pipe(op)], [Pipe(same)], sink=1).auto_stop() as pipeline:
         op.wait_started(1)
-        queues = pipeline._run._queues()
+        queues = run_of(pipeline).queues()
         until(lambda: queues[1].counters().put_wait[1] == 1)  # path 0
         until(lambda: queues[0].counters().put_wait[1] == 1)  # the source
         assert source.num_taken <= sum(each.capacity for each in queues) + 5
@@ -383,7 +383,7 @@ def test_names_and_numbers_of_a_branching_pipeline():
         build={"task_hook_factory": hooks},
     )
     assert infos == ["0:1:path_variants", "0:2:a[2]", "0:3:b"]
-    assert [q.name for q in pipeline._run._queues()] == [
+    assert [q.name for q in run_of(pipeline).queues()] == [
         "0:0:src_queue",
         "0:1:path_variants_path0_queue",
         "0:1:path_variants_path1_queue",
@@ -444,7 +444,7 @@ def test_merge_delivers_what_its_pipelines_make(pool, counts, stages, continuous
         if continuous and taken is not None:
             for _ in zip(pipeline, range(taken), strict=False):
                 pass
-    pipeline._run.check_balance()
+    run_of(pipeline).check_balance()
 
 
 # A chain of stages, or chains among which a router chooses; how many items a source gives, or
@@ -493,7 +493,7 @@ def test_any_graph_ends_whenever_it_is_stopped(pool, source, chain, continuous, 
             for _ in zip(range(10**6 if count is None else count), pipeline, strict=False):
                 pass
         pipeline.stop(PATIENCE_SECONDS)
-    pipeline._run.check_balance()
+    run_of(pipeline).check_balance()
 
 
 def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
@@ -509,11 +509,12 @@ def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
     with run(op).auto_stop() as pipeline:
         loop = in_thread(lambda: list(pipeline))
         op.wait_started(1)
-        until(lambda: pipeline._run._sink_queue.counters().num_got == 1)
+        until(lambda: run_of(pipeline).sink_queue.counters().num_got == 1)
         op.open()
         assert sorted(result_of(loop)) == [1, 2]
         assert sorted(pipeline) == [1, 2]
-    monkeypatch.setattr(merge._EpochBarrier, "arrive", lambda self: self._when_all_are_there())
+    arrive = "spdl_torch.pipeline.graph.merge._EpochBarrier.arrive"
+    monkeypatch.setattr(arrive, lambda self: self._when_all_are_there())
     op = GatedOp()
     with run(op).auto_stop() as pipeline:
         assert list(pipeline) == [2]
@@ -525,7 +526,7 @@ def test_stop_ends_a_merge_that_waits_for_room_for_the_end_of_an_epoch():
     pipeline = merged(*(config_of([], continuous=True) for _ in range(3)))
     with no_leak():
         pipeline.start()
-        until(lambda: pipeline._run._last_queue.counters().put_wait[1] == 1)
+        until(lambda: run_of(pipeline).last_queue.counters().put_wait[1] == 1)
         pipeline.stop(PATIENCE_SECONDS)
 
 
@@ -672,8 +673,8 @@ def test_stop_ends_a_merge_op_wherever_it_waits(op, caplog):
             pipeline = build()
             with pipeline.auto_stop():
                 pipeline.get_item(PATIENCE_SECONDS)
-            for source in pipeline._run._sources:
-                getattr(source._spec.iterable, "released", threading.Event()).set()
+            for source in run_of(pipeline).sources:
+                getattr(source.spec.iterable, "released", threading.Event()).set()
     assert caplog.text == ""
 
 

@@ -19,6 +19,7 @@ from _gates import (
     result_of,
     until,
 )
+from _inside import run_of
 
 from spdl_torch.pipeline import (
     PipelineBuilder,
@@ -192,7 +193,7 @@ def test_task_hook_that_raises_fails_its_item_alone(op, when):
     if op is spread and when == "exit":
         expected.insert(2, 2)  # it had left before the hook was
     assert got == ([[n] for n in expected] if op == "aggregate" else expected)
-    assert p._run._stages[0].num_failures == 1
+    assert run_of(p).stages[0].num_failures == 1
 
 
 @pytest.mark.parametrize("op", [same, asame, spread])
@@ -485,13 +486,13 @@ def test_names_are_stable_over_builds():
     builder = PipelineBuilder().add_source(range(3)).pipe(same, concurrency=10, name="decode")
     builder.add_sink()
     for _ in range(3):
-        run = builder.build()._run
-        assert [queue.name for queue in run._queues()] == [
+        run = run_of(builder.build())
+        assert [queue.name for queue in run.queues()] == [
             "0:0:src_queue",
             "0:1:decode[10]_queue",
             "0:2:sink_queue",
         ]
-        assert [str(stage.info) for stage in run._stages] == ["0:1:decode[10]"]
+        assert [str(stage.info) for stage in run.stages] == ["0:1:decode[10]"]
 
 
 @pytest.fixture
@@ -547,7 +548,7 @@ def test_task_time_does_not_include_waiting_for_room(clock):
         return item
 
     with pipeline_of(range(10), op, sink=1, buffer_size=1).auto_stop() as p:
-        queues = p._run._queues()
+        queues = run_of(p).queues()
         until(lambda: queues[1].counters().put_wait[1] == 1 and len(queues[2]) == 1)
         clock.advance(1_000)
         stage = p.snapshot().stages[0]
@@ -563,7 +564,7 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
     p = pipeline_of(source, same)
     get = in_thread(p.get_item)
     assert source.blocked.wait(PATIENCE_SECONDS)
-    queues = p._run._queues()
+    queues = run_of(p).queues()
     until(lambda: all(queue.counters().get_wait[1] == 1 for queue in queues))
     clock.advance(5_000)
     for queue in queues:

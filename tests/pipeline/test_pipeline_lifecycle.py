@@ -2,7 +2,6 @@
 
 import decimal
 import gc
-import os
 import signal
 import threading
 import weakref
@@ -27,6 +26,7 @@ from _gates import (
     start_child,
     until,
 )
+from _inside import lock_of, run_of
 
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
 
@@ -196,7 +196,7 @@ def test_stop_while_the_consumer_waits_in_get_item():
     p = pipeline_of(range(3), op)
     get = in_thread(p.get_item)
     op.wait_started(1)
-    until(lambda: p._run._sink_queue.counters().get_wait[1] == 1)
+    until(lambda: run_of(p).sink_queue.counters().get_wait[1] == 1)
     stop = in_thread(p.stop)
     with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
         result_of(get)  # before the op has ended
@@ -211,7 +211,7 @@ def test_stop_while_producers_are_blocked_on_full_queues():
         source = CountingSource()
         p = pipeline_of(source, same, same, concurrency=2, sink=1)
         p.start()
-        until(lambda: all(len(q) >= q.capacity for q in p._run._queues()))
+        until(lambda: all(len(q) >= q.capacity for q in run_of(p).queues()))
         p.stop()
         assert spdl_threads() == []
 
@@ -473,17 +473,17 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     """request_stop(), which a finalizer calls, is safe under any lock its thread may hold."""
     p = pipeline_of(CountingSource(), same, concurrency=4, build={"num_threads": 2})
     p.get_item()
-    run = p._run
-    lock = {
-        "source": lambda: run._queues()[0]._lock,
-        "op": lambda: run._stages[0].outlet._lock,
-        "sink": lambda: run._sink_queue._lock,
-        "run": lambda: run._lock,
-        "task limit": lambda: run._task_limit._lock,
+    run = run_of(p)
+    part = {
+        "source": lambda: run.queues()[0],
+        "op": lambda: run.stages[0].outlet,
+        "sink": lambda: run.sink_queue,
+        "run": lambda: run,
+        "task limit": lambda: run.task_limit,
     }[where]
 
     def finalize():
-        with lock():
+        with lock_of(part()):
             run.request_stop()
 
     result_of(in_thread(finalize))
@@ -658,4 +658,3 @@ def test_failure_does_not_leak_threads():
             list(p)
         assert [t.name for t in spdl_threads()] in ([], ["spdl-src"])
         assert state_of(p) == "closed"
-    assert os.getpid() == p._run._pid

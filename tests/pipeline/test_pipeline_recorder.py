@@ -6,6 +6,7 @@ from time import perf_counter_ns
 
 import pytest
 from _gates import Boom, GatedOp, run_child, until
+from _inside import run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -200,7 +201,7 @@ def test_the_consumer_s_open_turn_is_shown():
     """Who waits for an item waits in the timeline, and works with one in it."""
     op = GatedOp()
     pipeline = PipelineBuilder().add_source(range(2)).pipe(op).add_sink().build()
-    recorder = pipeline._run.recorder
+    recorder = run_of(pipeline).recorder
     taker = threading.Thread(target=lambda: next(iter(pipeline)))
     with pipeline.auto_stop():
         assert recorder.waiting_since_ns is None
@@ -231,7 +232,7 @@ def test_who_asks_behind_the_end_waits_for_nothing(stopped):
         for _ in range(2):
             with pytest.raises((EOFError, PipelineStopped), match="get: "):
                 pipeline.get_item()
-    assert pipeline._run.recorder.waiting_since_ns is None
+    assert run_of(pipeline).recorder.waiting_since_ns is None
 
 
 def test_failures_are_kept_with_their_error():
@@ -277,7 +278,7 @@ def test_a_session_keeps_what_ran_in_it():
         pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()
         with pipeline.auto_stop():
             list(pipeline)
-        return pipeline._run.recorder.number
+        return run_of(pipeline).recorder.number
 
     before = run()
     gc.collect()

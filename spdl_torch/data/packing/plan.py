@@ -85,7 +85,7 @@ class GroupPlan:
         self._shuffle = shuffle
         num_groups = max(1, self.total // budget)
         most = max(_LEAST_GROUPS, min(_WINDOW_GROUPS, num_groups // 4))
-        self._window = max(2, most * len(sizes) // num_groups)
+        self.window = max(2, most * len(sizes) // num_groups)
         self._kept: tuple[int, Groups] | None = None
 
     @property
@@ -109,7 +109,7 @@ class GroupPlan:
         ends: list[NDArray[np.int64]] = []
         first, is_last = 0, not len(samples)
         while not is_last:
-            window = samples[first : first + self._window]
+            window = samples[first : first + self.window]
             is_last = first + len(window) == len(samples)
             places, own = self._grouping(self.sizes[window], self.budget)
             window[:] = window[places]  # in place: the order of all samples exists once

@@ -88,10 +88,10 @@ def load_image_batch_nvjpeg(
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
     device = cuda.resolve(device_config.device)
-    decode = _gpu_decoder()
+    decode = gpu_decoder()
     names = [source_name(src) for src in srcs]
     pictures = [_measured(*each) for each in zip(read_sources(srcs), names, strict=True)]
-    boxes = [_box(crop, picture) for picture in pictures]
+    boxes = [box_of(crop, picture) for picture in pictures]
     with _one_at_a_time:
         backend: cuda.Backend = cuda.CudaBackend(device, device_config.stream, use="decode")
         with backend.on_copy_stream():
@@ -126,12 +126,13 @@ def _measured(content: Tensor, name: str) -> _Picture:
     return _Picture(name, content, (pixels.shape[1], pixels.shape[2]), pixels)
 
 
-def _box(crop: CropFunction | None, picture: _Picture) -> Crop:
+def box_of(crop: CropFunction | None, picture: _Picture) -> Crop:
+    """Return the box that is wanted of a picture, checked; without a function all of it."""
     return checked_crop(crop(*picture.size), *picture.size) if crop else Crop(0, 0, *picture.size)
 
 
 @functools.cache
-def _gpu_decoder() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
+def gpu_decoder() -> Callable[[list[Tensor], torch.device], list[Tensor]]:
     """Return the function that decodes JPEGs to RGB on a device.
 
     torchvision's (a dependency) while it still has one: it is to be removed.

@@ -106,7 +106,7 @@ class CudaBackend:
     ) -> None:
         self.device = device
         self.readers = _readers_of(device)
-        self._stream = _stream_of(stream, device, use)
+        self.own_stream = _stream_of(stream, device, use)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
         with torch.cuda.device(self.device), runtime.captures_unharmed():
@@ -143,7 +143,7 @@ class CudaBackend:
         with (
             torch.cuda.device(self.device),
             runtime.captures_unharmed(),
-            torch.cuda.stream(self._stream),
+            torch.cuda.stream(self.own_stream),
         ):
             yield
 
@@ -154,7 +154,7 @@ class CudaBackend:
         target.copy_(source, non_blocking=True)
 
     def record(self) -> Event:
-        return self._event_on(self._stream)
+        return self._event_on(self.own_stream)
 
     def record_made(self) -> Event:
         return self._event_on(torch.cuda.default_stream(self.device))

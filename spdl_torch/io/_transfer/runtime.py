@@ -29,7 +29,7 @@ def captures_unharmed() -> Iterator[None]:
     allocates or looks at an event meanwhile. Nothing that transfers do belongs to such a graph.
     The mode is put back: on the trainer's thread, captures of its own are to stay guarded.
     """
-    library, mode = _library(), ctypes.c_int(_RELAXED)
+    library, mode = cuda_library(), ctypes.c_int(_RELAXED)
     is_relaxed = library is not None and (
         library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == _SUCCESS
     )
@@ -47,7 +47,7 @@ def new_stream() -> int | None:
     user's 33rd is the first again. It is never destroyed: memory may be recorded for it until the
     process ends.
     """
-    library, stream = _library(), ctypes.c_void_p()
+    library, stream = cuda_library(), ctypes.c_void_p()
     if library is None:
         return None
     status = library.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
@@ -58,13 +58,13 @@ def forget_error() -> None:
     """Forget the error of a call that was refused and can be done without. torch would find it
     after the next kernel that this thread launches, and raise it for that.
     """
-    library = _library()
+    library = cuda_library()
     if library is not None:
         library.cudaGetLastError()
 
 
 @functools.cache
-def _library() -> Any:
+def cuda_library() -> Any:
     """Return the process's own symbols, if the runtime's are among them; else None: torch for
     ROCm, without CUDA, or with a runtime of its own inside (as on Windows).
     """

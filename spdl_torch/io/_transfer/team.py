@@ -32,7 +32,7 @@ class Team:
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self._num_threads = _num_useful() if num_threads is None else num_threads
+        self._num_threads = num_useful() if num_threads is None else num_threads
         self._helpers: ThreadPoolExecutor | None = None
 
     def copy(self, target: Tensor, source: Tensor) -> bool:
@@ -84,6 +84,7 @@ def _copy(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
         copy_alone(target, source)
 
 
-def _num_useful() -> int:
+def num_useful() -> int:
+    """Return how many threads copy faster than fewer, with a core left to others."""
     cores = whole_cores()
     return min(_MOST_THREADS, cores - 1) if cores > 2 else 1

@@ -245,7 +245,7 @@ class Transfer:
 
     def _await_the_model(self, is_wanted: Callable[[], bool]) -> None:
         while len(self._behind) > MOST_BEHIND:
-            _wait_while(is_wanted, self._behind[0])
+            wait_while(is_wanted, self._behind[0])
             self._behind.popleft()
 
     def _copy(self, load: _Load) -> tuple[dict[int, Any], list[Recordable], Event | None]:
@@ -346,7 +346,7 @@ def _always() -> bool:
     return True
 
 
-def _wait_while(is_wanted: Callable[[], bool], event: Event) -> None:
+def wait_while(is_wanted: Callable[[], bool], event: Event) -> None:
     """Wait for an event as long as somebody wants what follows it.
 
     CUDA's own wait cannot be ended from outside, and a step of the model may take seconds, for
@@ -441,7 +441,7 @@ def check_device_config(config: object, where: str) -> None:
         )
 
 
-_shared: dict[tuple[torch.device, int], Transfer] = {}
+shared_transfers: dict[tuple[torch.device, int], Transfer] = {}
 _shared_lock = threading.Lock()
 
 
@@ -450,9 +450,9 @@ def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:
     stream = _stream_of(device)
     place = cuda.resolve(_cuda_device(device, "transfer_tensor"))
     with _shared_lock:
-        if (place, stream) not in _shared:
-            _shared[place, stream] = Transfer(CUDAConfig(place.index, stream))
-        return _shared[place, stream]
+        if (place, stream) not in shared_transfers:
+            shared_transfers[place, stream] = Transfer(CUDAConfig(place.index, stream))
+        return shared_transfers[place, stream]
 
 
 def _stream_of(device: torch.device | str | int | CUDAConfig) -> int:

@@ -285,8 +285,8 @@ class Channel(AsyncMethods, Generic[T]):
         self, seq: int | None, item: Any, advance: bool, waiter: Waiter | None = None
     ) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
-        if self._has_room(seq, advance) or (
-            self._capacity.may_burst(self.num_got) and self._has_room(seq, advance)
+        if self.has_room(seq, advance) or (
+            self._capacity.may_burst(self.num_got) and self.has_room(seq, advance)
         ):
             if self._closed or self._finished:
                 raise ChannelClosed
@@ -302,7 +302,8 @@ class Channel(AsyncMethods, Generic[T]):
             raise ChannelClosed
         return False
 
-    def _has_room(self, seq: int | None, advance: bool) -> bool:
+    def has_room(self, seq: int | None, advance: bool) -> bool:
+        """Whether a put goes on at once, without a burst. The lock is held, or nobody else puts."""
         waiting = len(self._items)
         if seq is None:
             return waiting < self._capacity.now
@@ -423,7 +424,7 @@ class Channel(AsyncMethods, Generic[T]):
     def _wake_putter(self) -> None:
         """Wake the first put that fits; ordered ones are each for a place of their own."""
         for entry in tuple(self._putters):
-            if self._has_room(entry[0], entry[1]):
+            if self.has_room(entry[0], entry[1]):
                 _release(entry[2])
                 self._putter_woken = True
                 try:

@@ -104,27 +104,27 @@ class Run:
 
         interval = check_interval(report_stats_interval, "build: report_stats_interval")
         interval = None if interval == -1 else interval
-        self._task_limit = make_task_limit(spec, num_threads, adjustable=self._is_adjustable)
+        self.task_limit = make_task_limit(spec, num_threads, adjustable=self._is_adjustable)
         wiring = Wiring(
             spec,
             make_queue=queue_maker(queue_class, interval),
             make_hooks=task_hook_factory or _default_hooks(interval, recorder.enabled),
             max_failures=max_failures,
-            task_limit=self._task_limit,
+            task_limit=self.task_limit,
             owner=self,
             recorder=recorder,
             adjustable=self._is_adjustable,
             first_id=stage_id,
         )
-        self._sources, self._stages, self._nodes = wiring.sources, wiring.stages, wiring.nodes
+        self.sources, self.stages, self._nodes = wiring.sources, wiring.stages, wiring.nodes
         self._num_sources = len(wiring.sources)
         self._queues_at = wiring.queues
-        self._last_queue, self._sink_queue = wiring.last, wiring.sink_queue
+        self.last_queue, self.sink_queue = wiring.last, wiring.sink_queue
         self._sink_hooks = ExitStack()
         sink = wiring.queues[-1].stage_number
         self._sink_ring = recorder.new_ring("sink", sink, role="sink")
-        self._consumer = recorder.new_consumer_ring(sink + 1, self._sink_queue)
-        subjects: list[Reports] = [*self._recorders(), *self._queues()]
+        self._consumer = recorder.new_consumer_ring(sink + 1, self.sink_queue)
+        subjects: list[Reports] = [*self._recorders(), *self.queues()]
         if tuner is not None:
             subjects.append(tuner.attach(self))
         self._reporter = Reporter(subjects, self._join_workers)
@@ -141,11 +141,11 @@ class Run:
             self._probes_before = probe_counters()
         self._started_ns = perf_counter_ns()
         try:
-            for source in self._sources:
+            for source in self.sources:
                 source.enter()
             for node in self._nodes:
                 node.enter()
-            enter_queue_hook(self._sink_hooks, self._sink_queue)
+            enter_queue_hook(self._sink_hooks, self.sink_queue)
         except Exception as error:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
@@ -155,7 +155,7 @@ class Run:
                 targets = node.thread_targets()
             for name, target in targets:
                 self._threads.spawn(name, target)
-        for source in self._sources:
+        for source in self.sources:
             source.thread = self._threads.spawn(source.name, source.run)
 
     def get(self, timeout: float | None = None) -> Any:
@@ -167,8 +167,8 @@ class Run:
         self._check_process()
         if self.state is RunState.NEW:
             self.start()
-        self._consumer.ask(self._sink_queue)
-        get = self._sink_queue.get_numbered
+        self._consumer.ask(self.sink_queue)
+        get = self.sink_queue.get_numbered
         try:
             number, item = (
                 warn_when_stalled(get, self._report_stall) if timeout is None else get(timeout)
@@ -198,7 +198,7 @@ class Run:
         if (
             began == number
         ):  # an empty epoch; if every task so far has failed, all later ones would be empty too
-            for stage in self._stages:
+            for stage in self.stages:
                 stage.judge_epoch()
 
     def _report_stall(self, seconds: float) -> None:
@@ -223,10 +223,10 @@ class Run:
         # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
         # lock while it waits here for the run's.
         self._consumer.end()
-        for channel in self._queues():
+        for channel in self.queues():
             channel.close()
-        if self._task_limit is not None:
-            self._task_limit.close()
+        if self.task_limit is not None:
+            self.task_limit.close()
         for node in self._nodes:
             node.request_stop()
         self._reporter.request_stop()
@@ -260,7 +260,7 @@ class Run:
         with self._lock:
             if self._failed is None:
                 self._failed = message, list(errors)
-        for source in self._sources:
+        for source in self.sources:
             source.outlet.finish()
 
     def source_has_ended(self) -> None:
@@ -304,7 +304,7 @@ class Run:
         return self._threads.join(timeout, without=self._source_threads())
 
     def _source_threads(self) -> list[threading.Thread]:
-        return [source.thread for source in self._sources if source.thread is not None]
+        return [source.thread for source in self.sources if source.thread is not None]
 
     def _advance(self, state: RunState) -> None:
         """Change the state. The lock is held."""
@@ -328,7 +328,7 @@ class Run:
     @property
     def num_delivered(self) -> int:
         """The number of items that the consumer took so far."""
-        return self._sink_queue.counters().num_got
+        return self.sink_queue.counters().num_got
 
     def set_concurrency(self, stage: str, count: int) -> None:
         """Run at most ``count`` calls of the op at once; calls that run already end first. Results
@@ -336,7 +336,7 @@ class Run:
 
         Raises: ValueError: the stage cannot be changed.
         """
-        live = next((each for each in self._stages if each.spec.name == stage), None)
+        live = next((each for each in self.stages if each.spec.name == stage), None)
         if not self._is_adjustable or live is None or not live.spec.is_adjustable or count < 1:
             raise ValueError(
                 f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
@@ -357,7 +357,7 @@ class Run:
 
     def set_buffer_sizes(self, sizes: Mapping[str, int]) -> None:
         """Let that many items wait after each stage named, if that is more than now."""
-        for stage in self._stages:
+        for stage in self.stages:
             if stage.spec.name in sizes:
                 self._grow(stage.outlet, sizes[stage.spec.name])
 
@@ -371,12 +371,12 @@ class Run:
     def _run_sink(self) -> None:
         """Forward items to the sink, on a thread of its own."""
         try:
-            forward(self._last_queue, self._sink_queue, self._sink_ring)
+            forward(self.last_queue, self.sink_queue, self._sink_ring)
         except (EndOfChannel, ChannelClosed):
             pass
         except BaseException as error:  # a user's queue class raised: no stage may wait for room
             self.fail("the sink broke", [as_exception(error)])
-            self._last_queue.close()
+            self.last_queue.close()
         finally:
             self._end_sink()
 
@@ -386,22 +386,23 @@ class Run:
         except Exception as error:
             self.fail("a queue's stage_hook raised", [error])
         finally:
-            self._sink_queue.finish()
+            self.sink_queue.finish()
 
     def _recorders(self) -> list[TaskStatsHook]:
-        return [h for stage in self._stages for h in stage.hooks if isinstance(h, TaskStatsHook)]
+        return [h for stage in self.stages for h in stage.hooks if isinstance(h, TaskStatsHook)]
 
-    def _queues(self) -> list[StatsQueue]:
+    def queues(self) -> list[StatsQueue]:
+        """Return every queue, from that of the source to that of the sink."""
         return [at.queue for at in self._queues_at]
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics since the start, open waits included."""
         elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
-        wait_ns = self._sink_queue.counters().get_wait[0]
+        wait_ns = self.sink_queue.counters().get_wait[0]
         return PipelineStats(
             elapsed=elapsed_ns / 1e9,
             consumer_wait_ratio=min(1.0, wait_ns / max(1, elapsed_ns)),
-            stages=tuple(map(stage_stats, self._stages)),
+            stages=tuple(map(stage_stats, self.stages)),
         )
 
     @property
@@ -411,12 +412,12 @@ class Run:
         """
         return sum(
             stage.num_failures + (stage.spec.kind not in _GROUPING and stage.num_dropped)
-            for stage in self._stages
+            for stage in self.stages
         )
 
     def check_balance(self) -> None:
         """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
-        for stage in self._stages:
+        for stage in self.stages:
             # A router of lists puts one part of each list on every path.
             if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
                 taken = stage.inlet.counters().num_got

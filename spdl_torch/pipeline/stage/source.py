@@ -44,7 +44,7 @@ class Source:
         self.outlet = outlet
         self.thread: threading.Thread | None = None
         """Set by the run, which does not wait for it when it stops."""
-        self._spec = spec
+        self.spec = spec
         self._ring = ring
         self._owner = owner
         self._hooks = ExitStack()
@@ -62,7 +62,7 @@ class Source:
             pass
         except BaseException as error:
             num_items = queue.counters().num_put
-            attach_note(error, f"in the source {self._spec}, after {num_items} items")
+            attach_note(error, f"in the source {self.spec}, after {num_items} items")
             self._owner.fail("the source raised", [as_exception(error)])
         finally:
             # Before the queue ends: a hook that raises has to fail the run while the consumer can
@@ -72,7 +72,7 @@ class Source:
             self._owner.source_has_ended()
 
     def _pass_on(self, queue: StatsQueue) -> None:
-        ring, spec = self._ring, self._spec
+        ring, spec = self._ring, self.spec
         since_ns, epoch = ring.begin(), _epoch_of(spec.iterable)
         while True:
             for item in iterate(spec):
