@@ -17,24 +17,25 @@ import _warm
 import psutil
 import pytest
 import torch
+from _datasets import (
+    Bad,
+    BulkData,
+    GatedData,
+    MapData,
+    RecordingSampler,
+    StreamData,
+    WorkerInfoData,
+)
 from _gates import eager_switching, named, until
 from _loader_helpers import (
     PATIENCE_SECONDS,
-    Bad,
-    BulkData,
     DataLoader,
-    GatedData,
-    MapData,
     ModelLoader,
-    RecordingSampler,
-    StreamData,
     ThreadLoader,
-    WorkerInfoData,
     as_list,
     assert_threads_end,
     epoch_of,
     loader_threads,
-    no_thread_left,  # noqa: F401
     run_script,
     script,
     torch_loader,

@@ -9,6 +9,7 @@ import weakref
 import _warm
 import pytest
 import torch
+from _datasets import BulkData, GatedData, MapData, RecordingSampler, StreamData
 from _folders import HELPERS
 from _gates import Boom, spdl_threads, until
 from _lazy_device import (
@@ -21,12 +22,8 @@ from _lazy_device import (
     put_to_rest,
     take_until_far_behind,
 )
+from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import (
-    BulkData,
-    GatedData,
-    MapData,
-    RecordingSampler,
-    StreamData,
     as_list,
     assert_threads_end,
     epoch_of,
@@ -34,7 +31,6 @@ from _loader_helpers import (
     loader_threads,
     no_thread_left,
 )
-from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -20,18 +20,8 @@ import warnings
 from typing import Any, NamedTuple
 
 import pytest
-from _loader_helpers import (
-    BulkData,
-    DataLoader,
-    MapData,
-    ModelLoader,
-    RecordingSampler,
-    StreamData,
-    ThreadLoader,
-    frozen,
-    item_of,
-    no_thread_left,  # noqa: F401
-)
+from _datasets import BulkData, MapData, RecordingSampler, StreamData, item_of
+from _loader_helpers import DataLoader, ModelLoader, ThreadLoader, frozen
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, default_collate, default_convert
 

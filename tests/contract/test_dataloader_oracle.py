@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from _datasets import BulkData, MapData, RecordingSampler, StreamData
 from _fuzz import in_both_forms
 from _loader_helpers import (
     PATIENCE_SECONDS,
-    BulkData,
     DataLoader,
-    MapData,
     ModelLoader,
-    RecordingSampler,
-    StreamData,
     ThreadLoader,
     epoch_of,
     frozen,
-    no_thread_left,  # noqa: F401
 )
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st

@@ -12,17 +12,9 @@ from fractions import Fraction
 
 import pytest
 import torch
+from _datasets import BulkData, MapData, RecordingSampler, StreamData
 from _lazy_device import backends  # noqa: F401
-from _loader_helpers import (
-    PATIENCE_SECONDS,
-    BulkData,
-    MapData,
-    RecordingSampler,
-    StreamData,
-    as_list,
-    no_thread_left,  # noqa: F401
-    torch_loader,
-)
+from _loader_helpers import PATIENCE_SECONDS, as_list, torch_loader
 from _loader_helpers import MixedLoader as DataLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st

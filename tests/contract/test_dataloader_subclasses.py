@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-class Numbers(Dataset):
+class Vectors(Dataset):
     """Indices and vectors of them."""
 
     def __len__(self):
@@ -118,7 +118,7 @@ def test_subclass_has_the_batches_of_torchs(subclass, options):
     epochs = []
     for base in (TorchLoader, spdl_torch.DataLoader):
         torch.manual_seed(0)
-        loader = subclass(base)(Numbers(), 4, **options)
+        loader = subclass(base)(Vectors(), 4, **options)
         epochs.append([])
         for number in range(3):
             if number == 2:

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from _datasets import Indices
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
@@ -40,16 +41,6 @@ __all__ = ["no_thread_left"]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Numbers(Dataset):
-    """Sample i is i."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return index
-
-
 def batches_of(loader):
     """As lists of numbers."""
     return [batch.tolist() for batch in loader]
@@ -58,7 +49,7 @@ def batches_of(loader):
 # -- copies of the dataset ---------------------------------------------------------------------
 
 
-class OneDict(Numbers):
+class OneDict(Indices):
     """Its copies would have one ``__dict__`` between them, as Hugging Face's streams have."""
 
     def __getstate__(self):
@@ -85,7 +76,7 @@ class Holder(Dataset):
 HOLDERS = {
     "itself": (lambda data: data, lambda own: own),
     "Subset": (lambda data: Subset(data, [0, 1]), lambda own: own.dataset),
-    "ConcatDataset": (lambda data: ConcatDataset([Numbers(), data]), lambda own: own.datasets[1]),
+    "ConcatDataset": (lambda data: ConcatDataset([Indices(), data]), lambda own: own.datasets[1]),
     "StackDataset": (lambda data: StackDataset(data), lambda own: own.datasets[0]),
     "StackDataset of names": (lambda data: StackDataset(x=data), lambda own: own.datasets["x"]),
     "namedtuple": (lambda data: Holder(Pair(data, data)), lambda own: own.parts.right),
@@ -142,7 +133,7 @@ def test_workers_with_one_dict_between_copies_are_torchs():
 # -- workers that cannot start -----------------------------------------------------------------
 
 
-class Awkward(Numbers):
+class Awkward(Indices):
     """Something that only loaders look at goes wrong."""
 
     def __init__(self, how):
@@ -199,7 +190,7 @@ def test_failing_thread_of_the_loader_is_no_hang(monkeypatch, num_workers, caplo
     def fail(*_args, **_cells):
         raise LookupError("a mistake of ours")
 
-    loader = ThreadLoader(Numbers(), 2, num_workers=num_workers)
+    loader = ThreadLoader(Indices(), 2, num_workers=num_workers)
     monkeypatch.setattr(worker_module, "record_parts", fail)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no fault of the dataset: LookupError"):
@@ -221,7 +212,7 @@ def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
             started.append(thread)
         start(thread)
 
-    loader = ThreadLoader(Numbers(), 2, num_workers=4)
+    loader = ThreadLoader(Indices(), 2, num_workers=4)
     monkeypatch.setattr(threading.Thread, "start", start_some)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         iter(loader)
@@ -259,7 +250,7 @@ class Key:
         raise RuntimeError("no text")
 
 
-class Raises(Numbers):
+class Raises(Indices):
     """Fails for every index."""
 
     def __init__(self, error):
@@ -331,7 +322,7 @@ class Stuck(IterableDataset):
         yield from range(30)
 
 
-class StuckSample(Numbers):
+class StuckSample(Indices):
     """The worker that draws sample 0 waits for ever."""
 
     def __init__(self, gate):
@@ -386,7 +377,7 @@ def test_sampler_that_answers_to_every_name_is_no_endless_search(make):
     assert DataLoader(range(3), sampler=inner).sampler is inner
 
 
-class Seeds(Numbers):
+class Seeds(Indices):
     """Sample i is the seed of the stream that it draws from."""
 
     def __getitem__(self, index):
@@ -416,7 +407,7 @@ def test_seed_of_every_stream_is_one_of_torchs(seed, position, purpose, generato
     assert 0 <= StreamKey(seed).seed(position, purpose, generator) < 2**63
 
 
-class Drawing(IterableDataset):
+class DrawnBy(IterableDataset):
     """Items that show what they drew."""
 
     def __init__(self, draw):
@@ -429,19 +420,19 @@ class Drawing(IterableDataset):
 def test_reproducible_iterable_passes_and_another_is_found():
     """Each number of workers is compared with itself; it ends, though the sampler does not."""
     assert_reproducible(
-        lambda n: DataLoader(Drawing(lambda _: torch.randint(10**9, ())), 2, num_workers=n),
+        lambda n: DataLoader(DrawnBy(lambda _: torch.randint(10**9, ())), 2, num_workers=n),
         num_workers=(0, 2),
     )
     count = iter(range(1000))
     with pytest.raises(AssertionError, match="num_workers=0 must again give the same batches"):
         assert_reproducible(
-            lambda n: DataLoader(Drawing(lambda _: torch.tensor(next(count))), 2, num_workers=n),
+            lambda n: DataLoader(DrawnBy(lambda _: torch.tensor(next(count))), 2, num_workers=n),
             num_workers=(0, 2),
         )
 
 
 def test_threads_are_those_of_the_loader():
     """The threads that the checks above look for are there while a loader runs."""
-    batches = iter(ThreadLoader(Numbers(), num_workers=2))
+    batches = iter(ThreadLoader(Indices(), num_workers=2))
     assert len([each for each in loader_threads() if "loader" in each.name]) == 2
     del batches

@@ -39,14 +39,14 @@ class Bulk(Samples):
         return [self[index] for index in indices]
 
 
-class Stream(Samples, IterableDataset):
+class SamplesInTurn(Samples, IterableDataset):
     """The same one after another, in each worker."""
 
     def __iter__(self):
         return (self[index] for index in range(12))
 
 
-class Stateful(Stream):
+class Stateful(SamplesInTurn):
     """Keeps a state of its own, which fails."""
 
     def state_dict(self):
@@ -98,7 +98,7 @@ def test_dataset_goes_with_its_loader(options, without_collector):
     """However its epochs ended; as with torch's loader."""
     kept = []
     is_process = options == "process"
-    for kind in (Samples, Bulk, Stream, Stateful):
+    for kind in (Samples, Bulk, SamplesInTurn, Stateful):
         for how in ("break", "error", "state") if is_process else WAYS:
             if ("state" in how) != (kind is Stateful):
                 continue

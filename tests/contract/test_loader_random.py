@@ -12,6 +12,7 @@ from random import seed as seed_imported_early
 import numpy as np
 import pytest
 import torch
+from _datasets import Made
 from _loader_helpers import MixedLoader as DataLoader
 from _loader_helpers import assert_threads_end, run_script, torch_loader
 from hypothesis import given, settings
@@ -77,20 +78,6 @@ class InOneCall(Augmented):
             with self.sample_context(position):
                 samples.append(self[index])
         return samples
-
-
-class Drawing(Dataset):
-    """Samples are what a function draws."""
-
-    def __init__(self, draw, length=12):
-        self.draw = draw
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return self.draw(index)
 
 
 @pytest.fixture(params=["key", "mode"])
@@ -163,8 +150,8 @@ def test_dataset_is_left_as_it_was_when_loaded_without_threads():
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 24])
 def test_streams_do_not_depend_on_batch_size(batch_size, num_workers):
     """They follow from the sample's position in the epoch."""
-    expected = drawn(DataLoader(Drawing(three_draws, 24), 5, seed=3))
-    loader = DataLoader(Drawing(three_draws, 24), batch_size, seed=3, num_workers=num_workers)
+    expected = drawn(DataLoader(Made(three_draws, 24), 5, seed=3))
+    loader = DataLoader(Made(three_draws, 24), batch_size, seed=3, num_workers=num_workers)
     got = [tuple(s.tolist()) for s in loader] if batch_size is None else drawn(loader)
     assert got == expected
 
@@ -173,7 +160,7 @@ def test_streams_do_not_depend_on_batch_size(batch_size, num_workers):
 @pytest.mark.parametrize("own_batch_sampler", [False, True])
 def test_streams_do_not_depend_on_the_number_of_ranks(num_replicas, own_batch_sampler):
     """With the same global batch, its samples draw the same; so ranks differ."""
-    dataset = Drawing(lambda i: torch.cat([torch.tensor([float(i)]), torch.rand(2)]), 24)
+    dataset = Made(lambda i: torch.cat([torch.tensor([float(i)]), torch.rand(2)]), 24)
 
     def loader_of(rank, num_replicas):
         sampler = DistributedSampler(dataset, num_replicas, rank, seed=1)
@@ -197,19 +184,19 @@ def test_streams_do_not_depend_on_the_number_of_ranks(num_replicas, own_batch_sa
 def test_seed_makes_every_epoch_replayable(persistent):
     """Epoch n has the same streams in a new loader, whatever torch's own seed is."""
     options = {"seed": 5, "num_workers": 2, "persistent_workers": persistent}
-    loader = DataLoader(Drawing(three_draws), 4, **options)
+    loader = DataLoader(Made(three_draws), 4, **options)
     epochs = [drawn(loader) for _ in range(3)]
     torch.manual_seed(123)
-    again = DataLoader(Drawing(three_draws), 4, **{**options, "persistent_workers": False})
+    again = DataLoader(Made(three_draws), 4, **{**options, "persistent_workers": False})
     assert [drawn(again) for _ in range(3)] == epochs
-    assert [drawn(DataLoader(Drawing(three_draws), 4, seed=5))] == epochs[:1]
-    assert drawn(DataLoader(Drawing(three_draws), 4, seed=6)) != epochs[0]
+    assert [drawn(DataLoader(Made(three_draws), 4, seed=5))] == epochs[:1]
+    assert drawn(DataLoader(Made(three_draws), 4, seed=6)) != epochs[0]
     assert epochs[0] != epochs[1] != epochs[2]
 
 
 def test_epoch_is_the_samplers_where_it_was_set():
     """``set_epoch`` names the streams as it names the order, in a resumed program too."""
-    dataset = Drawing(three_draws)
+    dataset = Made(three_draws)
     sampler = DistributedSampler(dataset, 1, 0, shuffle=False)
     loader = DataLoader(dataset, 4, sampler=sampler, seed=5)
     epochs = []
@@ -225,14 +212,14 @@ def test_seed_leaves_the_order_to_torch():
     """The shuffle is drawn as torch draws it, with a seed or without."""
     for seed in (None, 5):
         torch.manual_seed(2)
-        ours = [b.tolist() for b in DataLoader(Drawing(int, 9), 4, shuffle=True, seed=seed)]
+        ours = [b.tolist() for b in DataLoader(Made(int, 9), 4, shuffle=True, seed=seed)]
         torch.manual_seed(2)
-        assert ours == [b.tolist() for b in torch_loader(Drawing(int, 9), 4, shuffle=True)]
+        assert ours == [b.tolist() for b in torch_loader(Made(int, 9), 4, shuffle=True)]
 
 
 def test_augmentations_differ_between_epochs_and_samples():
     """No two samples of two epochs have the same stream."""
-    loader = DataLoader(Drawing(lambda _: torch.rand(4)), 3, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Made(lambda _: torch.rand(4)), 3, num_workers=2, persistent_workers=True)
     rows = torch.cat([*loader, *loader])
     assert len(torch.unique(rows, dim=0)) == 24
 
@@ -264,14 +251,14 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_draw_comes_from_the_samples_stream(name):
     """The same numbers from a thread and from 2 processes, and none taken from the trainer."""
-    dataset = Drawing(lambda _: DRAWS[name]())
+    dataset = Made(lambda _: DRAWS[name]())
     expected, trainer = two_epochs(dataset, 1)
     got, after = two_epochs(dataset, 2)
     assert all(map(torch.equal, got, expected))
     assert torch.equal(after, trainer)
     torch.manual_seed(7)
     for _ in range(2):
-        list(DataLoader(Drawing(lambda _: 0), 5, shuffle=True, num_workers=1))
+        list(DataLoader(Made(lambda _: 0), 5, shuffle=True, num_workers=1))
     assert torch.equal(torch.rand(3), trainer)
 
 
@@ -286,7 +273,7 @@ def test_manual_seed_on_a_worker_seeds_that_worker():
         return torch.stack([first, torch.rand(2)])
 
     before = torch.get_rng_state()
-    rows = torch.cat(list(DataLoader(Drawing(pair), 4, num_workers=3, generator=torch.Generator())))
+    rows = torch.cat(list(DataLoader(Made(pair), 4, num_workers=3, generator=torch.Generator())))
     assert torch.equal(rows[:, 0], rows[:, 1])
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -304,13 +291,13 @@ def test_rng_state_on_a_worker_is_that_workers():
             assert torch.initial_seed() == index
         return torch.cat([first, torch.rand(1)])
 
-    for batch in DataLoader(Drawing(draws), 4, num_workers=2):
+    for batch in DataLoader(Made(draws), 4, num_workers=2):
         assert torch.equal(batch[:, 0], batch[:, 1])
 
 
 def test_seeding_functions_keep_their_meaning_on_the_trainers_thread():
     """After threads were used, the process's own generator is seeded and read as before."""
-    list(DataLoader(Drawing(lambda _: 0), num_workers=1))
+    list(DataLoader(Made(lambda _: 0), num_workers=1))
     generator = torch.manual_seed(5)
     assert generator is torch.default_generator
     assert torch.initial_seed() == 5
@@ -337,7 +324,7 @@ def test_collate_fn_has_a_stream_of_its_own():
     runs = [
         list(
             DataLoader(
-                Drawing(sample),
+                Made(sample),
                 4,
                 num_workers=workers,
                 collate_fn=collate,
@@ -351,7 +338,7 @@ def test_collate_fn_has_a_stream_of_its_own():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class Numbers(IterableDataset):
+class BegunWithDraws(IterableDataset):
     """Draws while it begins and for each item; splits itself by worker."""
 
     def __iter__(self):
@@ -368,7 +355,7 @@ def test_iterables_item_draws_from_its_own_stream(batch_size):
     """By its position, so an iterable that deals items out in turn draws the same for any split."""
     runs = []
     for num_workers in (0, 1, 2, 3):
-        loader = DataLoader(Numbers(), batch_size, seed=3, num_workers=num_workers)
+        loader = DataLoader(BegunWithDraws(), batch_size, seed=3, num_workers=num_workers)
         # Where a generator begins, it draws from torch's, in its first item's stream.
         runs.append(sorted(item[2:] for b in loader for item in b.reshape(-1, 4).tolist()))
     assert len(set(map(tuple, runs[0]))) == 12
@@ -377,9 +364,9 @@ def test_iterables_item_draws_from_its_own_stream(batch_size):
 
 def test_iterables_epochs_are_replayable():
     """Each worker and each epoch draws its own, and the same again."""
-    loader = DataLoader(Numbers(), None, seed=3, num_workers=3, persistent_workers=True)
+    loader = DataLoader(BegunWithDraws(), None, seed=3, num_workers=3, persistent_workers=True)
     epochs = [[item.tolist() for item in loader] for _ in range(2)]
-    again = DataLoader(Numbers(), None, seed=3, num_workers=3)
+    again = DataLoader(BegunWithDraws(), None, seed=3, num_workers=3)
     assert [[item.tolist() for item in again] for _ in range(2)] == epochs
     assert len({item[0] for item in epochs[0]}) == 3
     assert epochs[0] != epochs[1]
@@ -409,8 +396,8 @@ class NamedNumbers(IterableDataset):
 def test_thread_safe_generator_follows_the_samples_stream(num_workers, isolation):
     """The draws are those of code that names no generator, whoever makes a sample."""
     options = {"seed": 3, "num_workers": num_workers, "isolation": isolation}
-    expected = drawn(DataLoader(Drawing(lambda _: torch.rand(2)), 5, seed=3))
-    assert drawn(DataLoader(Drawing(named_draw), 5, **options)) == expected
+    expected = drawn(DataLoader(Made(lambda _: torch.rand(2)), 5, seed=3))
+    assert drawn(DataLoader(Made(named_draw), 5, **options)) == expected
     items = [tuple(item.tolist()) for item in DataLoader(NamedNumbers(), None, **options)]
     assert sorted(items) == sorted(expected)
 
@@ -533,7 +520,7 @@ PYTHON_DRAWS = {
 @pytest.mark.parametrize("name", PYTHON_DRAWS)
 def test_draw_of_python_and_numpy_comes_from_the_samples_stream(name, num_workers):
     """The same for any number of threads, and the trainer's own generators stand still."""
-    dataset = Drawing(lambda _: torch.tensor(PYTHON_DRAWS[name](), dtype=torch.float64))
+    dataset = Made(lambda _: torch.tensor(PYTHON_DRAWS[name](), dtype=torch.float64))
     expected, _ = two_epochs(dataset, 1)
     states = random.getstate(), np.random.get_state()[1].tolist()
     got, _ = two_epochs(dataset, num_workers)
@@ -563,7 +550,7 @@ def test_seeding_python_and_numpy_in_a_sample_stays_there(num_workers):
         return torch.tensor(rows, dtype=torch.float64)
 
     states = random.getstate(), np.random.get_state()[1].tolist()
-    rows = torch.cat(list(DataLoader(Drawing(pair), 4, num_workers=num_workers)))
+    rows = torch.cat(list(DataLoader(Made(pair), 4, num_workers=num_workers)))
     assert torch.equal(rows[:, 0], rows[:, 1])
     assert torch.equal(rows[:, 0], rows[:, 2])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
@@ -650,7 +637,7 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
 @pytest.mark.parametrize("kind", ["map", "iterable"])
 def test_trainers_generators_stand_still_while_loading(kind, num_workers):
     """torch's, Python's and numpy's, whatever the dataset and collate_fn draw."""
-    dataset = Drawing(three_draws) if kind == "map" else Numbers()
+    dataset = Made(three_draws) if kind == "map" else BegunWithDraws()
     loader = DataLoader(
         dataset,
         4,
@@ -675,10 +662,10 @@ def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
         return torch.cat([first, torch.rand(1)])
 
     drawn = []
-    expected = list(DataLoader(Drawing(lambda _: draw_twice()), 4, seed=1))
+    expected = list(DataLoader(Made(lambda _: draw_twice()), 4, seed=1))
     with ThreadPoolExecutor(1) as beside:
         beside.submit(torch.rand, 1).result()  # its thread lives from here on
-        loader = DataLoader(Drawing(lambda _: draw_twice(beside)), 4, seed=1)
+        loader = DataLoader(Made(lambda _: draw_twice(beside)), 4, seed=1)
         torch.manual_seed(3)
         batches = list(loader)
     assert all(map(torch.equal, batches, expected))
@@ -698,7 +685,7 @@ def test_trainer_draws_between_batches_from_its_own():
 
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(3)
-    iterator = iter(DataLoader(Drawing(fail_at_5), 1, generator=torch.Generator()))
+    iterator = iter(DataLoader(Made(fail_at_5), 1, generator=torch.Generator()))
     for _ in range(5):
         next(iterator)
         assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
@@ -710,7 +697,7 @@ def test_trainer_draws_between_batches_from_its_own():
 @pytest.mark.usefixtures("led_by")
 def test_draws_on_another_default_device_are_left_alone():
     """Without threads the trainer's default device is in force in the dataset."""
-    iterator = iter(DataLoader(Drawing(lambda _: torch.rand(2)), 3))
+    iterator = iter(DataLoader(Made(lambda _: torch.rand(2)), 3))
     with torch.device("meta"):
         batch = next(iterator)
     assert batch.device.type == "meta"
@@ -722,10 +709,10 @@ def test_loader_inside_a_dataset_gives_the_streams_back():
 
     def nested(index):
         first = three_draws()
-        inner = DataLoader(Drawing(three_draws, 3), 3, seed=index)
+        inner = DataLoader(Made(three_draws, 3), 3, seed=index)
         return torch.cat([first, *next(iter(inner)), three_draws()])
 
-    assert_reproducible(lambda n: DataLoader(Drawing(nested), 4, num_workers=n, seed=1))
+    assert_reproducible(lambda n: DataLoader(Made(nested), 4, num_workers=n, seed=1))
 
 
 def test_worker_init_fn_cannot_reseed_the_trainer():
@@ -738,7 +725,7 @@ def test_worker_init_fn_cannot_reseed_the_trainer():
 
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     loader = DataLoader(
-        Drawing(lambda _: 0),
+        Made(lambda _: 0),
         num_workers=2,
         worker_init_fn=seed_everything,
         generator=torch.Generator(),

@@ -11,8 +11,7 @@ from itertools import product
 
 import pytest
 import torch
-from _loader_helpers import DataLoader, no_thread_left, torch_loader
-from _state_data import (
+from _datasets import (
     Asked,
     Endless,
     ForSomebodyElse,
@@ -23,6 +22,7 @@ from _state_data import (
     Shuffled,
     Uncopyable,
 )
+from _loader_helpers import DataLoader, no_thread_left, torch_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -440,7 +440,7 @@ def test_torchdata_goes_on_with_the_same_items(
 # -- between epochs ----------------------------------------------------------------------------
 
 
-class Numbers(OnlyFor):
+class OnlyForDrawn(OnlyFor):
     """Samples show what they drew."""
 
     state_dict = None
@@ -473,7 +473,7 @@ def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, where
     def make():
         sampler = DistributedSampler(range(12), num_replicas=2, rank=0)
         generator = torch.Generator().manual_seed(9) if own else None
-        return DataLoader(Numbers(), 2, sampler=sampler, generator=generator, **options)
+        return DataLoader(OnlyForDrawn(), 2, sampler=sampler, generator=generator, **options)
 
     def epoch(loader, number, stop=None):
         loader.sampler.set_epoch(number)

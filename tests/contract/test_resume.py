@@ -8,19 +8,18 @@ import warnings
 import _loader_helpers as loader_helpers
 import pytest
 import torch
-from _loader_helpers import MapData, StreamData, frozen
+from _datasets import Drawn, DrawnStream, MapData, StatefulStream, StreamData
 from _loader_helpers import MixedLoader as DataLoader
+from _loader_helpers import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
-    get_worker_info,
 )
 
 from spdl_torch.testing import assert_resume_exact
@@ -28,57 +27,15 @@ from spdl_torch.testing import assert_resume_exact
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Drawn(Dataset):
-    """Its samples show which random numbers they drew."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.tensor([index, int(torch.randint(10**9, ()))])
-
-
-class Stream(IterableDataset):
-    """Divides itself among workers, and draws."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for item in range(first, self.length, step):
-            yield torch.tensor([item, int(torch.randint(10**9, ()))])
-
-
-class StatefulStream(Stream):
-    """Keeps its own state, so that no item is made twice."""
+class NotingStream(StatefulStream):
+    """Keeps its own state, and notes the items that it makes."""
 
     made: list = []  # noqa: RUF012
 
-    def __init__(self, length):
-        super().__init__(length)
-        self.next_item = None
-
     def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        item = first if self.next_item is None else self.next_item
-        while item < self.length:
-            self.next_item = item + step
-            self.made.append(item)
-            yield torch.tensor([item, int(torch.randint(10**9, ()))])
-            item += step
-        self.next_item = None
-
-    def state_dict(self):
-        return {"next_item": self.next_item}
-
-    def load_state_dict(self, state):
-        self.next_item = state["next_item"]
+        for drawn in super().__iter__():
+            self.made.append(int(drawn[0]))
+            yield drawn
 
 
 class StatefulIterator(IterableDataset):
@@ -324,7 +281,7 @@ def test_batches_out_of_order_are_not_repeated(num_workers, stops):
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("dataset", [Stream, StatefulStream, StatefulIterator])
+@pytest.mark.parametrize("dataset", [DrawnStream, NotingStream, StatefulIterator])
 def test_iterables_go_on_where_each_worker_was(dataset, batch_size, num_workers):
     """By their own state, or by passing over what was handed out."""
     if dataset is StatefulIterator and num_workers == 3:
@@ -340,26 +297,26 @@ def test_a_stateful_iterable_makes_nothing_twice():
     Where the worker waits for a core, asking may look expensive: then the state says how many items
     came since it was asked, and no others are made again.
     """
-    loader = DataLoader(StatefulStream(40), batch_size=4, num_workers=1)
+    loader = DataLoader(NotingStream(40), batch_size=4, num_workers=1)
     loader.state_dict()  # from now on somebody wants states
     iterator = iter(loader)
     for _ in range(5):
         next(iterator)
     state = loader.state_dict()
-    StatefulStream.made.clear()
-    again = DataLoader(StatefulStream(40), batch_size=4, num_workers=1)
+    NotingStream.made.clear()
+    again = DataLoader(NotingStream(40), batch_size=4, num_workers=1)
     again.load_state_dict(state)
     epoch_of(again)
     (worker,) = state["workers"]
-    assert min(StatefulStream.made) == 20 - worker["num_after"]
+    assert min(NotingStream.made) == 20 - worker["num_after"]
     assert worker["num_after"] <= 16, "it was asked at least once"
 
 
 def test_iterables_keep_their_number_of_workers():
     """They divide themselves by it."""
-    loader = DataLoader(Stream(20), num_workers=2)
+    loader = DataLoader(DrawnStream(20), num_workers=2)
     next(iter(loader))
-    again = DataLoader(Stream(20), num_workers=1)
+    again = DataLoader(DrawnStream(20), num_workers=1)
     again.load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match=r"the state has 2 worker\(s\), this loader 1"):
         iter(again)
@@ -690,12 +647,12 @@ def test_assert_resume_exact_agrees(sampling, workers, persistent):
 
 def test_assert_resume_exact_of_an_iterable():
     """With a state of its own, in processes, and without, on threads."""
-    assert_resume_exact(lambda: DataLoader(StatefulStream(9), 3, num_workers=2))
-    assert_resume_exact(lambda: DataLoader(Stream(17), 4, num_workers=3))
+    assert_resume_exact(lambda: DataLoader(NotingStream(9), 3, num_workers=2))
+    assert_resume_exact(lambda: DataLoader(DrawnStream(17), 4, num_workers=3))
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 2, 3])
-@pytest.mark.parametrize("kind", [Drawn, Stream, StatefulStream])
+@pytest.mark.parametrize("kind", [Drawn, DrawnStream, NotingStream])
 def test_assert_resume_exact_agrees_on_few_batches(kind, num_batches):
     """Fewer than the times that it resumes in one epoch."""
     assert_resume_exact(lambda: DataLoader(kind(2 * num_batches), 2))
@@ -717,7 +674,7 @@ def test_assert_resume_exact_tells_what_differs():
 def test_assert_resume_exact_refuses_what_json_cannot_hold():
     """A checkpoint of tensors or sets in a dataset's state."""
 
-    class Odd(StatefulStream):
+    class Odd(NotingStream):
         def state_dict(self):
             return {"seen": {1, 2}}
 

@@ -9,9 +9,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from _datasets import Live
 from _loader_helpers import no_thread_left
 from _seats import NONE, THREADS, in_every_seat, in_seats
-from _state_data import Live
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (

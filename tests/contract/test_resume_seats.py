@@ -8,10 +8,19 @@ import logging
 
 import pytest
 import torch
-from _datasets import Rows, indices_alone
+from _datasets import (
+    Deck,
+    Drawn,
+    Live,
+    Position,
+    Rows,
+    SteppedOver,
+    Walk,
+    WalkWithState,
+    indices_alone,
+)
 from _loader_helpers import no_thread_left
 from _seats import FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
-from _state_data import Deck, Live, Numbers, Position, SteppedOver, Walk, WalkWithState
 from torch.utils.data import BatchSampler, RandomSampler
 
 from spdl_torch import DataLoader
@@ -78,7 +87,7 @@ def test_later_epochs_follow_in_any_order(seat, order):
 
 def check_later_epochs(seat, order, stops):
     def make():
-        data = Numbers()
+        data = Drawn()
         options = ORDERS[order](data)
         if "batch_sampler" not in options:
             options["batch_size"] = 4
@@ -181,7 +190,7 @@ def test_what_came_ahead_is_known_to_a_second_state(seat, order):
             "shuffle": {"shuffle": True, "generator": torch.Generator().manual_seed(6)},
             "deck": {"sampler": Deck(40)},
         }
-        return kind(Numbers(40), **options, **orders[order])
+        return kind(Drawn(40), **options, **orders[order])
 
     whole = plain(make(DataLoader))
     first = make(DataLoader)

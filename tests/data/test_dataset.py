@@ -43,7 +43,7 @@ def dataset_of(source, *ops, batch=None, drop_last=False, **options):
     return PipelineDataset(builder.add_sink(), **options)
 
 
-class Numbers:
+class Parts:
     """Divides itself into contiguous parts, which their order distinguishes from strides."""
 
     def __init__(self, numbers):
@@ -61,7 +61,7 @@ class Numbers:
 
     def shard(self, index, count):
         ends = [len(self.numbers) * i // count for i in range(count + 1)]
-        return Numbers(self.numbers[ends[index] : ends[index + 1]])
+        return Parts(self.numbers[ends[index] : ends[index + 1]])
 
 
 class Later:
@@ -96,7 +96,7 @@ def test_two_passes_at_once_do_not_meet():
 def test_iter_starts_nothing():
     """Lightning calls iter() to look; no thread and no epoch may come of that."""
     join_spdl_threads()  # of the tests before
-    source = Numbers(range(3))
+    source = Parts(range(3))
     iterator = iter(dataset_of(source))
     assert not spdl_threads()
     assert source.epochs == []
@@ -198,7 +198,7 @@ def test_async_source_is_run_again():
 
 def test_epochs_are_counted_and_set_on_the_source():
     """A pass is an epoch; ``set_epoch`` sets the next one."""
-    source = Numbers(range(3))
+    source = Parts(range(3))
     dataset = dataset_of(source)
     list(dataset), list(dataset)
     dataset.set_epoch(7)
@@ -248,7 +248,7 @@ tails = st.sampled_from(["drop", "pad", "uneven"])
 def test_len_is_what_comes(num_items, batch, drop_last, world, tail, data):
     """For any source length, batch size, drop_last and rank; sources that divide themselves too."""
     rank = data.draw(st.integers(0, world - 1))
-    source = data.draw(st.sampled_from([list, Numbers]))(range(num_items))
+    source = data.draw(st.sampled_from([list, Parts]))(range(num_items))
     options = {"num_replicas": world, "rank": rank, "tail": tail}
     dataset = dataset_of(source, double, batch=batch, drop_last=drop_last, **options)
     assert len(dataset) == len(list(dataset))
@@ -276,7 +276,7 @@ def test_len_fails_when_it_cannot_be_known():
 # -- ranks and workers -----------------------------------------------------------------------------
 
 
-@given(sizes, st.integers(1, 5), st.sampled_from([list, Numbers, Later]))
+@given(sizes, st.integers(1, 5), st.sampled_from([list, Parts, Later]))
 def test_ranks_divide_the_source(num_items, world, make_source):
     """No item twice, none left out, whatever the kind of source."""
     parts = parts_of(make_source(range(num_items)), world, tail="uneven")
@@ -290,7 +290,7 @@ def parts_of(source, world, **options):
     return [list(dataset_of(source, num_replicas=world, rank=rank, **options)) for rank in ranks]
 
 
-@given(sizes, st.integers(1, 5), st.sampled_from([list, Numbers, Later]))
+@given(sizes, st.integers(1, 5), st.sampled_from([list, Parts, Later]))
 def test_ranks_have_equally_many_items_by_default(num_items, world, make_source):
     """The others would wait for ever for a rank that ends early."""
     parts = parts_of(make_source(range(num_items)), world)
@@ -299,16 +299,14 @@ def test_ranks_have_equally_many_items_by_default(num_items, world, make_source)
     assert len(set(items)) == len(items)
 
 
-class Uneven(Numbers):
+class Uneven(Parts):
     """Its parts differ by more than one item."""
 
     def shard(self, index, count):
-        return Numbers(
-            self.numbers[index * index : (index + 1) ** 2 if index < count - 1 else None]
-        )
+        return Parts(self.numbers[index * index : (index + 1) ** 2 if index < count - 1 else None])
 
 
-@given(sizes, st.integers(1, 5), st.sampled_from([list, Numbers, Uneven, Later]))
+@given(sizes, st.integers(1, 5), st.sampled_from([list, Parts, Uneven, Later]))
 def test_ranks_that_lack_an_item_repeat_one_when_padded(num_items, world, make_source):
     """Equally many on all, each at least once, and the repeated ones at the end."""
     source = make_source(range(num_items))

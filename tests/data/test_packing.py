@@ -396,7 +396,7 @@ def test_copy_of_a_worker_has_no_plan():
 STREAM_SIZES = some_sizes(230, 64, seed=4)
 
 
-class Stream(IterableDataset):
+class Documents(IterableDataset):
     """Documents of the sizes above, as each rank reads them all."""
 
     thread_safe = True
@@ -407,7 +407,7 @@ class Stream(IterableDataset):
 
 def stream_loader(world, rank, workers=0, isolation="thread"):
     """The loader of one of ``world`` ranks that pack a stream."""
-    rows = pack(Stream(), 64, size_of=len, look_ahead=50, seed=6, num_replicas=world, rank=rank)
+    rows = pack(Documents(), 64, size_of=len, look_ahead=50, seed=6, num_replicas=world, rank=rank)
     return spdl_torch.DataLoader(rows, batch_size=None, num_workers=workers, isolation=isolation)
 
 
@@ -425,7 +425,7 @@ def test_stream_has_the_same_packs_for_any_ranks_and_workers():
 def test_report_names_the_waste_of_a_stream():
     """In the groups so far, in packs and in padded batches alike."""
     for group, what in ((pack, "unused"), (bucket, "padding")):
-        rows = group(Stream(), 64, size_of=len, look_ahead=300)
+        rows = group(Documents(), 64, size_of=len, look_ahead=300)
         loader = spdl_torch.DataLoader(rows, batch_size=None)
         batches = list(loader)
         room = sum(64 if group is pack else batch.shape[0] * batch.shape[1] for batch in batches)
@@ -514,13 +514,17 @@ def test_mixture_of_streams_can_be_packed():
             ValueError,
             "look_ahead is for streams",
         ),
-        (lambda: pack(Stream(), 4, size_of=[1]), TypeError, "size_of must be a function"),
+        (lambda: pack(Documents(), 4, size_of=[1]), TypeError, "size_of must be a function"),
         (
-            lambda: pack(Stream(), 4, size_of=len, look_ahead=0),
+            lambda: pack(Documents(), 4, size_of=len, look_ahead=0),
             ValueError,
             "look_ahead must be >= 1",
         ),
-        (lambda: list(pack(Stream(), 4, size_of=len)), ValueError, r"item \d+ has size \d+, more"),
+        (
+            lambda: list(pack(Documents(), 4, size_of=len)),
+            ValueError,
+            r"item \d+ has size \d+, more",
+        ),
         (
             lambda: pack([[1, 2, 3]], 4, size_of=[2])[[0]],
             ValueError,

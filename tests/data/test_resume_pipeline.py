@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-import torch
+from _datasets import ShuffledSource
 from _gates import Boom
 from _loader_helpers import DataLoader
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -15,23 +15,6 @@ from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
 lightning = pytest.importorskip("lightning")
-
-
-class Shuffled:
-    """Another order every epoch."""
-
-    def __init__(self, length):
-        self.length, self.epoch = length, 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.epoch)
-        return iter(torch.randperm(self.length, generator=generator).tolist())
 
 
 class Stateful:
@@ -90,7 +73,7 @@ def dataset_of(source, *ops, group=None, **options):
     return PipelineDataset(builder.add_sink(2), max_failures=1.0, **options)
 
 
-SOURCES = {"list": lambda: list(range(23)), "shuffled": lambda: Shuffled(23),
+SOURCES = {"list": lambda: list(range(23)), "shuffled": lambda: ShuffledSource(23),
            "seekable": lambda: ListSource(range(23)), "stateful": lambda: Stateful(23)}  # fmt: skip
 
 
@@ -113,7 +96,7 @@ def test_inside_of_a_loader(loader, num_workers):
         return
 
     def make():
-        data = dataset_of(Shuffled(23), ones, group=2)
+        data = dataset_of(ShuffledSource(23), ones, group=2)
         # On threads, because starting processes for every state takes long.
         return DataLoader(data, batch_size=None, num_workers=num_workers, isolation="thread")
 
@@ -216,12 +199,12 @@ def test_items_out_of_order_are_reported(caplog):
 
 def test_naming_another_pass_begins_it():
     """set_epoch() after a load means that pass, from its beginning."""
-    dataset = dataset_of(Shuffled(10), ones)
+    dataset = dataset_of(ShuffledSource(10), ones)
     iterator = iter(dataset)
     next(iterator)
     state = dataset.state_dict()
     iterator.close()
-    again = dataset_of(Shuffled(10), ones)
+    again = dataset_of(ShuffledSource(10), ones)
     again.load_state_dict(state)
     again.set_epoch(2)
     assert len(list(again)) == 10

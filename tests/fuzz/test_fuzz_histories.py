@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from _datasets import BulkDrawn, Deck, Drawn, Endless, Live, Position, Shuffled, SteppedOver
 from _fuzz import QUICK
 from _loader_helpers import no_thread_left
 from _seats import DECLARED, FORKED, MOVING, NONE, SERVED, SPAWNED, THREADS, Seat
-from _state_data import Bulk, Deck, Endless, Live, Numbers, Position, Shuffled, SteppedOver
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ __all__ = ["no_thread_left"]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-MAP_STYLE = {"map": Numbers, "bulk": Bulk}
+MAP_STYLE = {"map": Drawn, "bulk": BulkDrawn}
 ITERABLE = {"live": Live, "steps": SteppedOver, "endless": Endless, "counted": Shuffled}
 SEATS = (FORKED, MOVING, NONE, THREADS, DECLARED)
 ALL_SEATS = (*SEATS, SERVED, SPAWNED)

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from _datasets import BulkData, MapData, StreamData
 from _fuzz import run_long, run_short
 from _loader_helpers import (
-    BulkData,
     DataLoader,
-    MapData,
     ModelLoader,
-    StreamData,
     ThreadLoader,
     assert_threads_end,
     frozen,
     loader_threads,
-    no_thread_left,  # noqa: F401
 )
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 import torch
+from _datasets import Endless, Live, LiveIterators
 from _loader_helpers import DataLoader, no_thread_left
-from _state_data import Endless, Live, LiveIterators
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from spdl_torch import DistributedSampler as OurDistributedSampler

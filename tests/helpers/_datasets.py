@@ -1,15 +1,141 @@
-"""Datasets of every kind that a loader tells apart; worker processes import this, and no tests.
-
-All of a length hold the same samples, so that what a loader makes of one is what it makes of any.
-"""
+"""Datasets and samplers that tests share; worker processes import this, and no tests."""
 
 from __future__ import annotations
 
 import random
+import threading
+from typing import Any
 
 import numpy as np
 import torch
+from _gates import PATIENCE_SECONDS
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+def share_of_worker(length):
+    """The numbers that belong to this worker."""
+    info = get_worker_info()
+    first, step = (0, 1) if info is None else (info.id, info.num_workers)
+    return range(first, length, step)
+
+
+# -- the least that a dataset can be
+
+
+class Indices(Dataset):
+    """Map-style: sample i is i; those in ``bad`` cannot be read."""
+
+    length, bad = 12, ()
+
+    def __init__(self, length=12, bad=()):
+        self.length = length
+        self.bad = bad
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError(f"bad {index}")
+        return index
+
+
+class SafeIndices(Indices):
+    """The same, declared safe on threads."""
+
+    thread_safe = True
+
+
+class BulkIndices(Indices):
+    """The same in whole batches."""
+
+    def __getitems__(self, indices):
+        return indices
+
+
+class IndexStream(Indices, IterableDataset):
+    """The same one after another; each worker has its share."""
+
+    def __iter__(self):
+        return iter(share_of_worker(self.length))
+
+
+class Points(Dataset):
+    """Sample i is a vector of one number, i."""
+
+    def __init__(self, length=12):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+
+class Made(Dataset):
+    """Map-style: samples are what a function makes of their indices."""
+
+    length = 12
+
+    def __init__(self, make, length=12):
+        self.make = make
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+class Drawing(Dataset):
+    """Map-style: samples are what a function draws."""
+
+    def __init__(self, draw, length=12):
+        self.draw = draw
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.draw()
+
+
+class Drawn(Dataset):
+    """Samples show what they drew."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([index, int(torch.randint(10**9, ()))])
+
+
+class BulkDrawn(Drawn):
+    """Makes its samples a batch at a time."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class DrawnStream(IterableDataset):
+    """The same one after another; each worker has its share."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __iter__(self):
+        for item in share_of_worker(self.length):
+            yield torch.tensor([item, int(torch.randint(10**9, ()))])
+
+
+# -- every kind that a loader tells apart: of a length they hold the same samples, so that what a
+# loader makes of one is what it makes of any
 
 
 def sample_of(index):
@@ -64,18 +190,15 @@ class Stream(IterableDataset):
         self.length = length
 
     def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return map(sample_of, range(first, self.length, step))
+        return map(sample_of, share_of_worker(self.length))
 
 
 class PlacedStream(Stream):
     """Iterable, with an iterator that has a state: the next index."""
 
     def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return _PlacedIterator(first, step, self.length)
+        share = share_of_worker(self.length)
+        return _PlacedIterator(share.start, share.step, self.length)
 
 
 class _PlacedIterator:
@@ -107,13 +230,12 @@ class OwnPlaceStream(Stream):
         self.next_index = None
 
     def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        index = first if self.next_index is None else self.next_index
+        share = share_of_worker(self.length)
+        index = share.start if self.next_index is None else self.next_index
         while index < self.length:
-            self.next_index = index + step
+            self.next_index = index + share.step
             yield sample_of(index)
-            index += step
+            index += share.step
         self.next_index = None
 
     def state_dict(self):
@@ -131,3 +253,441 @@ def indices_alone(samples):
 MAP_STYLE = (Rows, BatchRows)
 ITERABLE = (Stream, PlacedStream, OwnPlaceStream)
 KINDS = (*MAP_STYLE, *ITERABLE)
+
+
+# -- samples of several types, and bad ones
+
+
+class Bad(Exception):
+    """An exception that cannot be rebuilt from its text."""
+
+    def __init__(self, code: int, where: str) -> None:
+        super().__init__(code, where)
+
+
+def item_of(index: int) -> dict[str, Any]:
+    """The sample every dataset here has at ``index``."""
+    return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
+
+
+class MapData(Dataset):
+    """Map-style; raises the given error type where ``bad`` says so."""
+
+    def __init__(self, length: int, bad: dict[int, type[Exception]] | None = None) -> None:
+        self.length = length
+        self.bad = bad or {}
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise self.bad[index](f"bad {index}")
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return item_of(index)
+
+
+class BulkData(MapData):
+    """Map-style with torch's ``__getitems__``: the whole batch in one call."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class StreamData(IterableDataset):
+    """Iterable; every worker yields everything, or its share if ``split``.
+
+    A bad item raises and the stream goes on behind it, as a file reader's would.
+    """
+
+    def __init__(
+        self, length: int, bad: dict[int, type[Exception]] | None = None, *, split: bool = False
+    ) -> None:
+        self.length = length
+        self.bad = bad or {}
+        self.split = split
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        worker = get_worker_info()
+        share = (worker.id, worker.num_workers) if self.split and worker is not None else (0, 1)
+        return _Stream(self, range(share[0], self.length, share[1]))
+
+
+class _Stream:
+    def __init__(self, data: StreamData, indices: range) -> None:
+        self.data = data
+        self.indices = iter(indices)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        index = next(self.indices)
+        if index in self.data.bad:
+            raise self.data.bad[index](f"bad {index}")
+        return item_of(index)
+
+
+# -- what shares events and counters with the test
+
+
+class WorkerInfoData(Dataset):
+    """Every sample is what ``get_worker_info()`` said in the thread that loaded it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.shared = []
+        self.tag = "as built"
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self, get_worker_info(), threading.current_thread()
+
+
+class GatedData(Dataset):
+    """Sample ``held`` waits until ``gate`` is set; ``entered`` says that a worker is waiting."""
+
+    def __init__(self, length: int, *, held: int = 0) -> None:
+        self.length = length
+        self.held = held
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index == self.held:
+            self.entered.set()
+            assert self.gate.wait(PATIENCE_SECONDS), "nobody opened the gate"
+        return index
+
+
+class RecordingSampler:
+    """Yields ``indices``; remembers how many were pulled and by which threads."""
+
+    def __init__(self, indices: list[Any]) -> None:
+        self.indices = indices
+        self.pulled = 0
+        self.threads: set[int] = set()
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __repr__(self):
+        return f"RecordingSampler({self.indices})"
+
+    def __iter__(self):
+        for index in self.indices:
+            self.pulled += 1
+            self.threads.add(threading.get_ident())
+            yield index
+
+
+# -- what keeps a state
+
+
+class Asked:
+    """Counts how often it was asked for its state, with all its copies in this process."""
+
+    num_asked = 0
+
+    def state_dict(self):
+        Asked.num_asked += 1
+        return self.state()
+
+    def load_state_dict(self, state):
+        self.load(state)
+
+
+class Live(Asked, IterableDataset):
+    """Its state is a container that it goes on using; and it carries on where it was in the epoch
+    before, unless that was finished.
+    """
+
+    def __init__(self, length=24):
+        self.length = length
+        self.place = {"given": []}
+
+    def __iter__(self):
+        self.place = {"given": [*self.place["given"]]}  # each worker's own
+        for item in share_of_worker(self.length)[len(self.place["given"]) :]:
+            self.place["given"].append(item)
+            yield torch.tensor([item, int(torch.randint(10**9, ()))])
+        self.place["given"].clear()
+
+    def state(self):
+        return self.place
+
+    def load(self, state):
+        if not set(state["given"]) <= set(range(self.length)):
+            raise ValueError("no such items")
+        self.place = state
+
+
+class LiveIterators(IterableDataset):
+    """The same of its iterators."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __iter__(self):
+        return _LiveIterator(share_of_worker(self.length))
+
+
+class _LiveIterator(Asked):
+    def __init__(self, items):
+        self.items = items
+        self.place = [0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place[0] == len(self.items):
+            raise StopIteration
+        self.place[0] += 1
+        return torch.tensor([self.items[self.place[0] - 1], int(torch.randint(10**9, ()))])
+
+    def state(self):
+        return self.place
+
+    def load(self, state):
+        if not 0 <= state[0] <= len(self.items):
+            raise ValueError("no such place")
+        self.place = state
+
+
+class Endless(Asked, IterableDataset):
+    """Every epoch gives the next four items of each worker, as a stream of new data does."""
+
+    def __init__(self):
+        self.next_item, self.left = 0, None
+
+    def __iter__(self):
+        info = get_worker_info()
+        first = 0 if info is None else 1000 * info.id
+        if self.left is None:
+            self.left = 4
+        while self.left:
+            self.left -= 1
+            self.next_item += 1
+            yield first + self.next_item - 1
+        self.left = None
+
+    def state(self):
+        return {"next_item": self.next_item, "left": self.left}
+
+    def load(self, state):
+        left = state["left"]
+        self.next_item, self.left = 0 + state["next_item"], None if left is None else 0 + left
+
+
+class Shuffled(IterableDataset):
+    """A shuffle buffer that draws from torch's generator; what it gives depends on all draws."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def __iter__(self):
+        buffer = []
+        for item in share_of_worker(self.length):
+            buffer.append(item)
+            if len(buffer) == 4:
+                yield buffer.pop(int(torch.randint(len(buffer), ())))
+        while buffer:
+            yield buffer.pop(int(torch.randint(len(buffer), ())))
+
+
+class StatefulStream(DrawnStream):
+    """Keeps its own state, so that no item is made twice: how far it is."""
+
+    def __init__(self, length=24):
+        super().__init__(length)
+        self.next_item = None
+
+    def __iter__(self):
+        share = share_of_worker(self.length)
+        item = share.start if self.next_item is None else self.next_item
+        while item < self.length:
+            self.next_item = item + share.step
+            yield torch.tensor([item, int(torch.randint(10**9, ()))])
+            item += share.step
+        self.next_item = None
+
+    def state_dict(self):
+        return {"next_item": self.next_item}
+
+    def load_state_dict(self, state):
+        self.next_item = state["next_item"]
+
+
+class ForSomebodyElse(IterableDataset):
+    """Its methods are not meant for a loader, as those of litdata's streams."""
+
+    def __init__(self, length=12):
+        self.length = length
+
+    def __iter__(self):
+        return iter(share_of_worker(self.length))
+
+    def state_dict(self, num_samples_yielded, num_workers, batch_size):
+        raise AssertionError("nobody may call it")
+
+    def load_state_dict(self, state):
+        raise AssertionError("nobody may call it")
+
+
+class NotReady(ForSomebodyElse):
+    """Cannot tell its state."""
+
+    def state_dict(self):
+        raise LookupError("no cursor yet")
+
+
+class Uncopyable(ForSomebodyElse):
+    """Its state cannot be sent from a process."""
+
+    def state_dict(self):
+        return {"cursor": lambda: 0}
+
+
+class OnlyFor(Dataset):
+    """Map-style, with methods that are not for loaders."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return index
+
+    def state_dict(self, destination):
+        raise AssertionError("nobody may call it")
+
+    def load_state_dict(self, state):
+        raise AssertionError("nobody may call it")
+
+
+class Walk(IterableDataset):
+    """Goes on where it was, whoever iterates; tells nobody where that is."""
+
+    def __init__(self, length=12):
+        self.length = length
+        self.at = 0
+
+    def __iter__(self):
+        items = share_of_worker(self.length)
+        while self.at < len(items):
+            self.at += 1
+            yield items[self.at - 1]
+
+
+class WalkWithState(Walk):
+    """The same, with a state."""
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Steps:
+    """An iterator with a state."""
+
+    def __init__(self, items):
+        self.items, self.place = items, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == len(self.items):
+            raise StopIteration
+        self.place += 1
+        return self.items[self.place - 1]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class SteppedOver(IterableDataset):
+    """Its iterators keep a state, which ends with them."""
+
+    def __init__(self, length=12):
+        self.length = length
+
+    def __iter__(self):
+        return Steps(share_of_worker(self.length))
+
+
+class Position:
+    """A sampler that keeps its position, as a generator that learns of an epoch at its first
+    index."""
+
+    def __init__(self, length):
+        self.length, self.position, self.begins_at = length, 0, 0
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.position, self.begins_at = self.begins_at, 0
+        while self.position < self.length:
+            self.position += 1
+            yield self.position * 5 % self.length
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.begins_at = state["position"]
+
+
+class Deck:
+    """A sampler that begins a new order when its last one is empty."""
+
+    def __init__(self, length):
+        self.length, self.own, self.left = length, torch.Generator().manual_seed(3), []
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        if not self.left:
+            self.left = torch.randperm(self.length, generator=self.own).tolist()
+        while self.left:
+            yield self.left.pop()
+
+    def state_dict(self):
+        return {"left": self.left, "own": self.own.get_state().tolist()}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+        self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))
+
+
+class ShuffledSource:
+    """A pipeline's source with another order every epoch."""
+
+    def __init__(self, length):
+        self.length, self.epoch = length, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(self.length, generator=generator).tolist())

@@ -21,8 +21,7 @@ import threading
 import warnings
 from time import monotonic
 
-from _state_data import share_of_worker
-from torch.utils.data import Dataset, IterableDataset
+from _datasets import BulkIndices, IndexStream, Indices
 
 from spdl_torch import DataLoader
 from spdl_torch.data.loader import move_limits
@@ -35,32 +34,11 @@ LONGEST_SECONDS = 60
 """Of one round; longer is a hang, whose stacks are written to stderr."""
 
 
-class Numbers(Dataset):
-    """Sample i is i."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return index
+LENGTH = 40
 
 
-class Bulk(Numbers):
-    """The same in whole batches."""
-
-    def __getitems__(self, indices):
-        return indices
-
-
-class Stream(Numbers, IterableDataset):
-    """The same one after another."""
-
-    def __iter__(self):
-        return iter(share_of_worker(40))
-
-
-class SlowNumbers(Numbers):
-    """The same on threads, slowly enough for processes to be started meanwhile."""
+class SlowIndices(Indices):
+    """Sample i is i, on threads, slowly enough for processes to be started meanwhile."""
 
     thread_safe = True
 
@@ -69,16 +47,16 @@ class SlowNumbers(Numbers):
         return index
 
 
-class SlowStream(Stream):
+class SlowStream(IndexStream):
     """The same, which moves between epochs."""
 
     thread_safe = True
 
 
 KINDS = {
-    "thread": [Numbers, Bulk, Stream],
-    "process": [Numbers, Bulk, Stream],
-    "auto": [SlowNumbers, SlowNumbers, SlowStream],
+    "thread": [Indices, BulkIndices, IndexStream],
+    "process": [Indices, BulkIndices, IndexStream],
+    "auto": [SlowIndices, SlowIndices, SlowStream],
 }
 
 
@@ -121,7 +99,7 @@ class Rounds:
             options["persistent_workers"] = True
         if self.random.random() < 0.3:
             options["stats"] = False
-        return DataLoader(pick(KINDS[self.isolation])(), 4, **options)
+        return DataLoader(pick(KINDS[self.isolation])(LENGTH), 4, **options)
 
     def run(self):
         """One round."""
@@ -163,8 +141,8 @@ class Rounds:
         again = DataLoader(loader.dataset, 4, **options)
         again.load_state_dict(state)
         resumed = [n for batch in again for n in batch.tolist()]
-        assert set(rest) <= set(resumed) <= set(range(40)), (rest, resumed)
-        assert sorted(n for batch in loader for n in batch.tolist()) == list(range(40))
+        assert set(rest) <= set(resumed) <= set(range(LENGTH)), (rest, resumed)
+        assert sorted(n for batch in loader for n in batch.tolist()) == list(range(LENGTH))
 
 
 def threads():
@@ -200,7 +178,7 @@ def num_descriptors():
 def main(count, seed, isolation="thread"):
     warnings.simplefilter("ignore")
     rounds = Rounds(seed, isolation)
-    list(DataLoader(Numbers(), num_workers=1, isolation=isolation))  # a fork server's descriptors
+    list(DataLoader(Indices(), num_workers=1, isolation=isolation))  # a fork server's descriptors
     before, found, lost = num_descriptors(), [], 0
     while rounds.num_interrupted < count:
         rounds.run()

@@ -66,29 +66,6 @@ class ImageStream(IterableDataset):
             yield {"image": image_of(index), "index": index, "worker": info.id}
 
 
-class StatefulStream(IterableDataset):
-    """Keeps its own state: how far it is."""
-
-    def __init__(self, length=24):
-        self.length = length
-        self.next_item = None
-
-    def __iter__(self):
-        info = get_worker_info()
-        item = info.id if self.next_item is None else self.next_item
-        while item < self.length:
-            self.next_item = item + info.num_workers
-            yield torch.tensor([item, int(torch.randint(10**9, ()))])
-            item += info.num_workers
-        self.next_item = None
-
-    def state_dict(self):
-        return {"next_item": self.next_item}
-
-    def load_state_dict(self, state):
-        self.next_item = state["next_item"]
-
-
 class Failing(Images):
     """Raises where ``bad`` says so."""
 

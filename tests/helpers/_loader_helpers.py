@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import _warm
 import pytest
-import torch
 import torch.utils.data as torch_data
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
 
@@ -65,135 +63,6 @@ class MixedLoader(DataLoader):
         if isolation is None:
             isolation = "thread" if number != "auto" and number % 2 else "auto"
         super().__init__(*args, isolation=isolation, **options)
-
-
-class Bad(Exception):
-    """An exception that cannot be rebuilt from its text."""
-
-    def __init__(self, code: int, where: str) -> None:
-        super().__init__(code, where)
-
-
-def item_of(index: int) -> dict[str, Any]:
-    """The sample every dataset here has at ``index``."""
-    return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
-
-
-class MapData(Dataset):
-    """Map-style; raises the given error type where ``bad`` says so."""
-
-    def __init__(self, length: int, bad: dict[int, type[Exception]] | None = None) -> None:
-        self.length = length
-        self.bad = bad or {}
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        if index in self.bad:
-            raise self.bad[index](f"bad {index}")
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return item_of(index)
-
-
-class BulkData(MapData):
-    """Map-style with torch's ``__getitems__``: the whole batch in one call."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-class StreamData(IterableDataset):
-    """Iterable; every worker yields everything, or its share if ``split``.
-
-    A bad item raises and the stream goes on behind it, as a file reader's would.
-    """
-
-    def __init__(
-        self, length: int, bad: dict[int, type[Exception]] | None = None, *, split: bool = False
-    ) -> None:
-        self.length = length
-        self.bad = bad or {}
-        self.split = split
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        worker = get_worker_info()
-        share = (worker.id, worker.num_workers) if self.split and worker is not None else (0, 1)
-        return _Stream(self, range(share[0], self.length, share[1]))
-
-
-class _Stream:
-    def __init__(self, data: StreamData, indices: range) -> None:
-        self.data = data
-        self.indices = iter(indices)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        index = next(self.indices)
-        if index in self.data.bad:
-            raise self.data.bad[index](f"bad {index}")
-        return item_of(index)
-
-
-class WorkerInfoData(Dataset):
-    """Every sample is what ``get_worker_info()`` said in the thread that loaded it."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.shared = []
-        self.tag = "as built"
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return self, get_worker_info(), threading.current_thread()
-
-
-class GatedData(Dataset):
-    """Sample ``held`` waits until ``gate`` is set; ``entered`` says that a worker is waiting."""
-
-    def __init__(self, length: int, *, held: int = 0) -> None:
-        self.length = length
-        self.held = held
-        self.gate = threading.Event()
-        self.entered = threading.Event()
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        if index == self.held:
-            self.entered.set()
-            assert self.gate.wait(PATIENCE_SECONDS), "nobody opened the gate"
-        return index
-
-
-class RecordingSampler:
-    """Yields ``indices``; remembers how many were pulled and by which threads."""
-
-    def __init__(self, indices: list[Any]) -> None:
-        self.indices = indices
-        self.pulled = 0
-        self.threads: set[int] = set()
-
-    def __len__(self):
-        return len(self.indices)
-
-    def __repr__(self):
-        return f"RecordingSampler({self.indices})"
-
-    def __iter__(self):
-        for index in self.indices:
-            self.pulled += 1
-            self.threads.add(threading.get_ident())
-            yield index
 
 
 def as_list(batch: Any) -> Any:

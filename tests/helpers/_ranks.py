@@ -237,7 +237,7 @@ def accelerate(folder):
         "torch's sampler": loader(sampler=torch_data.DistributedSampler(data, seed=3)),
         "our sampler": loader(sampler=sampler_of(data)),
         "pipeline": spdl_torch.DataLoader(pipeline, batch_size=None),
-        "stream": loader(Stream()),
+        "stream": loader(RanklessStream()),
     }
     seen = {}
     for name, given in loaders.items():
@@ -296,7 +296,7 @@ def resume_with(accelerator, prepare_data_loader, loader, data):
     return batches + numbers_of(prepared)
 
 
-class Stream(torch_data.IterableDataset):
+class RanklessStream(torch_data.IterableDataset):
     """Knows nothing of ranks."""
 
     def __iter__(self):

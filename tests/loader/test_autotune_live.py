@@ -11,18 +11,10 @@ import threading
 
 import pytest
 import torch
+from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
-from _loader_helpers import (
-    BulkData,
-    GatedData,
-    MapData,
-    StreamData,
-    WorkerInfoData,
-    as_list,
-    epoch_of,
-    no_thread_left,
-)
 from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner
 from torch.utils.data import Dataset
 

@@ -216,7 +216,7 @@ class Frames(Dataset):
         return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index, "name": str(index)}
 
 
-class Stream(IterableDataset):
+class FrameStream(IterableDataset):
     """The same, as a stream."""
 
     def __iter__(self):
@@ -277,7 +277,7 @@ def rows(_):
 
 DATA = {
     "collate": lambda _: Frames(),
-    "stream": lambda _: Stream(),
+    "stream": lambda _: FrameStream(),
     "kernel": pictures,
     "floats": floats,
     "new floats": new_floats,

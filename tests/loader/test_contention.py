@@ -6,13 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from _datasets import MapData
 from _gates import until
 from _loader_helpers import (
     PATIENCE_SECONDS,
-    MapData,
     assert_threads_end,
     frozen,
-    no_thread_left,  # noqa: F401
     torch_loader,
 )
 from _loader_helpers import ThreadLoader as DataLoader

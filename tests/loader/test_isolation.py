@@ -12,6 +12,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from _datasets import StatefulStream
 from _gates import num_fds
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
@@ -24,7 +25,6 @@ from _isolation_data import (
     Images,
     ImageStream,
     Sized,
-    StatefulStream,
     Tagged,
     Unportable,
     Unreadable,

@@ -8,8 +8,8 @@ import threading
 import _warm
 import pytest
 from _ctrl_c import AtCall
+from _datasets import IndexStream, Indices
 from _folders import HELPERS
-from _interrupts import Numbers, Stream
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
@@ -83,7 +83,7 @@ NUM_SAMPLES = 40
 def samples_after_ctrl_c(kind, isolation, place):
     """All samples of an epoch whose loop goes on after Ctrl-C at that place of a batch's way to it,
     whether Ctrl-C came, and whether the loop had to begin again."""
-    loader = DataLoader(kind(), 4, num_workers=2, isolation=isolation)
+    loader = DataLoader(kind(NUM_SAMPLES), 4, num_workers=2, isolation=isolation)
     iterator = iter(loader)
     seen = next(iterator).tolist()
     came = has_begun_again = False
@@ -107,7 +107,7 @@ def samples_after_ctrl_c(kind, isolation, place):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("kind", [Indices, IndexStream])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, isolation):
     """Wherever it comes while a batch is awaited: only that batch may be missing, and where more

@@ -12,9 +12,9 @@ from time import monotonic
 
 import pytest
 from _ctrl_c import AtCall, assert_nothing_is_left, belongings
+from _datasets import SafeIndices
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_moving import HoldsUpForks, start_children
-from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
 from spdl_torch.data.child_process import process_pool
@@ -30,24 +30,16 @@ pytestmark = [
 LENGTH, BATCH = 40, 4
 
 
-class Numbers(Dataset):
-    """Sample i is i."""
-
-    thread_safe = True
-
-    def __len__(self):
-        return LENGTH
-
-    def __getitem__(self, index):
-        return index
-
-
 class Life:
     """An epoch whose workers stand before a step of moving."""
 
     def __init__(self):
         self.loader = DataLoader(
-            Numbers(), BATCH, num_workers=2, multiprocessing_context="fork", prefetch_factor=2
+            SafeIndices(LENGTH),
+            BATCH,
+            num_workers=2,
+            multiprocessing_context="fork",
+            prefetch_factor=2,
         )
         self.iterator = iter(self.loader)
         self.pool = self.iterator._pool

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from _datasets import Drawing
+from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.data.rng.keys import Purpose, StreamKey, epoch_seed
@@ -57,19 +58,6 @@ OWN = {
     "own random_state": lambda: np.random.RandomState(3),
     "own torch": lambda: torch.Generator().manual_seed(3),
 }
-
-
-class Drawing(Dataset):
-    """Samples are what a function draws."""
-
-    def __init__(self, draw):
-        self.draw = draw
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return self.draw()
 
 
 class Iterable(IterableDataset):
@@ -119,13 +107,14 @@ def drawn(dataset, num_workers, **options):
 def loads(num_workers):
     """Everything that a loader with this many workers draws, by name."""
     found = {
-        name: drawn(Drawing(draw), num_workers, seed=4) for name, draw in (TORCH | OTHERS).items()
+        name: drawn(Drawing(draw, 4), num_workers, seed=4)
+        for name, draw in (TORCH | OTHERS).items()
     }
     for name, make in OWN.items():
-        dataset = Drawing(FromOwn(make()))
+        dataset = Drawing(FromOwn(make()), 4)
         found[name] = drawn(dataset, num_workers)
         found[f"{name}, seed=4"] = drawn(dataset, num_workers, seed=4)
-    sampled = Drawing(TORCH["randint"])
+    sampled = Drawing(TORCH["randint"], 4)
     found["collate_fn"] = drawn(sampled, num_workers, seed=4, collate_fn=collate_and_draw)
     found["rank 1 of 3"] = drawn(sampled, num_workers, seed=4, sampler=EveryThird(sampled))
     torch.manual_seed(9)

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from _datasets import Drawing
 from _loader_helpers import run_script
 from torch import rand as rand_imported_early
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -400,20 +401,6 @@ def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits():
     assert all(map(same, drawn_by_samples(streams, draws), by_key))
 
 
-class Drawing(torch.utils.data.Dataset):
-    """Samples are what a function draws."""
-
-    def __init__(self, draw, length=8):
-        self.draw = draw
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return self.draw()
-
-
 def loaded_inside():
     """What a loader with a worker draws that a sample opens, and what the sample draws after it."""
     inner = DataLoader(Drawing(lambda: torch.rand(2), 4), 2, num_workers=1, isolation="thread")
@@ -488,7 +475,7 @@ def test_draw_inside_torch_comes_from_the_samples_stream(name, isolation, number
     epochs = []
     for num_workers in (0, 0, *numbers):
         loader = DataLoader(
-            *(Drawing(draw), 3),
+            *(Drawing(draw, 8), 3),
             seed=4,
             num_workers=num_workers,
             isolation=isolation,
@@ -541,7 +528,7 @@ def test_error_in_the_middle_of_an_epoch_leaves_streams_and_trainer_alone(num_wo
 
     def epochs(count):
         loader = DataLoader(
-            Drawing(draw), 2, seed=4, num_workers=num_workers, isolation="thread", rng="sample"
+            Drawing(draw, 8), 2, seed=4, num_workers=num_workers, isolation="thread", rng="sample"
         )
         for _ in range(count):
             got.append([])

@@ -9,11 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from _loader_helpers import (
-    PATIENCE_SECONDS,
-    GatedData,
-    no_thread_left,  # noqa: F401
-)
+from _datasets import GatedData
+from _loader_helpers import PATIENCE_SECONDS
 from _loader_helpers import ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 

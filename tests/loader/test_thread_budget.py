@@ -36,7 +36,7 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(module, "_STUCK_SECONDS", NEVER)
 
 
-class Numbers(torch.utils.data.Dataset):
+class SafeDraws(torch.utils.data.Dataset):
     """A number and a draw for each index; safe on threads."""
 
     thread_safe = True
@@ -48,7 +48,7 @@ class Numbers(torch.utils.data.Dataset):
         return index, torch.rand(())
 
 
-class Gated(Numbers):
+class Gated(SafeDraws):
     """Samples that wait for a gate, and count how many of all loaders wait or work at once."""
 
     patience = PATIENCE_SECONDS
@@ -91,7 +91,7 @@ class Count:
 def loader(dataset=None, **options):
     """Of six batches, on four threads."""
     options = {"batch_size": 4, "num_workers": 4, "seed": 0, "isolation": "thread", **options}
-    return DataLoader(dataset or Numbers(), **options)
+    return DataLoader(dataset or SafeDraws(), **options)
 
 
 def worker_threads():
@@ -232,7 +232,7 @@ def barrier_loaders(parties):
     """Four loaders of two workers, whose samples all wait until ``parties`` of them have begun."""
     barrier = threading.Barrier(parties)
 
-    class Together(Numbers):
+    class Together(SafeDraws):
         def __getitem__(self, index):
             barrier.wait(PATIENCE_SECONDS)
             return super().__getitem__(index)
@@ -258,7 +258,7 @@ def test_nothing_waits_for_ever_where_there_is_no_room(two_cores, monkeypatch):
         assert [batch[0].tolist() for batch in batches] == [[*range(24)]] * 4
 
 
-class Nested(Numbers):
+class Nested(SafeDraws):
     """Samples that are sums over another loader's batches."""
 
     def __getitem__(self, index):
@@ -506,7 +506,7 @@ class Open:
 # -- how many exist --------------------------------------------------------------------------------
 
 
-class Opened(Numbers):
+class Opened(SafeDraws):
     """Opens a file, or what stands for one, in each worker when it is first asked."""
 
     num_opened = 0
@@ -562,7 +562,7 @@ def test_they_would_all_stay_without_the_budget(monkeypatch):
     del loaders
 
 
-class Unvouched(Numbers):
+class Unvouched(SafeDraws):
     """Says nothing of itself: each worker has a private copy."""
 
 
@@ -583,7 +583,7 @@ def test_workers_whose_thread_may_matter_keep_it(monkeypatch, options):
 def test_loader_with_retired_threads_is_freed_with_its_dataset(monkeypatch):
     """By reference counts alone, as others are."""
     monkeypatch.setattr(module, "_MOST_RESTING", 0)
-    dataset = Numbers()
+    dataset = SafeDraws()
     alive = weakref.ref(dataset)
     source, other = loader(dataset, persistent_workers=True), loader(persistent_workers=True)
     list(source), list(other)

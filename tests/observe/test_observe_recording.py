@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.utils.data
+from _datasets import SafeIndices
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.observe import (
@@ -28,23 +29,6 @@ NEVER = 1e6  # seconds between two readings: only the ends of epochs are recorde
 NUM_ITEMS = 24
 
 
-class Numbers(torch.utils.data.Dataset):
-    """Numbers; those in ``bad`` cannot be read."""
-
-    thread_safe = True
-
-    def __init__(self, bad=()):
-        self.bad = bad
-
-    def __len__(self):
-        return NUM_ITEMS
-
-    def __getitem__(self, index):
-        if index in self.bad:
-            raise ValueError(f"bad {index}")
-        return torch.tensor(index)
-
-
 def pipeline():
     """The same numbers."""
     return PipelineDataset(
@@ -55,7 +39,7 @@ def pipeline():
 def loader(num_workers, **options):
     """Of six batches."""
     options = {"isolation": "thread", **options}
-    return DataLoader(Numbers(), batch_size=4, num_workers=num_workers, **options)
+    return DataLoader(SafeIndices(NUM_ITEMS), batch_size=4, num_workers=num_workers, **options)
 
 
 def by_accelerate(given):
@@ -151,7 +135,9 @@ def test_block_that_raises_keeps_what_there_was(tmp_path):
 
 def test_several_loaders_have_numbers_and_names(tmp_path):
     """Each its own figures, and its own skipped samples."""
-    train = DataLoader(Numbers(bad=(3, 7)), batch_size=4, on_error="skip", error_budget=0.5)
+    train = DataLoader(
+        SafeIndices(NUM_ITEMS, bad=(3, 7)), batch_size=4, on_error="skip", error_budget=0.5
+    )
     path = tmp_path / "run.db"
     with recording({"train": train, "val": loader(0)}, path, config={"lr": 1}) as writer:
         for _ in range(2):
@@ -173,7 +159,7 @@ def test_decisions_of_tuning_are_recorded_once(tmp_path):
     class Tuned(DataLoader):
         decisions = property(lambda _: made)
 
-    source = Tuned(Numbers(), batch_size=4)
+    source = Tuned(SafeIndices(NUM_ITEMS), batch_size=4)
     with recording(source, path, interval_seconds=NEVER):
         list(source)
         made.append(SimpleNamespace(timestamp=2e10, as_details=lambda: {"stage": "fetch"}))
@@ -247,7 +233,7 @@ def test_failure_to_record_does_not_stop_training(tmp_path, caplog):
         def report(self):
             return 1 / 0 if self.is_broken else super().report()
 
-    source = Broken(Numbers(), batch_size=4)
+    source = Broken(SafeIndices(NUM_ITEMS), batch_size=4)
     with recording(source, tmp_path / "run.db", interval_seconds=NEVER):
         source.is_broken = True
         assert len(list(source)) == len(list(source)) == 6

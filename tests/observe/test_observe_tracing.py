@@ -9,8 +9,8 @@ import threading
 
 import pytest
 import torch
+from _datasets import MapData
 from _gates import Boom, GatedOp, until
-from _loader_helpers import MapData
 from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st

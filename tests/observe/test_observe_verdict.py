@@ -554,7 +554,7 @@ class Slowly:
         return filter(waiting, itertools.count())
 
 
-class Numbers:
+class Naturals:
     """A source that does not."""
 
     def __iter__(self):
@@ -564,10 +564,10 @@ class Numbers:
 NUM_CORES = os.cpu_count() or 1
 
 CAUSES = {
-    Cause.GIL: (Numbers(), in_python, 2, None),
-    Cause.CPU: (Numbers(), in_c, 3 * NUM_CORES, None),
-    Cause.IO: (Numbers(), waiting, 2, None),
-    Cause.CONSUMER: (Numbers(), str, 1, in_c),
+    Cause.GIL: (Naturals(), in_python, 2, None),
+    Cause.CPU: (Naturals(), in_c, 3 * NUM_CORES, None),
+    Cause.IO: (Naturals(), waiting, 2, None),
+    Cause.CONSUMER: (Naturals(), str, 1, in_c),
     Cause.SOURCE: (Slowly(), str, 2, None),
 }
 

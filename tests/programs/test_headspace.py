@@ -4,8 +4,8 @@ import statistics
 from time import perf_counter_ns
 
 import pytest
+from _datasets import MapData
 from _gates import no_leak
-from _loader_helpers import MapData
 from _loader_helpers import ThreadLoader as DataLoader
 
 from spdl_torch import PipelineDataset

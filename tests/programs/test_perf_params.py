@@ -325,7 +325,7 @@ class Growing:
         return torch.rand(index, dtype=torch.float64), index
 
 
-class Stream(IterableDataset):
+class ZerosStream(IterableDataset):
     """Like it, without places."""
 
     def __iter__(self):
@@ -348,7 +348,7 @@ def estimate(target, **options):
         (Growing(), "648 bytes (the largest of 5 samples, their median 328)"),
         (Growing(3), "24 bytes (the largest of 3 samples, their median 16)"),
         (Growing(bad=[80]), "488 bytes (the largest of 4 samples, their median 248)"),
-        (Stream(), "4 bytes (the largest of 5 samples, their median 2)"),
+        (ZerosStream(), "4 bytes (the largest of 5 samples, their median 2)"),
         ([b"1", b"22"], "2 bytes (the largest of 2 samples, their median 1)"),
     ],
 )

@@ -7,29 +7,17 @@ import _early_names
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from _datasets import Made
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from spdl_torch import DataLoader
 from spdl_torch.testing import assert_reproducible
 
 
-class Samples(Dataset):
-    """12 samples, made by a function."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return self.make(index)
-
-
 def check(make, **options):
     """assert_reproducible of a shuffled loader."""
     assert_reproducible(
-        lambda n: DataLoader(Samples(make), 4, shuffle=True, num_workers=n, **options),
+        lambda n: DataLoader(Made(make), 4, shuffle=True, num_workers=n, **options),
         num_workers=(0, 1, 3),
     )
 
@@ -61,7 +49,7 @@ def test_draw_that_is_not_reproducible_is_found_and_explained(make, reason):
         check(make)
 
 
-class Counts(Samples):
+class Counts(Made):
     """Each sample changes what the next one is, from another beginning in each run."""
 
     def __init__(self):
@@ -97,13 +85,13 @@ def test_attribute_that_samples_have_in_common_is_named(dataset, attribute):
 def with_closure():
     """A transform whose generator is a variable around it, which no loader finds."""
     rng = np.random.default_rng(1)
-    return Samples(lambda index: rng.random())
+    return Made(lambda index: rng.random())
 
 
 MODULES_OWN = random.Random(2)
 
 
-class DrawsFromModule(Samples):
+class DrawsFromModule(Made):
     """Draws from a global."""
 
     def __init__(self):
@@ -195,7 +183,7 @@ def test_place_of_the_difference_is_named():
         return {"image": (torch.zeros(2), torch.tensor([generator.random() if index == 9 else 0]))}
 
     with pytest.raises(AssertionError, match=r"epoch 0, batch 2 differs at \['image'\]\[1\]\[1\]"):
-        assert_reproducible(lambda n: DataLoader(Samples(make), 4, num_workers=n), num_epochs=1)
+        assert_reproducible(lambda n: DataLoader(Made(make), 4, num_workers=n), num_epochs=1)
 
 
 class FromNumpy(Sampler):
@@ -211,7 +199,7 @@ class FromNumpy(Sampler):
 def test_sampler_may_draw_from_the_process():
     """It runs on the trainer's thread, where numpy's generator is the trainer's."""
     assert_reproducible(
-        lambda n: DataLoader(Samples(int), 4, sampler=FromNumpy(), num_workers=n),
+        lambda n: DataLoader(Made(int), 4, sampler=FromNumpy(), num_workers=n),
         num_workers=(0, 2),
     )
 

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 import torch.utils.data as torch_data
+from _datasets import Points
 from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
-from torch.utils.data import Dataset
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
@@ -26,19 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
 ]
-
-
-class Points(Dataset):
-    """Sample i is the number i."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)])
 
 
 class Recorder(lightning.LightningModule):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from _datasets import Points
 from _tuners import RandomTuner
 from _wandb_file import wandb_history
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
 
 lightning = pytest.importorskip("lightning")
 
@@ -68,16 +68,6 @@ STAGE_KEYS = {
     *("busy_ratio", "cpu_ratio", "wait_in_ratio", "wait_out_ratio", "items_per_second"),
     *("task_seconds_p50", "task_seconds_p99", "num_failures", "num_dropped", "concurrency"),
 }
-
-
-class Points(Dataset):
-    """Sample i is the number i."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)])
 
 
 class Module(lightning.LightningModule):

@@ -6,8 +6,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
-import torch.utils.data
+from _datasets import SafeIndices
 from _wandb_file import wandb_history
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -19,21 +18,9 @@ NEVER = 1e6  # seconds between two readings: only the block's end logs
 NUM_ITEMS = 24
 
 
-class Numbers(torch.utils.data.Dataset):
-    """Numbers, safe on threads."""
-
-    thread_safe = True
-
-    def __len__(self):
-        return NUM_ITEMS
-
-    def __getitem__(self, index):
-        return torch.tensor(index)
-
-
 def loader(**options):
     """Of six batches."""
-    return DataLoader(Numbers(), **{"batch_size": 4, "num_workers": 2, **options})
+    return DataLoader(SafeIndices(NUM_ITEMS), **{"batch_size": 4, "num_workers": 2, **options})
 
 
 def halved():

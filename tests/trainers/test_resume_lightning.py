@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from _datasets import ShuffledSource
 from _loader_helpers import DataLoader
 from torch.utils.data import Dataset, IterableDataset
 
@@ -31,7 +32,7 @@ pytestmark = [
 NUM_EPOCHS = 3
 
 
-class Numbers(Dataset):
+class Pairs(Dataset):
     """Sample i is the number i and what it drew."""
 
     def __len__(self):
@@ -41,7 +42,7 @@ class Numbers(Dataset):
         return torch.tensor([float(index), torch.rand(()).item()])
 
 
-class Stream(IterableDataset):
+class PairStream(IterableDataset):
     """The same without a length."""
 
     def __iter__(self):
@@ -70,7 +71,7 @@ class Model(lightning.LightningModule):
 
 def sized(num_workers):
     return DataLoader(
-        Numbers(),
+        Pairs(),
         batch_size=3,
         shuffle=True,
         generator=torch.Generator().manual_seed(4),
@@ -79,37 +80,20 @@ def sized(num_workers):
     )
 
 
-class Shuffled:
-    """A source with another order every epoch."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return 10
-
-    def __iter__(self):
-        return iter(
-            torch.randperm(10, generator=torch.Generator().manual_seed(self.epoch)).tolist()
-        )
-
-
 def pipeline(num_workers):
     """A PipelineDataset by itself."""
 
     def batch_of(numbers):
         return torch.tensor([[float(n), 0.5] for n in numbers])
 
-    builder = PipelineBuilder().add_source(Shuffled()).aggregate(3)
+    builder = PipelineBuilder().add_source(ShuffledSource(10)).aggregate(3)
     return PipelineDataset(
         builder.pipe(batch_of, concurrency=num_workers + 1, output_order="input").add_sink()
     )
 
 
 def unsized(num_workers):
-    return DataLoader(Stream(), batch_size=3, seed=1, num_workers=num_workers)
+    return DataLoader(PairStream(), batch_size=3, seed=1, num_workers=num_workers)
 
 
 class Kept(IterableDataset):
