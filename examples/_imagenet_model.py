@@ -53,7 +53,7 @@ def build_model(options: argparse.Namespace, classes: Sequence[str]) -> Built:
     except (OSError, ImportError) as error:  # no network, no room for the download
         raise SetupError(f"--model {options.model}: {error}") from error
     if num_outputs != len(classes):
-        classes = _published_classes(num_outputs, classes)
+        classes = published_classes(num_outputs, classes)
     if checkpoint is not None:
         _load(model, checkpoint, options, len(classes))
     return Built(model=model, pixels=_override(pixels, options), classes=classes)
@@ -169,7 +169,7 @@ def _timm_model(
     return model, pixels, model.num_classes
 
 
-def _published_classes(num_outputs: int, classes: Sequence[str]) -> list[str]:
+def published_classes(num_outputs: int, classes: Sequence[str]) -> list[str]:
     """Return the names of the outputs of published weights, where the folder has fewer classes."""
     try:
         from timm.data import ImageNetInfo

@@ -81,7 +81,7 @@ def measure(
     """Measure one round of one row. Raises: Refused: the report says that it cannot know."""
     from .predicted_loaders import run  # imports torch, which the parent does not need
 
-    case = _case(contender.name)
+    case = case_of(contender.name)
     folder, seconds, turns = Path(settings["folder"]), settings["run_seconds"], settings["turns"]
     reporter.phase("in turns", 2 * turns)
     predictions, base, measured = [], [], []
@@ -94,10 +94,13 @@ def measure(
         reporter.done(2 * turn + 2)
     if turns < _TURNS:  # a smoke run is too short for a prediction
         return {"base": median(base), "measured": median(measured)}
-    return _figures(predictions, base, measured)
+    return figures_of(predictions, base, measured)
 
 
-def _figures(predictions: list[Any], base: list[float], measured: list[float]) -> dict[str, float]:
+def figures_of(
+    predictions: list[Any], base: list[float], measured: list[float]
+) -> dict[str, float]:
+    """Return what was predicted, what was measured then, and how far that is from each other."""
     known = [each for each in predictions if each.rate is not None]
     figures = {"base": median(base), "measured": median(measured)}
     if 2 * len(known) <= len(predictions):
@@ -111,7 +114,8 @@ def _figures(predictions: list[Any], base: list[float], measured: list[float]) -
     return figures
 
 
-def _case(name: str) -> Any:
+def case_of(name: str) -> Any:
+    """Return the loader and the step of a row."""
     from .predicted_loaders import Case, Synthetic
 
     dataset, batch_size, num_workers, question, step_seconds = _ROWS[name]

@@ -33,7 +33,7 @@ def tree_pids(root: int) -> list[int]:
             stat = _read(entry / "stat")
             if stat:  # "pid (name, which may hold spaces) state parent ..."
                 parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    return _descendants(root, parents)
+    return descendants(root, parents)
 
 
 def _linux_bytes(root: int) -> float | None:
@@ -95,11 +95,12 @@ def _ps_bytes(root: int) -> float | None:
         return None
     rows = [[int(field) for field in line.split()] for line in listing.splitlines()]
     kilobytes = {pid: rss for pid, _, rss in rows}
-    tree = _descendants(root, {pid: parent for pid, parent, _ in rows})
+    tree = descendants(root, {pid: parent for pid, parent, _ in rows})
     return sum(kilobytes.get(pid, 0) for pid in tree) * 1024.0 or None
 
 
-def _descendants(root: int, parents: dict[int, int]) -> list[int]:
+def descendants(root: int, parents: dict[int, int]) -> list[int]:
+    """Return a process and those that it and its children have started, by their parents' ids."""
     children = defaultdict(list)
     for pid, parent in parents.items():
         children[parent].append(pid)

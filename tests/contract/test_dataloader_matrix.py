@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from _datasets import BulkData, MapData, RecordingSampler, StreamData, item_of
+from _inside import iterator_of
 from _loader_helpers import DataLoader, ModelLoader, ThreadLoader, frozen
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -271,7 +272,7 @@ def test_epochs_equal_those_of_worker_processes(oracle, combination, situation):
     if combination.persistent:
         # What an error refers to is left to the garbage collector, which may close the workers'
         # queues before it ends the workers: each then notices 5 s later.
-        loader._iterator._shutdown_workers()
+        iterator_of(loader)._shutdown_workers()
     assert [len(epoch) for epoch in ours] == [len(epoch) for epoch in theirs]
     for our_epoch, their_epoch in zip(ours, theirs, strict=True):
         for our_event, their_event in zip(our_epoch, their_epoch, strict=True):

@@ -13,6 +13,7 @@ from fractions import Fraction
 import pytest
 import torch
 from _datasets import BulkData, MapData, RecordingSampler, StreamData
+from _inside import state_of
 from _lazy_device import backends  # noqa: F401
 from _loader_helpers import PATIENCE_SECONDS, as_list, torch_loader
 from _loader_helpers import MixedLoader as DataLoader
@@ -500,7 +501,7 @@ def test_error_does_not_keep_the_batch_alive():
     seen = [weakref.ref(item) for item in next(batches)]
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
-    assert "raise ValueError" in loader._state.stats.skipped.errors[0].__notes__[-1]
+    assert "raise ValueError" in state_of(loader).stats.skipped.errors[0].__notes__[-1]
     del batches
 
 

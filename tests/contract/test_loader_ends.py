@@ -11,6 +11,7 @@ from multiprocessing.context import SpawnContext
 
 import pytest
 from _datasets import Rows
+from _inside import children_of
 from _loader_helpers import DataLoader, no_thread_left
 from _seats import FORKED, THREADS, in_seats
 
@@ -106,7 +107,7 @@ def test_epoch_after_ctrl_c_in_the_middle_of_a_message_is_whole(seat):
     loader = seat.loader(Rows(8), 2, persistent_workers=True)
     batches = iter(loader)
     next(batches)
-    for child in batches._pool._children.values():
+    for child in children_of(batches).values():
         child.connection._is_cut_off = True
         child.connection.hang_up()
     found = [batch["index"].tolist() for batch in loader]

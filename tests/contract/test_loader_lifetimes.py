@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 from _gates import until
+from _inside import state_of
 from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import no_thread_left, torch_loader
 from torch.utils.data import Dataset, IterableDataset
@@ -108,7 +109,7 @@ def test_dataset_goes_with_its_loader(options, without_collector):
             loaders = [torch_loader(data, 2), DataLoader(data, 2, **OPTIONS[options])]
             for loader in loaders if kind is not Stateful else loaders[1:]:
                 if kind is Stateful:
-                    loader._state.want()
+                    state_of(loader).want()
                 train(loader, how)
             del data, loader, loaders
             kept.append((kind.__name__, how, found))

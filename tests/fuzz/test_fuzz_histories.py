@@ -17,6 +17,7 @@ import pytest
 import torch
 from _datasets import BulkDrawn, Deck, Drawn, Endless, Live, Position, Shuffled, SteppedOver
 from _fuzz import QUICK
+from _inside import children_of
 from _loader_helpers import no_thread_left
 from _seats import DECLARED, FORKED, MOVING, NONE, SERVED, SPAWNED, THREADS, Seat
 from hypothesis import example, given, settings
@@ -154,7 +155,7 @@ def stored(loader):
 
 def kill(batches):
     """Kill one worker process of this iterator."""
-    child = next(iter(batches._pool._children.values()))
+    child = next(iter(children_of(batches).values()))
     if not child.connection.pid:
         return False
     os.kill(child.connection.pid, signal.SIGKILL)

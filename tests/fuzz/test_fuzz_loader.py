@@ -8,6 +8,7 @@ import pytest
 import torch
 from _datasets import BulkData, MapData, StreamData
 from _fuzz import run_long, run_short
+from _inside import state_of
 from _loader_helpers import (
     DataLoader,
     ModelLoader,
@@ -275,7 +276,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def look(self):
         """Reading figures changes nothing."""
         loader = self.sides[1].loader
-        if loader._state.stats is not None:
+        if state_of(loader).stats is not None:
             assert len(loader.snapshot().stages) == 2
             assert str(loader.report())
 

@@ -1,5 +1,7 @@
 """What tests look into to wait for a moment, and where it is kept: here alone."""
 
+from torch.utils.data import DataLoader
+
 
 def run_of(pipeline):
     """The threads and queues of a pipeline."""
@@ -14,3 +16,53 @@ def lock_of(part):
 def kept_by(dataset):
     """Where a cached dataset keeps its samples."""
     return dataset._store
+
+
+def state_of(loader):
+    """What a loader remembers from epoch to epoch."""
+    return loader._state
+
+
+def pool_of(source):
+    """The host of the workers of an iterator, or of a loader that keeps its iterator."""
+    return (source._iterator if isinstance(source, DataLoader) else source)._pool
+
+
+def threads_of(source):
+    """Its worker threads, those that have ended among them."""
+    return list(pool_of(source)._threads_of.values())
+
+
+def children_of(source):
+    """Its worker processes, by place."""
+    return pool_of(source)._children
+
+
+def pids_of(source):
+    """Their ids, in the order of their places."""
+    return [child.connection.pid for child in children_of(source).values()]
+
+
+def running_and_waiting(budget):
+    """How many threads a budget lets run, and those that wait for a turn."""
+    return budget._num_running, list(budget._waiters)
+
+
+def limit_of(budget):
+    """How many threads a budget would let run."""
+    return budget._limit
+
+
+def tuner_of(iterator):
+    """Who tunes the number of an iterator's workers."""
+    return iterator._tuner
+
+
+def iterator_of(loader):
+    """The iterator that a loader with persistent workers keeps."""
+    return loader._iterator
+
+
+def watchers_of(source):
+    """Who is told of the epochs of a loader or a pipeline's dataset."""
+    return source._epoch_watchers

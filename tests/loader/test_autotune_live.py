@@ -13,6 +13,7 @@ import pytest
 import torch
 from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
+from _inside import pool_of, tuner_of
 from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner
@@ -112,16 +113,16 @@ def test_workers_join_and_leave():
     loader = DataLoader(Counted(), num_workers=auto({"num_cores": 1, "max_threads": 8}))
     batches = iter(loader)
     assert loader.num_workers == 1
-    assert batches._pool.resize(4, 8) == 4
+    assert pool_of(batches).resize(4, 8) == 4
     batches._max_outstanding = 8
-    batches._tuner._num_workers = 4
+    tuner_of(batches)._num_workers = 4
     batches._submit_more()
     until(lambda: len(inside) == 4)
     assert loader.snapshot().stages[0].concurrency == 4
     data.gate.set()
-    assert batches._pool.resize(1, 2) == 1
+    assert pool_of(batches).resize(1, 2) == 1
     until(lambda: sum(t.name.startswith("spdl-loader") for t in spdl_threads()) == 1)
-    batches._tuner._num_workers = 1
+    tuner_of(batches)._num_workers = 1
     assert len(list(batches)) == 200
 
 
@@ -135,7 +136,7 @@ def test_worker_that_joins_is_a_worker_like_any_other():
         collate_fn=as_list,
     )
     batches = iter(loader)
-    batches._pool.resize(3, 12)
+    pool_of(batches).resize(3, 12)
     infos = [info for batch in batches for _, info, _ in batch]
     assert {info.num_workers for info in infos} == {6}
     assert {info.id for info in infos} <= {0, 1, 2}
@@ -156,9 +157,9 @@ def test_worker_that_cannot_start_leaves_again(caplog):
         worker_init_fn=only_the_first,
     )
     batches = iter(loader)
-    assert batches._pool.resize(3, 6) == 1
+    assert pool_of(batches).resize(3, 6) == 1
     assert "no licence for worker" in caplog.text
-    assert batches._pool.resize(1, 6) == batches._pool.resize(4, 8) == 1
+    assert pool_of(batches).resize(1, 6) == pool_of(batches).resize(4, 8) == 1
     assert len(list(batches)) == 30
 
 
@@ -229,7 +230,7 @@ def test_decisions_reach_the_store_the_trace_and_the_log(at_random, tmp_path, ca
     events = query_event_stats(tmp_path / "run.db", "decision")
     assert [event.details for event in events] == [d.as_details() for d in decisions]
     assert set(events[0].details) == {"t", "stage", "from", "to", "before", "after", "reason"}
-    instants = [i for i in loader._state.stats.timeline().instants if i.name == "decision"]
+    instants = [i for i in loader.profile().timelines[0].instants if i.name == "decision"]
     assert [i.details for i in instants] == [d.as_details() for d in decisions]
     assert str(decisions[0]) in caplog.text
     assert texts[-1] == f"PerfParams.manual(num_workers={loader.num_workers})"

@@ -12,6 +12,7 @@ import weakref
 import pytest
 import torch
 from _gates import num_fds, until
+from _inside import children_of, pool_of, state_of, tuner_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _tuners import RandomTuner
 from test_autotune_live import Augmented, auto
@@ -107,9 +108,9 @@ def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random,
     found = []
     for _ in range(12):
         found.append([batch.tolist() for batch in loader])
-        if loader._state.moving.is_settled:
+        if state_of(loader).moving.is_settled:
             break
-    moving, before = loader._state.moving, len(loader.decisions)
+    moving, before = state_of(loader).moving, len(loader.decisions)
     assert moving.has_moved == (gain == 0.0), moving.reason
     found.append([batch.tolist() for batch in loader])
     torch.manual_seed(5)
@@ -152,19 +153,28 @@ class WhoWaits(Dataset):
         return torch.tensor([index, os.getpid(), info.id, info.num_workers])
 
 
+def hold(batches):
+    """Nothing is tuned by itself."""
+    tuner_of(batches)._due = float("inf")
+
+
+def resize(batches, number):
+    """Have so many workers from now on."""
+    tuner_of(batches)._resize(pool_of(batches), number)
+
+
 def test_processes_join_and_leave_in_an_epoch():
     """Four samples are made at once after growth. Those that leave answer their jobs first, and
     end; figures and rows of all are kept."""
     dataset = WhoWaits()
     loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}))
     batches = iter(loader)
-    pool, tuner = batches._pool, batches._tuner
-    tuner._due = float("inf")
-    tuner._resize(batches._pool, 4)
+    hold(batches)
+    resize(batches, 4)
     batches._submit_more()
     dataset.wait_inside(4)  # the first process has the second sample as well
     assert len(children()) == 4
-    tuner._resize(batches._pool, 1)
+    resize(batches, 1)
     dataset.open()
     made = torch.cat(list(batches)).tolist()
     assert [index for index, *_ in made] == list(range(60))
@@ -174,9 +184,9 @@ def test_processes_join_and_leave_in_an_epoch():
     assert {pid for index, pid, *_ in made if index >= 8} == {made[0][1]}
     assert loader.snapshot().stages[0].tasks.num_tasks == 60
     assert loader.report().placement.num_processes == 1
-    rows = [row.name for row in loader._state.stats.timeline().rows if row.role == "stage"]
+    rows = [row.name for row in loader.profile().timelines[0].rows if row.role == "stage"]
     assert rows == [f"worker process[{n}]" for n in range(4)]
-    assert pool._children.keys() == {0}
+    assert children_of(batches).keys() == {0}
     assert children() == []
 
 
@@ -185,10 +195,10 @@ def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
     dataset = WhoWaits()
     loader = DataLoader(dataset, num_workers=auto({"num_cores": 3, "max_threads": 6}))
     batches = iter(loader)
-    batches._tuner._due = float("inf")
+    hold(batches)
     dataset.wait_inside(3)
-    leaving = batches._pool._children[2].connection.pid
-    batches._tuner._resize(batches._pool, 1)
+    leaving = children_of(batches)[2].connection.pid
+    resize(batches, 1)
     os.kill(leaving, signal.SIGKILL)
     dataset.open()
     assert torch.cat(list(batches))[:, 0].tolist() == list(range(60))
@@ -200,14 +210,14 @@ def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog
     """The log says so, and the others go on."""
     loader = DataLoader(Augmented(), num_workers=auto({"num_cores": 1, "max_threads": 6}))
     batches = iter(loader)
-    batches._tuner._due = float("inf")
+    hold(batches)
 
     def refuse(*_, **__):
         raise OSError("no more processes")
 
     monkeypatch.setattr(child_process, "_start", refuse)
-    assert batches._pool.resize(3, 6) == 1
-    assert batches._pool.resize(2, 4) == 1
+    assert pool_of(batches).resize(3, 6) == 1
+    assert pool_of(batches).resize(2, 4) == 1
     assert "no more processes" in caplog.text
     assert len(list(batches)) == 150
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from _datasets import MapData
 from _gates import until
+from _inside import pool_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
     assert_threads_end,
@@ -329,10 +330,10 @@ def test_figures_are_of_one_moment(monkeypatch):
         return counters
 
     with soon_alone():
-        epoch = batches._pool._epoch
+        epoch = pool_of(batches)._epoch
         while epoch.contention.alone is None:
             next(batches)
         monkeypatch.setattr(stats_module, "probe_counters", read_slowly)
-        stats = batches._pool.stats.snapshot()
+        stats = pool_of(batches).stats.snapshot()
         del batches
     assert stats.stages[0].thread_time > stats.elapsed

@@ -21,6 +21,7 @@ import pytest
 import torch
 from _folders import HELPERS
 from _gates import shared_memory_of, until
+from _inside import children_of, pids_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
@@ -225,7 +226,7 @@ def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
     text = batches._at_work()
     assert text.startswith("Waiting for any batch. ")
     assert text.count("sample index 4") == 1
-    children = [child.connection.pid for child in batches._pool._children.values()]
+    children = pids_of(batches)
     other = next(each for each in children if each != pid)
     os.kill(other, signal.SIGSTOP)
     try:
@@ -242,7 +243,7 @@ def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
     monkeypatch.setattr(process_stats, "_ASK_SECONDS", 0.2)
     batches, pid = held_child(in_order=False)
     recorder = batches.stats().recorder
-    silent = next(c for c in batches._pool._children.values() if c.connection.pid != pid)
+    silent = next(c for c in children_of(batches).values() if c.connection.pid != pid)
     os.kill(silent.connection.pid, signal.SIGSTOP)
     try:
         until(lambda: psutil.Process(silent.connection.pid).status() == psutil.STATUS_STOPPED)
@@ -435,7 +436,7 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     next(batches)
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    line = batches._pool._children[0].connection
+    line = children_of(batches)[0].connection
     try:
         setattr(line, part, Interrupting(getattr(line, part), method))
         if part == "_outlet":

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from _folders import HELPERS
 from _gates import until
+from _inside import children_of
 from _isolated import isolated, nothing_left
 from _isolation_data import Spawning
 from _loader_helpers import PATIENCE_SECONDS
@@ -28,6 +29,7 @@ pytestmark = [
 PROGRAM = """
     import os, signal, sys
     sys.path.insert(0, {tests!r})
+    from _inside import pids_of, pool_of
     from _isolation_data import Images, image_of
     from multiprocessing import forkserver
     from spdl_torch import DataLoader
@@ -42,9 +44,6 @@ PROGRAM = """
         found = [index for batch in batches for index in batch["index"].tolist()]
         assert found == list(range(24 - len(found), 24)), found
         return len(found)
-
-    def pids_of(batches):
-        return [child.connection.pid for child in batches._pool._children.values()]
 
     def loader(num_workers=1, **options):
         return DataLoader(Images(24), 4, num_workers=num_workers, isolation="process", **options)
@@ -101,7 +100,7 @@ PROGRAM = """
         print("stopping", flush=True)
         batches = iter(loader())
         next(batches)
-        receiver = next(t for t in batches._pool._threads.threads() if "receiver" in t.name)
+        receiver = next(t for t in pool_of(batches)._threads.threads() if "receiver" in t.name)
         del batches
         os.killpg(0, signal.SIGTERM)
         receiver.join(30)
@@ -195,7 +194,7 @@ def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     batches = iter(isolated(Spawning(), None, num_workers=1))
     pids = next(batches)
-    os.kill(batches._pool._children[0].connection.pid, signal.SIGKILL)
+    os.kill(children_of(batches)[0].connection.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
         list(batches)
     for pid in pids:

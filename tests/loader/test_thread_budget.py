@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.utils.data
+from _inside import limit_of, lock_of, pool_of, running_and_waiting, threads_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,16 @@ class Count:
     def wait_for(self, number):
         with self.changed:
             assert self.changed.wait_for(lambda: self.now >= number, PATIENCE_SECONDS)
+
+
+def is_retired(source):
+    """Whether a loader's threads were let go, until its next epoch."""
+    return pool_of(source)._is_retired
+
+
+def num_workers_of(source):
+    """How many workers a loader keeps."""
+    return len(pool_of(source)._workers)
 
 
 def loader(dataset=None, **options):
@@ -220,10 +231,10 @@ def test_many_loaders_one_after_another_have_their_32_workers(two_cores, number)
         assert indices(batches) == EXPECTED_OF_MANY
         gate.clear()
     assert count.most == 32
-    retired = [each._iterator._pool._is_retired for each in loaders]
+    retired = [is_retired(each) for each in loaders]
     assert retired == [True] * (number - 2) + [False] * 2
     for each in loaders[:-2]:
-        for thread in each._iterator._pool._threads_of.values():
+        for thread in threads_of(each):
             thread.join(PATIENCE_SECONDS)
     assert len(worker_threads()) == 64
 
@@ -297,7 +308,7 @@ def test_dropped_loaders_end_their_waiting_workers(two_cores):
     first = iter(loader(Gated(gate, count)))
     count.wait_for(4)
     others = [iter(loader(Gated(gate, count))) for _ in range(3)]
-    waiting = [t for t in worker_threads() if t not in first._pool._threads_of.values()]
+    waiting = [t for t in worker_threads() if t not in threads_of(first)]
     assert len(waiting) == 12
     del others
     gc.collect()
@@ -306,7 +317,7 @@ def test_dropped_loaders_end_their_waiting_workers(two_cores):
         assert not thread.is_alive()
     gate.set()
     assert plain(first) == EXPECTED
-    assert (count.most, budget._num_running, list(budget._waiters)) == (4, 0, [])
+    assert (count.most, *running_and_waiting(budget)) == (4, 0, [])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -316,7 +327,7 @@ def test_forked_child_has_a_budget_of_its_own(two_cores):
     gate, count = threading.Event(), Count()
     iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
     count.wait_for(2)
-    with budget._lock:
+    with lock_of(budget):
         pid = os.fork()
         if not pid:
             os._exit(int(budget.is_scarce or len(budget._active) > 0 or not _can_load()))
@@ -369,7 +380,7 @@ class Looks:
         self.now += seconds
         self.budget.enter(self.worker, Open())
         self.budget.leave(self.worker)
-        return self.budget._limit
+        return limit_of(self.budget)
 
 
 class Lookout(ThreadBudget):
@@ -426,7 +437,7 @@ def test_one_of_those_that_wait_looks_for_all(monkeypatch):
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
     assert ways == {0: "turn", 1: "turn", 2: "closed"}
-    assert (lookout._num_running, len(lookout._waiters)) == (0, 0)
+    assert running_and_waiting(lookout) == (0, [])
 
 
 def test_limit_follows_what_cores_and_gil_have_room_for(monkeypatch):
@@ -451,7 +462,7 @@ def test_what_storage_had_room_for_is_remembered(monkeypatch):
     looks.budget.end(looks.pools[1])
     assert not looks.budget.is_scarce
     looks.budget.begin(looks.pools[1], 32)
-    assert (looks.budget.is_scarce, looks.budget._limit) == (True, 16)
+    assert (looks.budget.is_scarce, limit_of(looks.budget)) == (True, 16)
 
 
 @given(
@@ -465,7 +476,7 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
     counted = ThreadBudget(num_cores)
     pools = [Pool(size) for size in sizes]
     workers = [activity for pool in pools for activity in pool.activities]
-    pool_of = {activity: pool.activities for pool in pools for activity in pool.activities}
+    mates_of = {activity: pool.activities for pool in pools for activity in pool.activities}
     active = {}
     for step, number in steps:
         pool, worker = pools[number % len(pools)], workers[number % len(workers)]
@@ -476,8 +487,8 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
             active.pop(pool, None)
             counted.end(pool)
         elif step == "<" and worker.job is None:
-            others = {other for other in workers if other.has_turn} - set(pool_of[worker])
-            if counted.is_scarce and counted._num_running >= num_cores and others:
+            others = {other for other in workers if other.has_turn} - set(mates_of[worker])
+            if counted.is_scarce and running_and_waiting(counted)[0] >= num_cores and others:
                 continue  # it would wait
             if counted.is_scarce:
                 counted.enter(worker, Open())
@@ -487,8 +498,8 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
             if worker.has_turn:
                 counted.leave(worker)
         assert counted.is_scarce == (len(active) > 1 and sum(active.values()) > num_cores)
-        assert counted._num_running == sum(each.has_turn for each in workers)
-        assert not counted.is_scarce or counted._limit == num_cores
+        assert running_and_waiting(counted)[0] == sum(each.has_turn for each in workers)
+        assert not counted.is_scarce or limit_of(counted) == num_cores
         for each in pools:
             turns = each.activities[0].turns
             assert turns.num_running == sum(worker.has_turn for worker in each.activities)
@@ -496,7 +507,7 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
     for worker in workers:
         if worker.has_turn:
             counted.leave(worker)
-    assert counted._num_running == 0
+    assert running_and_waiting(counted)[0] == 0
 
 
 class Open:
@@ -543,13 +554,13 @@ def test_threads_of_resting_loaders_are_let_go(monkeypatch):
     assert [plain(again), plain(again)] == [first[0], second[0]]
     assert (first, second[0] != expected) == ([expected] * 20, True)
     assert second == [second[0]] * 20
-    retired = [each._iterator._pool._is_retired for each in [*loaders, again]]
+    retired = [is_retired(each) for each in [*loaders, again]]
     assert retired == [True] * 18 + [False] * 3
     for each in loaders[:18]:
-        for thread in each._iterator._pool._threads_of.values():
+        for thread in threads_of(each):
             thread.join(PATIENCE_SECONDS)
     assert len(worker_threads()) == 12
-    kept = [len(each._iterator._pool._workers) for each in loaders]
+    kept = [num_workers_of(each) for each in loaders]
     assert kept == [4] * 20
     assert Opened.num_opened <= 20 * 4  # each worker at most once, in all epochs
 
@@ -575,9 +586,8 @@ def test_workers_whose_thread_may_matter_keep_it(monkeypatch, options):
     loaders += [loader(Unvouched(), persistent_workers=True) for _ in range(2)]
     for each in loaders:
         list(each)
-    pools = [each._iterator._pool for each in loaders]
-    assert [pool._is_retired for pool in pools] == [False] * 5
-    assert all(thread.is_alive() for pool in pools for thread in pool._threads_of.values())
+    assert [is_retired(each) for each in loaders] == [False] * 5
+    assert all(thread.is_alive() for each in loaders for thread in threads_of(each))
 
 
 def test_loader_with_retired_threads_is_freed_with_its_dataset(monkeypatch):
@@ -587,8 +597,8 @@ def test_loader_with_retired_threads_is_freed_with_its_dataset(monkeypatch):
     alive = weakref.ref(dataset)
     source, other = loader(dataset, persistent_workers=True), loader(persistent_workers=True)
     list(source), list(other)
-    threads = list(source._iterator._pool._threads_of.values())
-    source._iterator._pool.retire()
+    threads = threads_of(source)
+    pool_of(source).retire()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
     gc.disable()
@@ -603,7 +613,7 @@ def test_retiring_races_with_the_next_epoch():
     """Another loader lets the threads go while this one's loop begins, again and again."""
     source, stop = loader(persistent_workers=True, seed=None), threading.Event()
     list(source)
-    pool = source._iterator._pool
+    pool = pool_of(source)
 
     def retire():
         while not stop.is_set():
@@ -617,4 +627,4 @@ def test_retiring_races_with_the_next_epoch():
     finally:
         stop.set()
         rival.join()
-    assert len(pool._workers) == 4
+    assert num_workers_of(source) == 4

@@ -24,6 +24,7 @@ import pytest
 import torch
 from _folders import HELPERS
 from _gates import in_thread, num_fds, result_of, until
+from _inside import children_of, pool_of
 from _isolated import bits, epochs_of, nothing_left
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
@@ -222,7 +223,7 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     options = {"seed": 1, "timeout": PATIENCE_SECONDS, "multiprocessing_context": "forkserver"}
     batches = iter(divided(Images(40), 2, processes=3, **options))
     found = [bits(next(batches)) for _ in range(3)]
-    until(lambda: batches._pool.is_up)
+    until(lambda: pool_of(batches).is_up)
     begin, started = threading.Event(), child_process.start_child
 
     def late(*args):
@@ -230,16 +231,16 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
         return started(*args)
 
     monkeypatch.setattr(connection, "start_child", late)
-    killed = batches._pool._children[1].connection.pid
+    killed = children_of(batches)[1].connection.pid
     os.kill(killed, signal.SIGKILL)
     found += [bits(next(batches)) for _ in range(10)]
     until(lambda: "The others make its batches again: " in caplog.text)
-    successor = batches._pool._children[1]
+    successor = children_of(batches)[1]
     assert not successor.jobs
-    assert batches._pool._places_at_work() == [0, 2]
+    assert pool_of(batches)._places_at_work() == [0, 2]
     begin.set()
-    until(lambda: batches._pool.is_up)
-    assert batches._pool._places_at_work() == [0, 1, 2]
+    until(lambda: pool_of(batches).is_up)
+    assert pool_of(batches)._places_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
 
@@ -720,7 +721,7 @@ def test_what_workers_did_is_known_after_their_epoch():
     """Their processes have ended with it; the trace of that epoch has their rows all the same."""
     loader = DataLoader(Computing(), batch_size=4, num_workers=2)
     num_batches = sum(1 for _ in loader)
-    rows = [row for row in loader._state.stats.timeline().rows if row.stage == "worker process"]
+    rows = [row for row in loader.profile().timelines[0].rows if row.stage == "worker process"]
     assert [row.replica for row in rows] == [0, 1]
     num_turns = sum(len(row.turns) for row in rows)
     assert num_batches - 2 <= num_turns <= num_batches  # a batch is sent before its turn is noted
@@ -810,7 +811,7 @@ def test_children_get_equally_many_jobs_where_the_loop_is_slower():
     loader = divided(MakerOf(), processes=2, prefetch_factor=4)
     iterator, pids = iter(loader), []
     for _ in range(20):
-        until(lambda: all(not child.jobs for child in iterator._pool._children.values()))
+        until(lambda: all(not child.jobs for child in children_of(iterator).values()))
         pids.append(next(iterator).item())
     # The first 8 jobs were given out while the children began: whoever was quicker got more.
     assert sorted(Counter(pids[8:]).values()) == [6, 6]

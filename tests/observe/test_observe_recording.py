@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.data
 from _datasets import SafeIndices
+from _inside import watchers_of
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.observe import (
@@ -130,7 +131,7 @@ def test_block_that_raises_keeps_what_there_was(tmp_path):
         assert connection.execute("SELECT ended IS NOT NULL, num_dropped FROM run").fetchall() == [
             (1, 0)
         ]
-    assert source._epoch_watchers == ()
+    assert watchers_of(source) == ()
 
 
 def test_several_loaders_have_numbers_and_names(tmp_path):
@@ -189,7 +190,7 @@ def test_copies_are_not_recorded(tmp_path, kind):
     source, path = LOADERS[kind](), tmp_path / "run.db"
     with recording(source, path, interval_seconds=NEVER):
         for other in (copy.copy(source), pickle.loads(pickle.dumps(source))):
-            assert other._epoch_watchers == ()
+            assert watchers_of(other) == ()
             assert len(list(other)) == len(list(loader(0) if kind == "threads" else pipeline()))
         list(source)
     assert num_fetched(path) == NUM_ITEMS
@@ -203,7 +204,7 @@ def test_forked_workers_go_on_without_the_parents_lock(tmp_path):
         source, batch_size=None, num_workers=1, multiprocessing_context="fork"
     )
     with recording(source, path, interval_seconds=NEVER):
-        (watcher,) = source._epoch_watchers
+        (watcher,) = watchers_of(source)
         with watcher():
             assert len(list(theirs)) == NUM_ITEMS
         list(source)

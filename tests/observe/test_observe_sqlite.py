@@ -223,12 +223,12 @@ def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkey
 @pytest.mark.parametrize("many", [True, False])
 def test_writer_is_woken_when_many_entries_wait(many, tmp_path):
     """It does not sleep through its interval while entries pile up; a few wait for its end."""
-    entries = [task_entry(float(number)) for number in range(2 * sqlite_module._MANY_WAIT)]
+    entries = [task_entry(float(number)) for number in range(2 * sqlite_module.MANY_WAIT)]
     with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
         for entry in entries if many else entries[:10]:
             writer.log(entry)
         if many:
-            until(lambda: len(query_task_stats(tmp_path / "s.db")) > sqlite_module._MANY_WAIT)
+            until(lambda: len(query_task_stats(tmp_path / "s.db")) > sqlite_module.MANY_WAIT)
         assert query_task_stats(tmp_path / "s.db") or not many
     assert len(query_task_stats(tmp_path / "s.db")) == (len(entries) if many else 10)
     assert writer.num_dropped == 0

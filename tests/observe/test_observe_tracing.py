@@ -265,13 +265,13 @@ def test_a_stall_is_written_once(dumps, monkeypatch):
     """A wait that is too long leaves one trace, which shows who waits, however often the recorder
     looks; the next wait leaves another."""
     op, looks = GatedOp(), []
-    too_long = flight_recorder_module._Watch._too_long
+    too_long = flight_recorder_module.Watch.too_long
 
     def look(watch, since_when):
         looks.append(since_when)
         return too_long(watch, since_when)
 
-    monkeypatch.setattr(flight_recorder_module._Watch, "_too_long", look)
+    monkeypatch.setattr(flight_recorder_module.Watch, "too_long", look)
     pipeline = PipelineBuilder().add_source(range(3)).pipe(op).add_sink().build()
     with flight_recorder(dumps.folder, stall_seconds=0.05), pipeline.auto_stop():
         taker = threading.Thread(target=lambda: list(pipeline))

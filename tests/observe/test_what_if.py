@@ -261,15 +261,15 @@ def test_bench_counts_what_is_near_and_leaves_out_what_is_unknown():
     report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
     found = report.what_if(num_workers=4)
     base = 0.9 * found.base_rate
-    figures = table_what_if._figures([found] * 3, [base] * 3, [2 * base] * 3)
+    figures = table_what_if.figures_of([found] * 3, [base] * 3, [2 * base] * 3)
     assert figures["predicted"] == pytest.approx(base * (1 + found.gain))
     assert figures["error"] == pytest.approx((1 + found.gain) / 2 - 1)
     unknown = shortened(report, 0.4, 400).what_if(num_workers=4)
     with pytest.raises(Refused, match="cannot be known: the window is short"):
-        table_what_if._figures([found, unknown, unknown], [base] * 3, [base] * 3)
+        table_what_if.figures_of([found, unknown, unknown], [base] * 3, [base] * 3)
     table = load_table("what-if")
     for name in (row.name for row in table.contenders):
-        assert table_what_if._case(name).question
+        assert table_what_if.case_of(name).question
     bench = BenchReport(title="", metrics=table.metrics, settings={})
     bench.add("near", {**figures, "other_cores": 0.1})
     bench.add("far", {**figures, "error": 0.5, "other_cores": 1.0})

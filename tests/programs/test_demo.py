@@ -450,7 +450,7 @@ def test_quiet_rounds():
 
 def test_memory_counts_descendants():
     """Children of children belong to the tree, others do not."""
-    assert memory._descendants(5, {5: 1, 6: 5, 7: 6, 8: 1}) == [5, 6, 7]
+    assert memory.descendants(5, {5: 1, 6: 5, 7: 6, 8: 1}) == [5, 6, 7]
 
 
 def test_memory_of_this_process():

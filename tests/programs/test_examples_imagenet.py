@@ -344,10 +344,10 @@ def test_outputs_are_found_when_the_folder_has_fewer_classes(photographs, tmp_pa
 def test_published_outputs_have_names_when_they_are_imagenets():
     """timm knows them; nobody guesses."""
     pytest.importorskip("timm")
-    names = _imagenet_model._published_classes(1000, ["n01440764", "n15075141"])
+    names = _imagenet_model.published_classes(1000, ["n01440764", "n15075141"])
     assert (names[0], names[-1]) == ("n01440764", "n15075141")
     with pytest.raises(_imagenet.SetupError, match="--class-map FILE"):
-        _imagenet_model._published_classes(1000, ["cat", "dog"])
+        _imagenet_model.published_classes(1000, ["cat", "dog"])
 
 
 def test_weights_of_another_folder_are_where_training_begins(photographs, tmp_path, capsys):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from _datasets import Points
+from _inside import state_of
 from _tuners import RandomTuner
 from _wandb_file import wandb_history
 from torch.utils._pytree import tree_leaves
@@ -223,7 +224,7 @@ class UntilMoved(lightning.Callback):
         self.num_steps = 0
 
     def on_train_batch_end(self, trainer, *_):
-        self.num_steps += trainer.train_dataloader._state.moving.has_moved
+        self.num_steps += state_of(trainer.train_dataloader).moving.has_moved
         trainer.should_stop = self.num_steps == 20
 
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from _datasets import SafeIndices
+from _inside import watchers_of
 from _wandb_file import wandb_history
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -175,7 +176,7 @@ def test_errors_name_what_was_expected():
         pass
     with recording(source, logger=[]):
         assert len(list(source)) == 6
-    assert source._epoch_watchers == ()
+    assert watchers_of(source) == ()
 
 
 # -- services, in the forms that need none ---------------------------------------------------------

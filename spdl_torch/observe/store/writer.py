@@ -27,7 +27,7 @@ _logger = logging.getLogger("spdl_torch.observe")
 
 _MOST_PENDING = 100_000  # entries kept in memory while the file cannot be written; about 50 MB
 _MOST_WAITING = 1_000_000  # and while it can, until the writer's thread has had its turns
-_MANY_WAIT = 1000  # entries for which the writer does not wait for the end of its interval
+MANY_WAIT = 1000  # entries for which the writer does not wait for the end of its interval
 _MOST_VALUES = 999  # in one statement, of every release of SQLite
 
 
@@ -143,7 +143,7 @@ class SQLiteStatsWriter:
         num_waiting = self._own.qsize()
         if num_waiting < (_MOST_PENDING if self._has_complained else _MOST_WAITING):
             self._own.put(entry)
-            if num_waiting >= _MANY_WAIT and not self._is_called:
+            if num_waiting >= MANY_WAIT and not self._is_called:
                 self._is_called = True
                 self._calls.put(True)
         else:

@@ -51,7 +51,7 @@ def flight_recorder(
     for name, value in (("stall_seconds", stall_seconds), ("last_seconds", last_seconds)):
         if value is not None and value <= 0:
             raise ValueError(f"flight_recorder: {name} must be > 0, got {value}.")
-    watch = _Watch(Path(folder), stall_seconds, last_seconds)
+    watch = Watch(Path(folder), stall_seconds, last_seconds)
     with _handling(on_signal, watch):
         watch.start()
         try:
@@ -64,7 +64,7 @@ def flight_recorder(
             watch.stop()
 
 
-class _Watch:
+class Watch:
     """The thread that waits for a signal, and checks for waits that are too long."""
 
     def __init__(self, folder: Path, stall_seconds: float | None, last_seconds: float) -> None:
@@ -121,7 +121,7 @@ class _Watch:
             if woken:
                 self.dump("signal")
                 continue
-            waits, steps = self._too_long("waiting_since_ns"), self._too_long("busy_since_ns")
+            waits, steps = self.too_long("waiting_since_ns"), self.too_long("busy_since_ns")
             if waits - self._traced:
                 _logger.warning("flight_recorder: a loop waits for data. %s", _at_work())
                 self.dump("stall")
@@ -130,7 +130,7 @@ class _Watch:
                 self.dump("step")
             self._traced = waits | steps
 
-    def _too_long(self, since_when: str) -> set[int]:
+    def too_long(self, since_when: str) -> set[int]:
         """Return the starts of the waits for a batch, or the steps with one, that are too long."""
         assert self._stall_seconds is not None, "guaranteed by _run: it looks only then"
         latest = perf_counter_ns() - int(self._stall_seconds * 1e9)
@@ -147,7 +147,7 @@ def _at_work() -> str:
 
 
 @contextmanager
-def _handling(number: int | None, watch: _Watch) -> Iterator[None]:
+def _handling(number: int | None, watch: Watch) -> Iterator[None]:
     if number is None or threading.current_thread() is not threading.main_thread():
         yield
         return
