@@ -30,7 +30,7 @@ from spdl_torch.observe.plot.data import merge_spans, pair_collections
 from spdl_torch.observe.plot.panels import QUEUE_PANELS, TASK_PANELS
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
-pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 
 TIMES = ("put_time", "get_time")
 
@@ -536,7 +536,7 @@ assert "matplotlib.pyplot" not in sys.modules
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={"PATH": "", "MPLCONFIGDIR": str(tmp_path)},
+        env={"PATH": "", "MPLCONFIGDIR": matplotlib.get_cachedir()},  # with its list of fonts
         capture_output=True,
         text=True,
     )

@@ -574,14 +574,14 @@ CAUSES = {
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_cause_is_found_on_real_threads(cause):
-    """Two seconds of each kind of trouble; more where other programs disturb those."""
+    """A second of each kind of trouble; more where other programs disturb it."""
     source, op, concurrency, consume = CAUSES[cause]
     builder = PipelineBuilder().add_source(source).pipe(op, name="op", concurrency=concurrency)
     dataset = PipelineDataset(builder.add_sink())
     for number, item in enumerate(dataset):
         if consume is not None:
             consume(item)
-        if number % 10 == 0 and (elapsed := dataset.snapshot().elapsed) >= 2.0:
+        if number % 10 == 0 and (elapsed := dataset.snapshot().elapsed) >= 1.0:
             report = dataset.report()
             if report.verdict.cause is cause or elapsed >= 20.0:
                 break
