@@ -422,9 +422,9 @@ class Interrupting:
 @pytest.mark.parametrize(
     ("part", "method", "found"),
     [
-        ("_outlet", "send", {"training", "worker process"}),  # questions have a pipe of their own
-        ("_replies", "get", {"training"}),
-        ("_control", "send_bytes", {"training"}),
+        ("outlet", "send", {"training", "worker process"}),  # questions have a pipe of their own
+        ("replies", "get", {"training"}),
+        ("pipe", "send_bytes", {"training"}),
     ],
 )
 def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
@@ -438,8 +438,8 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
     line = children_of(batches)[0].connection
     try:
-        setattr(line, part, Interrupting(getattr(line, part), method))
-        if part == "_outlet":
+        setattr(owner, part, Interrupting(getattr(owner, part), method))
+        if part == "outlet":
             next(batches)
         else:
             profiles.append(loader.profile())

@@ -9,10 +9,6 @@ thread is then a copy of the caller's, with the thread-local and context variabl
 finds there (the precision of decimals, numpy's error handling, torch's grad mode). A copy of the
 receiver would lack them; and what other threads keep in theirs is freed in the child, where a
 library may wait for ever for threads that are not there. Signal handlers run after the start.
-
-A message is written by whoever sends it, as far as it fits into the pipe. What does not fit (a job
-with 100,000 indices, while the child is busy with another) goes to a second thread, the sender,
-which exists only then: neither the loop nor the receiver ever waits for the child to read.
 """
 
 from __future__ import annotations
@@ -21,23 +17,21 @@ import errno
 import logging
 import os
 import pickle
-import signal
 import socket
 import threading
 from functools import partial
 from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.channel.channel import Channel
-from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.failures import text_of
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
-from .error_pickle import unpack_error
-from .framing import framed, socket_of
-from .messages import Answer, Ask, Fatal, LogLine, Reply, Up
+from .ending import NO_GUARD, Ending
+from .framing import socket_of
+from .messages import Answer, Fatal, LogLine, Reply, Up
+from .outgoing import Outgoing
 from .process import ChildProcess, start_child
-from .signals import TRAINERS, handlers_deferred
+from .questions import Questions
+from .signals import handlers_deferred
 from .start_methods import forks
 
 if TYPE_CHECKING:
@@ -47,19 +41,11 @@ if TYPE_CHECKING:
 
     from ...pipeline.threads.thread_group import ThreadGroup
     from .child import Beginning
-    from .error_pickle import PackedError
     from .shared_memory import Mappings
 
 _END_SECONDS = 10.0  # for a child to end when asked; twice what it gives to its last samples
 
 _MOST_LIVES = 3  # attempts, if a signal kills the child before it handles signals
-
-_MOST_UNSENT = 1_000_000
-
-_NO_GUARD = (
-    ' The child runs a script again whose loop is not under `if __name__ == "__main__":`, and ends '
-    "this way."
-)
 
 
 class ChildConnection:
@@ -67,8 +53,6 @@ class ChildConnection:
 
     hear: called with every Answer, on the receiver's thread.
     ended: called on the same thread when the child has ended.
-
-    The child's worker reads the jobs itself, so questions go by a pipe of their own.
     """
 
     def __init__(
@@ -80,6 +64,9 @@ class ChildConnection:
         ended: Callable[[], None],
     ) -> None:
         self.mappings = mappings
+        self.questions = Questions()
+        self.is_up = False
+        """Whether the child has said that it is ready for messages."""
         self.is_over = False
         self.pid = 0
         self._context = context
@@ -91,36 +78,15 @@ class ChildConnection:
         self._tried = threading.Lock()
         self._tried.acquire()
         self._was_tried = False
-        self.is_up = False
-        """Whether the child has said that it is ready for messages."""
         self._is_hung_up = False
-        self._fatal: tuple[str, PackedError] | None = None
-        self._broken: BaseException | None = None
-        self._exit_code: int | None = None
-        self._was_terminated = False
-        self._is_cut_off = False  # by Ctrl-C in the middle of a message
+        self.ending = Ending()
+        self.outgoing = Outgoing()
         self._connection: Connection | None = None
         self._control: Connection | None = None  # for questions
-        # If there is one, messages are written to it: a non-blocking write, which the training
-        # thread makes for each job, takes half the time of checking for room and then writing.
-        self._outlet: socket.socket | None = None
-        self._hook: socket.socket | None = None
+        self._hook: socket.socket | None = None  # the connection as a socket
         self._hook_lock = threading.RLock()  # re-entrant: a finalizer may hang up
         self._child: ChildProcess | None = None
         self._threads: ThreadGroup | None = None
-        self._backlog: list[bytes] = []  # messages for a child that is not up yet
-        self._unsent = Channel[bytes](_MOST_UNSENT)  # those that the sender is to write
-        self._num_unsent = 0  # with the one that it writes now
-        self._has_sender = False
-        # Re-entrant: a signal handler may ask while the thread that it interrupted sends or asks;
-        # it then gets no answer. _send_lock also guards _backlog, _num_unsent and closing; nobody
-        # who holds it waits for the child.
-        self._send_lock = threading.RLock()
-        # Held by the sender while it writes, which may take long, and for closing the connection.
-        self._write_lock = threading.Lock()
-        self._ask_lock = threading.RLock()
-        self._is_sending = self._is_asking = False
-        self._replies = Channel[Reply](1_000)
         _live.add(self)
 
     # Called on the trainer's threads:
@@ -137,11 +103,11 @@ class ChildConnection:
             return
         threads.spawn("receiver", partial(self._run_receiver, begin))
         self._tried.acquire()
-        if self._child is None and self._broken is not None:
+        if self._child is None and self.ending.broken is not None:
             try:
-                raise self._broken
+                raise self.ending.broken
             finally:
-                self._broken = None  # break the cycle: the error's traceback holds this frame
+                self.ending.broken = None  # break the cycle: the error's traceback holds this frame
 
     def _start_forked(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:
         """Fork the child on this thread, and start its receiver."""
@@ -167,110 +133,17 @@ class ChildConnection:
         """
         content = pickle.dumps(message, 5)
         try:
-            with self._send_lock:
-                if self._is_sending:
-                    return False
-                self._is_sending = True
-                try:
-                    self._say(content)
-                finally:
-                    self._is_sending = False
-        except OSError:
-            pass
+            return self.outgoing.send(content)
         except BaseException:  # Ctrl-C mid-message: the child could not parse what follows
-            self._is_cut_off = True
+            self.ending.is_cut_off = True
             self.hang_up()
             raise
-        return True
-
-    def _say(self, content: bytes) -> None:
-        """Write a message without waiting, and queue what does not fit. _send_lock is held."""
-        if not self.is_up or self._connection is None:
-            if not self.is_over:
-                self._backlog.append(content)
-            return
-        outlet = self._outlet
-        if outlet is not None:
-            content = framed(content)
-            if not self._num_unsent:
-                try:
-                    num_written = outlet.send(content, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    num_written = 0
-                if num_written == len(content):
-                    return
-                content = content[num_written:]
-        self._leave_to_sender(content)
-
-    def _leave_to_sender(self, content: bytes) -> None:
-        assert self._threads is not None, "guaranteed by start(): the child is up"
-        if not self._has_sender:
-            self._has_sender = True
-            self._threads.spawn("sender", self._run_sender)
-        try:
-            self._unsent.put(content)
-            self._num_unsent += 1
-        except ChannelClosed:
-            pass  # hung up
-
-    def _run_sender(self) -> None:
-        """Write messages, or what is left of one, in the order in which they were sent, each as
-        soon as the child reads.
-        """
-        try:
-            while True:
-                content = self._unsent.get()
-                with self._write_lock:
-                    if self._connection is None:
-                        return
-                    if self._outlet is None:
-                        self._connection.send_bytes(content)
-                    else:
-                        self._outlet.sendall(content)
-                with self._send_lock:
-                    self._num_unsent -= 1
-        except (ChannelClosed, OSError):
-            pass  # hung up, or the child is gone: the receiver notices
-
-    def ask(self, question: str, argument: Any = None, *, timeout: float) -> Any:
-        """Ask the child and return its answer.
-
-        None: the child is gone or did not answer within ``timeout`` seconds, or the caller is a
-        signal handler that interrupted another question.
-        """
-        with self._ask_lock:
-            if self._is_asking or self._threads is None:  # not started yet
-                return None
-            self._is_asking = True
-            try:
-                while len(self._replies):
-                    self._replies.get()  # a late answer, for a caller that has given up
-                if not self._put_question(Ask(question, argument)):
-                    return None
-                reply = self._replies.get(timeout)
-                while reply.question != question:
-                    reply = self._replies.get(timeout)
-            except (ChannelClosed, TimeoutError):
-                return None
-            finally:
-                self._is_asking = False
-        return reply.value
-
-    def _put_question(self, message: Ask) -> bool:
-        with self._send_lock:
-            if not self.is_up or self._control is None:
-                return False
-            try:
-                self._control.send_bytes(pickle.dumps(tuple(message), 5))
-            except OSError:
-                return False
-        return True
 
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""
         self._is_hung_up = True  # before looking for a hook: see _connect
-        self._replies.close()
-        self._unsent.close()
+        self.questions.hang_up()
+        self.outgoing.hang_up()
         with self._hook_lock:
             hook, child = self._hook, self._child
         try:
@@ -299,49 +172,20 @@ class ChildConnection:
     @property
     def was_killed(self) -> bool:
         """Whether the child, now ended, could start and was not ended by this program itself."""
-        at_fault = self._fatal or self._broken or self._is_cut_off or self._was_terminated
-        return self._could_start and not at_fault and not self._is_hung_up
+        return self._could_start and not (self.ending.is_of_this_program or self._is_hung_up)
 
     @property
     def _could_start(self) -> bool:
         """Whether the child was up, or a signal ended it before."""
-        return self.is_up or (self._exit_code is not None and self._exit_code < 0)
+        return self.is_up or self.ending.is_by_signal
 
     def fail(self, error: BaseException) -> None:
         """Note why the process could not be started, for ``death``."""
-        self._broken = error
+        self.ending.broken = error
 
     def death(self) -> BaseException:
         """Return a new exception that says why the child ended unasked."""
-        if self._fatal is not None:
-            what, error = self._fatal
-            cause = unpack_error(error)
-            raised = RuntimeError(f"DataLoader: {what}: {text_of(cause)}")
-            raised.__cause__ = cause
-            for note in getattr(cause, "__notes__", ()):
-                raised.add_note(note)
-            return raised
-        where = f"the worker process (pid {self.pid})"
-        if self._broken is not None:
-            raised = RuntimeError(
-                f"DataLoader: this process could not receive what {where} sent: "
-                f"{type(self._broken).__name__}: {self._broken}"
-            )
-            raised.__cause__ = self._broken
-            return raised
-        if self._is_cut_off:
-            return RuntimeError(
-                f"DataLoader: {where} was stopped because Ctrl-C came in the middle of a message "
-                "to it. Call iter(loader) again; state_dict() says where the epoch stands."
-            )
-        if self._was_terminated:
-            return RuntimeError(
-                f"DataLoader: {where} was ended by Process.terminate(), which something in this "
-                "program called. When ending multiprocessing.active_children(), leave out those "
-                'named "spdl-loader".'
-            )
-        end = _describe_end(self._exit_code)
-        return RuntimeError(f"DataLoader: {where} {end}{'' if self._could_start else _NO_GUARD}")
+        return self.ending.death(self.pid, could_start=self._could_start)
 
     # Called on the receiver's thread:
 
@@ -358,10 +202,10 @@ class ChildConnection:
                 self._live(forked)
                 # Signals that a forked child gets while it is being started wait for its handlers.
                 has_lived = self.is_up or self._is_hung_up or forked is not None
-                if has_lived or not self._met_a_signal():
+                if has_lived or not self.ending.may_be_a_trainers_signal:
                     break
         except BaseException as error:
-            self._broken = error
+            self.ending.broken = error
         finally:
             self._end()
 
@@ -370,10 +214,10 @@ class ChildConnection:
         self.is_over = True
         self._has_tried()
         self._beginning = None
-        self._backlog.clear()
+        self.outgoing.drop_backlog()
         self.mappings.close()
-        self._replies.close()
-        self._unsent.close()
+        self.questions.hang_up()
+        self.outgoing.hang_up()
         self._ended()
 
     def _live(self, child: ChildProcess | None) -> None:
@@ -398,7 +242,7 @@ class ChildConnection:
         except BrokenPipeError as error:
             raise RuntimeError(
                 "DataLoader: the worker process ended while it was sent the dataset; its last "
-                f"words are on stderr.{_NO_GUARD}"
+                f"words are on stderr.{NO_GUARD}"
             ) from error
         finally:
             theirs.close()
@@ -416,7 +260,7 @@ class ChildConnection:
         control, self._control = self._context.Pipe(duplex=False)
         # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
         with self._hook_lock:
-            self._hook = self._outlet = socket_of(self._connection)
+            self._hook = socket_of(self._connection)
         # hang_up() on another thread sets the flag and then looks for a hook; here the hook is set
         # first and the flag read after, so at least one of the two sees the other. Both take the
         # lock in between: without a GIL a core may read before others see what it wrote.
@@ -446,7 +290,7 @@ class ChildConnection:
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
                 try:
-                    descriptor = None if self._outlet is None else _descriptor_from(self._outlet)
+                    descriptor = None if self._hook is None else _descriptor_from(self._hook)
                 except EOFError:
                     return False
                 self.mappings.open(packed.ticket, descriptor)
@@ -454,26 +298,21 @@ class ChildConnection:
         elif isinstance(message, Up):
             self._up()
         elif isinstance(message, Reply):
-            try:
-                self._replies.put(message)
-            except ChannelClosed:
-                pass
+            self.questions.answered(message)
         elif isinstance(message, LogLine):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Fatal):
-            self._fatal = message.what, message.error
+            self.ending.fatal = message
             return False
         return True
 
     def _up(self) -> None:
-        with self._send_lock:
-            self.is_up, self._beginning = True, None
-            try:
-                for content in self._backlog:
-                    self._say(content)
-            except OSError:
-                pass  # the child has just ended
-            self._backlog.clear()
+        assert self._connection is not None, "guaranteed by _connect"
+        assert self._control is not None, "guaranteed by _connect"
+        assert self._threads is not None, "guaranteed by start()"
+        self.outgoing.open(self._connection, self._hook, self._threads)
+        self.questions.open(self._control)
+        self.is_up, self._beginning = True, None
 
     def _disconnect(self) -> None:
         """Close the connection, which makes a living child end."""
@@ -483,12 +322,13 @@ class ChildConnection:
                 hook.shutdown(socket.SHUT_RDWR)  # ends a sender's wait for room, too
             except OSError:
                 pass  # the other side closed it first
-        with self._write_lock, self._send_lock:
-            own, self._connection, self._outlet = self._connection, None, None
-            control, self._control = self._control, None
-            for each in (own, control, hook):
-                if each is not None:
-                    each.close()
+        self.outgoing.detach()
+        self.questions.detach()
+        own, self._connection = self._connection, None
+        control, self._control = self._control, None
+        for each in (own, control, hook):
+            if each is not None:
+                each.close()
 
     def _reap(self, child: ChildProcess) -> None:
         # A child that was never up runs no user code, and may not notice that it is to end.
@@ -496,16 +336,8 @@ class ChildConnection:
         if not (is_up_or_ends and child.join(_END_SECONDS)):
             child.kill()
             child.join(_END_SECONDS)
-        self._exit_code, self._was_terminated = child.exit_code(), child.was_terminated
+        self.ending.reaped(child)
         child.close()
-
-    def _met_a_signal(self) -> bool:
-        """Return whether a signal may have killed the child before it left signals to the trainer.
-
-        A fork server's child cannot be protected from that, but nothing is lost, as it has not
-        answered yet. If the signal also killed the server, the exit code is unknown.
-        """
-        return self._exit_code is None or -self._exit_code in TRAINERS
 
 
 _live: LiveObjects[ChildConnection] = LiveObjects()
@@ -529,34 +361,3 @@ def _descriptor_from(source: socket.socket) -> int:
         raise EOFError from error
     except RuntimeError as error:  # this process had no free descriptor for it
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
-
-
-def _describe_end(code: int | None) -> str:
-    if code is None:
-        return (
-            "has ended with exit code 255, or in a way that only multiprocessing's fork server "
-            "knew, which has ended too."
-        )
-    if code >= 0:
-        return (
-            f"ended by itself with exit code {code}: something in it called exit, or it could not "
-            "be started; its last output is on stderr."
-        )
-    name = _signal_name(-code)
-    if name == "SIGKILL":
-        often = (
-            "The system kills the largest process when memory runs out: look at its log, and use "
-            "fewer workers or smaller batches."
-        )
-    elif -code in TRAINERS:
-        often = "Something sent it that signal while it was being started."
-    else:
-        often = "The dataset or a library that it uses has crashed there."
-    return f"was killed by {name}. {often}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # those between SIGRTMIN and SIGRTMAX have no names
-        return f"signal {number}"
