@@ -149,7 +149,7 @@ def test_threads_keep_the_work_if_children_are_never_ready(monkeypatch):
     mover.start()
     mover.join()
     pool._due_seconds = 0.0
-    pids = [child.connection.pid for child in pool._children._children.values()]
+    pids = [child.connection.pid for child in pool._children.children.values()]
     assert all(pids)
     assert rows_of(iterator) == expected()
     assert pool._state is _State.STARTING
@@ -212,7 +212,7 @@ def keep_until(local, done):
 
 
 def pids_of(children):
-    return {child.connection.pid for child in children._children.values()}
+    return {child.connection.pid for child in children.children.values()}
 
 
 def pids_of_all():
@@ -381,7 +381,7 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
         pool._hand_over(pool._threads)
         pool._go(_State.STAYED)
         next(iterator)
-    children = [child.connection for child in pool._children._children.values()]
+    children = [child.connection for child in pool._children.children.values()]
     threads = [*pool._threads._threads.threads(), *pool._children._threads.threads()]
     if way == "error":
         with pytest.raises(ZeroDivisionError, match="the loop's own"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import deque
 from dataclasses import replace
 from math import inf
@@ -26,14 +25,12 @@ from ...errors import PipelineStopped
 from ...machine.probes import probe_counters
 from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.failures import attach_note
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
-from ..error_notes import describe_batch
 from ..rng.patches import install
 from ..workers.activity import describe_activities
 from ..workers.contention import Contention
@@ -43,14 +40,16 @@ from ..workers.jobs import Failed, Loaded, Result
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
+from .losses import Losses
 from .messages import Submit
 from .process_stats import ProcessRecorder, ProcessStats
+from .roster import Roster
 from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks
 from .start_methods import context_of, forks
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...io._transfer.region import LimitedLocker
     from ..checkpoint.user_state import WorkerState
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from ..workers.load_spec import LoadSpec
     from ..workers.pool import TunedPool
     from ..workers.transfer_stage import DeviceStage
-    from .connection import ChildConnection
     from .messages import Answer
     from .shared_memory import Mappings
 
@@ -67,10 +65,6 @@ _logger = logging.getLogger("spdl_torch.data")
 _JOIN_SECONDS = 1.0
 _ASK_SECONDS = 2.0
 _MOST_EPOCHS_WAITING = 1_000
-_MOST_DEATHS = 2
-"""The number of children that may be killed while the same batch was next."""
-_MOST_REPLACED = 100
-"""The number of children that are replaced in an epoch."""
 _LOOK_SECONDS = 0.1
 """The interval at which a waiting loop checks whether it has to fork a child."""
 
@@ -82,11 +76,9 @@ class ProcessPool:
     has 5 s to finish the sample that it is fetching; then it is killed. Only the interpreter's exit
     waits for that.
 
-    Owners of its state: the loop's thread writes ``_epoch``, ``_spec`` and ``_places``;
-    ``request_stop``, on any thread, sets ``_epoch`` to None, for good. The children, their jobs,
-    the deaths and who is late change under ``_lock``, by the loop's thread and by each child's
-    receiver. ``_lost`` is written by the receiver that then closes the epoch, and read by the loop
-    after that has woken it.
+    Owners of its state: the loop's thread writes ``_epoch``, ``_spec`` and ``_losses``;
+    ``request_stop``, on any thread, sets ``_epoch`` to None, for good. The children and their jobs
+    change under the roster's lock, by the loop's thread and by each child's receiver.
     """
 
     def __init__(
@@ -98,7 +90,6 @@ class ProcessPool:
     ) -> None:
         self._finalize = spec.finalize
         self._spec = replace(spec, finalize=None, device_index=None)
-        self._has_turns = spec.has_turns
         self._context = context_of(context)
         # Forked children have the trainer's memory; others share the dataset's large arrays.
         has_blocks = CAN_SHARE_BLOCKS and not forks(self._context)
@@ -114,25 +105,13 @@ class ProcessPool:
         self.stats = ProcessStats(stages[0], stages[1], hook)
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
-        # Guards which child has which job: the trainer's thread gives jobs out, a receiver takes
-        # them from a child that has ended. Re-entrant: Ctrl-C's handler may iterate, too.
-        self._lock = threading.RLock()
-        # By place. Replaced and never changed, so that any thread may go through it.
-        self._children: dict[int, WorkerProcess] = {}
-        self._places = range(spec.num_workers)  # of those that do not leave
+        self._roster = Roster(spec.num_workers, has_turns=spec.has_turns)
         self._is_whole = True  # False once a child that was to join could not be started
-        # Those that get no jobs while others can make them: those that replace killed ones, until
-        # they are up, which takes seconds, and those whose workers could not start. Replaced and
-        # never changed, like _children, and only while _lock is held.
-        self._spared: tuple[WorkerProcess, ...] = ()
-        self._next_place = 0  # of the child whose turn it is among equals; guarded by _lock
         # Those that replace killed ones and are to be forked by the loop's thread, of which the
         # other children are copies too: see ChildConnection. A receiver appends, the loop's thread
         # takes: both are atomic on a deque.
         self._unstarted: deque[WorkerProcess] = deque()
-        self._lost: ChildConnection | None = None  # the child whose end ended the epoch
-        self._lost_job = ""  # its batch, if it had one
-        self._deaths: dict[int, int] = {}  # by the number of the batch that was next
+        self._losses = Losses()
         self._is_stopped = False
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
@@ -140,9 +119,9 @@ class ProcessPool:
         if forks(self._context):
             install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
         try:
-            for place in self._places:
+            for place in self._roster.places:
                 child = self._new_child(place, key, workers)
-                self._children = {**self._children, place: child}
+                self._roster.put(child)
                 self._start_child(child)
             self._begin_epoch(key, workers, first)
             if self._device_stage is not None:
@@ -158,44 +137,9 @@ class ProcessPool:
         self._running()
         if self._unstarted:
             self._start_successors()
-        if len(self._children) > len(self._places):
+        if len(self.children) > len(self._roster.places):
             self._part()
-        job = Submit(number, index, first, wants_state)
-        with self._lock:
-            children = self._children
-            places = self._places_at_work() if self._spared else self._places
-            if self._has_turns:
-                child = children[places[worker % len(places)]]
-            else:
-                child = self._idlest(places)
-            child.submit(job)
-
-    def _idlest(self, places: Sequence[int]) -> WorkerProcess:
-        """Return the child with the fewest jobs; of equals, whose turn it is. _lock is held.
-
-        Where the loop is slower than the children, none has a job left. If the first one always got
-        the next job, it would need shared memory for all the batches that wait.
-        """
-        count, children = len(places), self._children
-        best = self._next_place % count
-        child = children[places[best]]
-        for step in range(1, count):  # by hand: min() with a key takes 5 µs
-            at = (self._next_place + step) % count
-            other = children[places[at]]
-            if len(other.jobs) < len(child.jobs):
-                child, best = other, at
-        self._next_place = best + 1
-        return child
-
-    def _places_at_work(self) -> Sequence[int]:
-        """Return the places of the children that are not spared; all if every one is. _lock is
-        held: a receiver's thread calls this, too.
-        """
-        self._spared = tuple(
-            child for child in self._spared if child.is_broken or not child.connection.is_up
-        )
-        children = self._children
-        return [n for n in self._places if children[n] not in self._spared] or self._places
+        self._roster.submit(Submit(number, index, first, wants_state), worker)
 
     @property
     def num_taken(self) -> int:
@@ -206,18 +150,16 @@ class ProcessPool:
     def get(self, timeout: float | None) -> Result:
         """Return the next result. Raises: TimeoutError; RuntimeError: a child has ended."""
         epoch = self._running()
-        if len(self._children) == 1 and not len(epoch.outlet):
-            # The workers may need the freed slabs for the very batch that the loop waits for. (Of
+        if len(self.children) == 1 and not len(epoch.outlet):
+            # The worker may need the freed slabs for the very batch that the loop waits for. (Of
             # several children each gets its own back with its next job, which is soon.)
-            self._children[self._places[0]].send_freed()
+            for child in self.children.values():
+                child.send_freed()
         epoch.consumer.ask(epoch.outlet)
         try:
             result = self._awaited(epoch, timeout)
         except ChannelClosed:
-            if self._lost is not None:
-                death = self._lost.death()
-                if self._lost_job:
-                    attach_note(death, f"its next batch was {self._lost_job}")
+            if (death := self.loss) is not None:
                 raise death from death.__cause__
             raise
         epoch.consumer.got(result.number)
@@ -238,16 +180,11 @@ class ProcessPool:
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
-        described = [self._at_work_in(child, awaited) for child in self._children_at(awaited)]
+        described = [self._at_work_in(child, awaited) for child in self._roster.with_batch(awaited)]
         own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
         if own:
             described.append(describe_activities([], own, None))
         return "\n".join(described)
-
-    def _children_at(self, awaited: int | None) -> list[WorkerProcess]:
-        """Return the child that has the batch; all of them if any batch would do."""
-        children = list(self._children.values())
-        return [child for child in children if awaited in child.jobs] or children
 
     def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
         connection = child.connection
@@ -269,11 +206,10 @@ class ProcessPool:
         epoch.close()
         self._epoch = None  # a child that dies from here on is replaced below, or by the next epoch
         new: list[WorkerProcess] = []
-        with self._lock:
-            self._lost, self._deaths, self._lost_job = None, {}, ""
-            self._spared = tuple(child for child in self._spared if child.is_broken)
-            leaving = [c for place, c in self._children.items() if place not in self._places]
-            stay = {place: self._children[place] for place in self._places}
+        with self._roster.lock:
+            self._losses = Losses()
+            leaving = self._roster.leaving
+            stay = {place: self.children[place] for place in self._roster.places}
             for place, child in stay.items():
                 # Not only those that are over: one that Ctrl-C cut off in the middle of a message
                 # was told to end, and may still be at its last sample.
@@ -282,7 +218,7 @@ class ProcessPool:
                     new.append(stay[place])
                 else:
                     child.restart(key, workers)
-            self._children = stay
+            self._roster.begin_epoch(stay)
         for child in leaving:
             child.connection.hang_up()
         for child in new:
@@ -292,7 +228,12 @@ class ProcessPool:
     @property
     def is_up(self) -> bool:
         """Whether all children are ready for jobs."""
-        return all(child.connection.is_up for child in self._children.values())
+        return all(child.connection.is_up for child in self.children.values())
+
+    @property
+    def children(self) -> Mapping[int, WorkerProcess]:
+        """The children by place, with those that are about to leave."""
+        return self._roster.children
 
     @property
     def are_copies(self) -> bool:
@@ -302,7 +243,7 @@ class ProcessPool:
     @property
     def loss(self) -> BaseException | None:
         """The error that a child's end means for the epoch; see ``Pool.loss``."""
-        return None if self._lost is None else self._lost.death()
+        return self._losses.error
 
     @property
     def tuned(self) -> TunedPool:
@@ -332,7 +273,7 @@ class ProcessPool:
 
     def _end_children(self) -> None:
         """Let the children end; while tracing, only once a thread has kept their rows."""
-        children, recorder = list(self._children.values()), self.stats.recorder
+        children, recorder = list(self.children.values()), self.stats.recorder
         is_left_to_thread = False
         try:
             if isinstance(recorder, ProcessRecorder) and is_tracing() and not exit_has_begun():
@@ -345,7 +286,7 @@ class ProcessPool:
 
     def __del__(self) -> None:
         # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
-        if hasattr(self, "_children"):
+        if hasattr(self, "_roster"):
             self.request_stop()
 
     def stop(self) -> None:
@@ -442,7 +383,7 @@ class ProcessPool:
             self._epochs.put(epoch)
         self._epoch = epoch
         # A child may have ended before its receiver could see this epoch: nobody else checks.
-        for child in self._children.values():
+        for child in self.children.values():
             self._look_after(child)
 
     def _start_transfer(self, stage: DeviceStage) -> None:
@@ -460,30 +401,29 @@ class ProcessPool:
         epoch = self._running()
         assert not self._spec.has_turns, "guaranteed by the iterator"
         if not self._is_whole or num_workers < 1 or max_outstanding < 1:
-            return len(self._places)
+            return len(self._roster.places)
         epoch.results.grow(max_outstanding)
         self._spec = replace(self._spec, max_outstanding=max_outstanding)
-        for place in range(len(self._places), num_workers):
+        for place in range(len(self._roster.places), num_workers):
             if not self._join(place, epoch):
                 num_workers = place
                 break
         if self._locker is not None:
             self._locker.grow(most_regions(max_outstanding, num_workers))
-        self._places = range(num_workers)
+        self._roster.places = range(num_workers)
         self._spec = replace(self._spec, num_workers=num_workers)
         self.stats.workers.change(num_workers)
         return num_workers
 
     def _join(self, place: int, epoch: Epoch) -> bool:
         """Give that place to a child, perhaps to the one that is about to leave it."""
-        with self._lock:
-            if place in self._children:  # it has not left yet
+        with self._roster.lock:
+            if place in self.children:  # it has not left yet
                 return True
             child = self._new_child(place, epoch.key, epoch.workers)
         try:
             self._start_child(child)
-            with self._lock:  # not before: the epoch ends with a child that cannot be started
-                self._children = {**self._children, place: child}
+            self._roster.put(child)  # not before: the epoch ends with one that cannot be started
         except Exception as error:
             child.connection.hang_up()
             self._is_whole = False
@@ -501,14 +441,7 @@ class ProcessPool:
 
     def _part(self) -> None:
         """End the children that are to leave and have answered all their jobs."""
-        with self._lock:
-            idle = [
-                child
-                for place, child in self._children.items()
-                if place not in self._places and not child.jobs
-            ]
-            self._children = {p: c for p, c in self._children.items() if c not in idle}
-        for child in idle:
+        for child in self._roster.part():
             self.stats.left(child)
             child.connection.hang_up()
 
@@ -525,11 +458,11 @@ class ProcessPool:
         mappings = child.mappings
         mappings.forget(answer.retired)
         epoch, result = self._epoch, unpack_errors_of(answer.result)
-        with self._lock:
+        with self._roster.lock:
             is_current = epoch is not None and answer.epoch == child.epoch
             job = child.jobs.pop(result.number, None) if is_current else None
             comes_again = isinstance(result, Failed) and result.again
-            if job is not None and comes_again and self._is_made_elsewhere(job, child):
+            if job is not None and comes_again and self._roster.made_elsewhere(job, child):
                 return
         if epoch is None or not is_current:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
@@ -543,21 +476,6 @@ class ProcessPool:
             epoch.deliver(result)
         except ChannelClosed:
             pass  # the epoch has just ended
-
-    def _is_made_elsewhere(self, job: Submit, child: WorkerProcess) -> bool:
-        """Give a job of a child whose workers could not start, and have said so, to another one;
-        return False if there is none that could make it. _lock is held.
-        """
-        if self._has_turns:
-            return False
-        child.is_broken = True
-        if child not in self._spared:
-            self._spared = (*self._spared, child)
-        able = [place for place in self._places if not self._children[place].is_broken]
-        if not able:
-            return False
-        self._idlest(able).submit(job)
-        return True
 
     def _unpacked(self, loaded: Loaded, mappings: Mappings) -> Result:
         try:
@@ -575,34 +493,36 @@ class ProcessPool:
         seconds, in which the loop would wait for the first of them: the others make them.
         """
         is_late = not forks(self._context)
-        with self._lock:
+        with self._roster.lock:
             epoch = self._epoch
-            if epoch is None or self._children.get(child.place) is not child:
+            if epoch is None or self.children.get(child.place) is not child:
                 return
             jobs = list(child.jobs.values())
-            successor = self._successor_of(child, epoch, jobs)
-            if successor is None:
-                if jobs and child.connection.is_up:  # it may have been at work on that
-                    self._lost_job = describe_batch(jobs[0].number, jobs[0].index)
-                self._lost = child.connection
+            if not self._may_be_replaced(child, jobs):
+                self._losses.end(child.connection, jobs)
                 epoch.close()  # wakes a waiting get(), which raises the reason
                 return
-            self._children = {**self._children, child.place: successor}
-            if is_late:
-                self._spared = (*self._spared, successor)
-            places = self._places_at_work() if is_late else (child.place,)
-            for job in jobs:
-                # A successor gets them once it is up. Another child gets them after its own jobs:
-                # if one kills it, too, that one is first again, and its second death is counted.
-                self._idlest(places).submit(job)
+            successor = self._new_child(child.place, epoch.key, epoch.workers)
+            others_make = self._roster.replace(child, successor, jobs, late=is_late)
         self.stats.replaced(child)  # before the log says so: whoever reads it finds it reported
         made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
-        who = "The others make" if is_late and child.place not in places else "A new process makes"
+        who = "The others make" if others_make else "A new process makes"
         _logger.warning("%s %s its batches again: %s.", child.connection.death(), who, made_again)
         if is_late:
             self._start_successor(successor)
         else:
             self._unstarted.append(successor)
+
+    def _may_be_replaced(self, child: WorkerProcess, jobs: list[Submit]) -> bool:
+        """Return whether another child can make the jobs of one that has ended.
+
+        It can if batches do not depend on those before: workers that take turns have iterators or
+        random streams that ended with them. A child that is the only one is not replaced: nobody
+        else is at work, and it holds all the batches, any of which may have ended it.
+        """
+        if not child.connection.was_killed or self._spec.has_turns or len(self.children) == 1:
+            return False
+        return self._losses.may_be_replaced(jobs)
 
     def _start_successors(self) -> None:
         """Fork those that replace killed children."""
@@ -614,30 +534,12 @@ class ProcessPool:
             self._start_child(successor)
         except Exception as error:
             successor.connection.fail(error)
-            self._lost, epoch = successor.connection, self._epoch
+            self._losses.end(successor.connection)
+            epoch = self._epoch
             if epoch is not None:
                 epoch.close()
         if self._is_stopped:
             successor.connection.hang_up()
-
-    def _successor_of(
-        self, child: WorkerProcess, epoch: Epoch, jobs: list[Submit]
-    ) -> WorkerProcess | None:
-        """Return a child to replace one that was killed; None = the epoch cannot go on.
-
-        It can if batches do not depend on those before: workers that take turns have iterators or
-        random streams that ended with them. A child that is the only one is not replaced: nobody
-        else is at work, and it holds all the batches, any of which may have ended it.
-        """
-        if not child.connection.was_killed or self._spec.has_turns or len(self._children) == 1:
-            return None
-        if jobs:
-            deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
-            if deaths >= _MOST_DEATHS:
-                return None
-        if self.stats.num_replaced >= _MOST_REPLACED:
-            return None
-        return self._new_child(child.place, epoch.key, epoch.workers)
 
 
 _STAGES = ((1, "fetch"), (2, "collate"))

@@ -1,0 +1,138 @@
+"""Which worker process gets which job."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .messages import Submit
+    from .worker_process import WorkerProcess
+
+
+class Roster:
+    """The processes of a pool by place, the number of the worker, and the jobs that each has.
+
+    The loop's thread gives jobs out, and a receiver's takes them from a process that has ended:
+    both hold ``lock`` meanwhile.
+    """
+
+    def __init__(self, num_places: int, *, has_turns: bool) -> None:
+        """``has_turns``: each job belongs to one worker; else to the one with the fewest."""
+        # Re-entrant: Ctrl-C's handler may iterate, too.
+        self.lock = threading.RLock()
+        self.children: dict[int, WorkerProcess] = {}
+        """The processes by place. Replaced and never changed, so that any thread may go through
+        it."""
+        self.places = range(num_places)
+        """The places of those that do not leave. The loop's thread writes it."""
+        self._has_turns = has_turns
+        # Those that get no jobs while others can make them: those that replace killed ones, until
+        # they are up, which takes seconds, and those whose workers could not start. Replaced and
+        # never changed, like children, and only while the lock is held.
+        self._spared: tuple[WorkerProcess, ...] = ()
+        self._next_place = 0  # of the process whose turn it is among equals
+
+    def put(self, child: WorkerProcess) -> None:
+        """Give a process its place."""
+        with self.lock:
+            self.children = {**self.children, child.place: child}
+
+    def submit(self, job: Submit, worker: int) -> None:
+        """Send a job to the worker whose turn it is, or to the idlest one. Raises: what pickle
+        raises.
+        """
+        with self.lock:
+            places = self._places_at_work() if self._spared else self.places
+            if self._has_turns:
+                child = self.children[places[worker % len(places)]]
+            else:
+                child = self._idlest(places)
+            child.submit(job)
+
+    def made_elsewhere(self, job: Submit, child: WorkerProcess) -> bool:
+        """Give a job of a process whose worker could not start, and has said so, to another one;
+        return False if there is none that could make it.
+        """
+        if self._has_turns:
+            return False
+        with self.lock:
+            child.is_broken = True
+            if child not in self._spared:
+                self._spared = (*self._spared, child)
+            able = [place for place in self.places if not self.children[place].is_broken]
+            if not able:
+                return False
+            self._idlest(able).submit(job)
+        return True
+
+    def replace(
+        self, child: WorkerProcess, successor: WorkerProcess, jobs: Iterable[Submit], *, late: bool
+    ) -> bool:
+        """Put a successor in the place of a process that has ended, and give out its jobs anew;
+        return whether others make them. ``late``: the successor takes seconds to start, in which
+        the loop would wait for the first of them, so others make them if there are any.
+        """
+        with self.lock:
+            self.put(successor)
+            places: Sequence[int] = (child.place,)
+            if late:
+                self._spared = (*self._spared, successor)
+                places = self._places_at_work()
+            for job in jobs:
+                # A successor gets them once it is up. Another process gets them after its own jobs:
+                # if one kills it, too, that one is first again, and its second death is counted.
+                self._idlest(places).submit(job)
+        return child.place not in places
+
+    def begin_epoch(self, children: dict[int, WorkerProcess]) -> None:
+        """Go on with these, in all places, in another epoch."""
+        with self.lock:
+            self.children = children
+            self._spared = tuple(child for child in self._spared if child.is_broken)
+
+    @property
+    def leaving(self) -> list[WorkerProcess]:
+        """The processes that get no more jobs."""
+        return [child for place, child in self.children.items() if place not in self.places]
+
+    def part(self) -> list[WorkerProcess]:
+        """Strike off those that leave and have answered all their jobs; return them."""
+        with self.lock:
+            idle = [child for child in self.leaving if not child.jobs]
+            self.children = {p: c for p, c in self.children.items() if c not in idle}
+        return idle
+
+    def with_batch(self, number: int | None) -> list[WorkerProcess]:
+        """Return the process that has the batch; all of them if any batch would do."""
+        children = list(self.children.values())
+        return [child for child in children if number in child.jobs] or children
+
+    def _idlest(self, places: Sequence[int]) -> WorkerProcess:
+        """Return the process with the fewest jobs; of equals, whose turn it is. The lock is held.
+
+        Where the loop is slower than the processes, none has a job left. If the first one always
+        got the next job, it would need shared memory for all the batches that wait.
+        """
+        count, children = len(places), self.children
+        best = self._next_place % count
+        child = children[places[best]]
+        for step in range(1, count):  # by hand: min() with a key takes 5 µs
+            at = (self._next_place + step) % count
+            other = children[places[at]]
+            if len(other.jobs) < len(child.jobs):
+                child, best = other, at
+        self._next_place = best + 1
+        return child
+
+    def _places_at_work(self) -> Sequence[int]:
+        """Return the places of the processes that are not spared; all if every one is. The lock is
+        held: a receiver's thread calls this, too.
+        """
+        self._spared = tuple(
+            child for child in self._spared if child.is_broken or not child.connection.is_up
+        )
+        children = self.children
+        return [n for n in self.places if children[n] not in self._spared] or self.places
