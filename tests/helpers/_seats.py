@@ -20,7 +20,7 @@ from _loader_helpers import torch_loader
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader.moving_pool import MovingPool, _State
+from spdl_torch.data.loader.moving_pool import MovingPool, State
 from spdl_torch.observe.verdict.placement import Placement
 
 NUM_WORKERS = 2
@@ -120,7 +120,7 @@ class _MovingIterator:
     def __next__(self) -> Any:
         if self._num_batches == self._moves_at:
             pool = getattr(self._iterator, "_pool", None)
-            if isinstance(pool, MovingPool) and pool._state is _State.THREADS:
+            if isinstance(pool, MovingPool) and pool.state is State.THREADS:
                 start_children(pool)
         self._num_batches += 1
         try:
@@ -132,15 +132,15 @@ class _MovingIterator:
         """Nothing moves by itself."""
         pool = getattr(self._iterator, "_pool", None)
         if isinstance(pool, MovingPool):
-            pool._due_seconds = float("inf")
+            pool.due_seconds = float("inf")
 
 
 def start_children(pool: MovingPool) -> None:
     """Do what the pool does when the GIL holds its threads up, without waiting for that."""
-    pool._go(_State.STARTING)
-    pool._open()
-    until(lambda: not pool._are_open or pool._children.is_up)
-    pool._due_seconds = 0.0
+    pool.go(State.STARTING)
+    pool.hiring.open(pool.key)
+    until(lambda: not pool.hiring.are_open or pool.hiring.children.is_up)
+    pool.due_seconds = 0.0
 
 
 def _in_processes(method: str) -> dict[str, Any]:

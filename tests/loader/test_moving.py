@@ -31,7 +31,7 @@ from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.loader import move_limits
 from spdl_torch.data.loader.held_up import are_held_up
-from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, _State
+from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.moving import Moving
@@ -92,13 +92,13 @@ def rows_of(batches):
 
 def start_children(pool: MovingPool) -> None:
     """Do what the pool does when the GIL holds its threads up, without waiting for that."""
-    pool._go(_State.STARTING)
-    pool._open()
+    pool.go(State.STARTING)
+    pool.hiring.open(pool.key)
     end = monotonic() + PATIENCE_SECONDS
-    while pool._are_open and not pool._children.is_up:
+    while pool.hiring.are_open and not pool.hiring.children.is_up:
         assert monotonic() < end, "children that are never ready"
         threading.Event().wait(0.001)
-    pool._due_seconds = 0.0
+    pool.due_seconds = 0.0
 
 
 def loop(iterator, moves_at, returns_at=None, length=None):
@@ -107,22 +107,22 @@ def loop(iterator, moves_at, returns_at=None, length=None):
     """
     pool, batches = iterator._pool, []
     assert isinstance(pool, MovingPool)
-    pool._due_seconds = float("inf")  # nothing by itself
+    pool.due_seconds = float("inf")  # nothing by itself
     while True:
         number = len(batches)
         if number == length:
             return batches
         if number == moves_at:
             start_children(pool)
-        is_tried = pool._state is _State.TRIAL and pool._current().pool is pool._children
+        is_tried = pool.state is State.TRIAL and pool.current().pool is pool.hiring.children
         if returns_at is not None and number >= returns_at and is_tried:
-            pool._hand_over(pool._threads)
-            pool._go(_State.STAYED)
+            pool.hand_over(pool.threads)
+            pool.go(State.STAYED)
         try:
             batches.append(next(iterator))
         except StopIteration:
             return batches
-        pool._due_seconds = float("inf")
+        pool.due_seconds = float("inf")
 
 
 class HoldsUpForks:
@@ -144,15 +144,15 @@ def test_threads_keep_the_work_if_children_are_never_ready(monkeypatch):
     local.kept = HoldsUpForks()
     iterator = iter(loader_of(isolation="auto"))
     pool = iterator._pool
-    pool._go(_State.STARTING)
-    mover = threading.Thread(target=pool._open)
+    pool.go(State.STARTING)
+    mover = threading.Thread(target=pool.hiring.open, args=(pool.key,))
     mover.start()
     mover.join()
-    pool._due_seconds = 0.0
-    pids = [child.connection.pid for child in pool._children.children.values()]
+    pool.due_seconds = 0.0
+    pids = [child.connection.pid for child in pool.hiring.children.children.values()]
     assert all(pids)
     assert rows_of(iterator) == expected()
-    assert pool._state is _State.STARTING
+    assert pool.state is State.STARTING
     del local.kept, iterator, pool
     gc.collect()
     end = monotonic() + PATIENCE_SECONDS
@@ -178,30 +178,30 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
     with tracing(tmp_path / "trace.json") if traced else contextlib.nullcontext():
         iterator = iter(loader_of(isolation="auto"))
         pool = iterator._pool
-        pool._memory.is_on_trial = True
-        pool._go(_State.STARTING)
-        mover = threading.Thread(target=pool._open)
+        pool.memory.is_on_trial = True
+        pool.go(State.STARTING)
+        mover = threading.Thread(target=pool.hiring.open, args=(pool.key,))
         mover.start()
         mover.join()
-        pool._due_seconds = 0.0
-        first = pids_of(pool._children)
+        pool.due_seconds = 0.0
+        first = pids_of(pool.hiring.children)
         batches = [next(iterator)]
         assert not first & pids_of_all()
         if can_loop:
             monkeypatch.setattr(move_limits, "LONGEST_START_SECONDS", PATIENCE_SECONDS)
             end = monotonic() + PATIENCE_SECONDS
-            while not pool._children.is_up:
+            while not pool.hiring.children.is_up:
                 assert monotonic() < end, "children that are never ready"
                 threading.Event().wait(0.001)
         else:
-            second = pids_of(pool._children)
+            second = pids_of(pool.hiring.children)
             batches.append(next(iterator))
             assert not second & pids_of_all()
         batches += iterator
     assert rows_of(batches) == expected()
-    assert pool._state is (_State.TRIAL if can_loop else _State.STAYED)
+    assert pool.state is (State.TRIAL if can_loop else State.STAYED)
     if not can_loop:
-        assert "never began" in pool._memory.reason
+        assert "never began" in pool.memory.reason
         done.set()
         another.join()
 
@@ -254,7 +254,7 @@ def test_persistent_workers_stay_in_processes_in_the_next_epochs():
         rows = rows_of(loop(iter(moving), moves_at))
         torch.manual_seed(1)
         assert rows == rows_of(threads)
-    assert moving._iterator._pool._state is _State.TRIAL
+    assert moving._iterator._pool.state is State.TRIAL
     assert "process" in str(moving.report())
 
 
@@ -375,14 +375,14 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
     start_children(pool)
     if moment != "starting":
         next(iterator)
-    while moment == "returned" and pool._current().pool is not pool._children:
+    while moment == "returned" and pool.current().pool is not pool.hiring.children:
         next(iterator)
     if moment == "returned":
-        pool._hand_over(pool._threads)
-        pool._go(_State.STAYED)
+        pool.hand_over(pool.threads)
+        pool.go(State.STAYED)
         next(iterator)
-    children = [child.connection for child in pool._children.children.values()]
-    threads = [*pool._threads._threads.threads(), *pool._children._threads.threads()]
+    children = [child.connection for child in pool.hiring.children.children.values()]
+    threads = [*pool.threads._threads.threads(), *pool.hiring.children._threads.threads()]
     if way == "error":
         with pytest.raises(ZeroDivisionError, match="the loop's own"):
             fail_in(iterator)
@@ -410,15 +410,15 @@ def test_children_that_cannot_be_started_leave_the_work_to_the_threads(monkeypat
 
 def test_moves_of_the_states_lead_from_the_first_to_an_end():
     """Every state is reached, and two are final."""
-    assert set(_MOVES) == set(_State)
-    reached, new = set(), {_State.THREADS}
+    assert set(_MOVES) == set(State)
+    reached, new = set(), {State.THREADS}
     while new - reached:
         reached |= new
         new = {after for state in reached for after in _MOVES[state]}
-    assert reached == set(_State)
+    assert reached == set(State)
     assert {state for state, after in _MOVES.items() if not after} == {
-        _State.CHILDREN,
-        _State.STAYED,
+        State.CHILDREN,
+        State.STAYED,
     }
 
 
@@ -512,10 +512,10 @@ def test_report_says_why_the_workers_stayed():
     iterator = iter(loader)
     pool = iterator._pool
     start_children(pool)
-    while pool._current().pool is not pool._children:
+    while pool.current().pool is not pool.hiring.children:
         next(iterator)
-    pool._memory.stays("the loop was 0.61 times as fast with processes")
-    pool._return()
+    pool.memory.stays("the loop was 0.61 times as fast with processes")
+    pool.return_to_threads()
     next(iterator)
     for report in (loader.report(), (next(iter(loader)), loader.report())[1]):
         assert "and the loop was 0.61 times as fast with processes." in str(report)
@@ -535,11 +535,11 @@ def test_threads_that_the_gil_does_not_hold_up_stay():
     iterator = iter(DataLoader(Waits(), batch_size=4, num_workers=2))
     pool = iterator._pool
     looks = []
-    look = pool._look_at_threads
-    pool._look_at_threads = lambda now: (looks.append(now), look(now))
+    look = pool.look_at_threads
+    pool.look_at_threads = lambda now: (looks.append(now), look(now))
     while len(looks) < 2:
         next(iterator)
-    assert pool._state is _State.THREADS
+    assert pool.state is State.THREADS
 
 
 @pytest.mark.parametrize(
@@ -562,7 +562,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     as measured."""
     iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
     next(iterator)
-    figures = iterator._pool._threads.stats
+    figures = iterator._pool.threads.stats
     report = figures.report()
     fetch, collate = report.stats.stages
     tasks = replace(fetch.tasks, ave_time=0.01, ave_cpu_time=0.01 * cpu)
@@ -572,7 +572,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     made = make_report(stats, probes, pooled=report.pooled)
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert are_held_up(figures, iterator._pool._memory) == is_held_up
+    assert are_held_up(figures, iterator._pool.memory) == is_held_up
     assert ("turns" in made.verdict.action) == is_said
     assert ("Raise" in made.verdict.action) != is_said
 
@@ -883,7 +883,7 @@ def test_what_fails_in_children_alone_is_made_by_threads(fails_from, way, on_err
     loader = loader_of(OfOneProcess(fails_from, way=way), on_error=on_error)
     iterator = iter(loader)
     assert rows_of(loop(iterator, 2)) == expected
-    assert iterator._pool._state is _State.STAYED
+    assert iterator._pool.state is State.STAYED
     assert "a batch failed in a worker process alone" in loader.report().placement.reason
     assert not loader.placement().num_processes
 
@@ -895,7 +895,7 @@ def test_what_fails_everywhere_leaves_the_trial_on():
     loader = loader_of(OfOneProcess(1000, bad=bad), on_error="skip")
     iterator = iter(loader)
     assert rows_of(loop(iterator, 2)) == expected
-    assert iterator._pool._state is _State.TRIAL
+    assert iterator._pool.state is State.TRIAL
     assert loader.report().stats is not None
 
 

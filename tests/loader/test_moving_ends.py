@@ -17,7 +17,7 @@ from _loader_helpers import PATIENCE_SECONDS, assert_threads_end, loader_threads
 from test_isolation_forks import forked
 from test_moving import Draws, expected, loader_of, rows_of, start_children
 
-from spdl_torch.data.loader.moving_pool import _State
+from spdl_torch.data.loader.moving_pool import State
 
 __all__ = ["nothing_left"]
 
@@ -37,21 +37,21 @@ def reach(loader, moment):
     """Return an epoch's iterator in one of the states, and the batches on the way there."""
     iterator = iter(loader)
     pool = iterator._pool
-    pool._due_seconds = float("inf")  # nothing by itself
+    pool.due_seconds = float("inf")  # nothing by itself
     batches = [next(iterator)]
     if moment != "threads":
         start_children(pool)
     if moment in ("trial", "moved", "returned"):
         batches.append(next(iterator))  # hands the work over
-        pool._due_seconds = float("inf")
-        while pool._current().pool is not pool._children:
+        pool.due_seconds = float("inf")
+        while pool.current().pool is not pool.hiring.children:
             batches.append(next(iterator))
     if moment == "moved":
-        pool._go(_State.CHILDREN)
-        pool._memory.moved(2.4)
+        pool.go(State.CHILDREN)
+        pool.memory.moved(2.4)
     if moment == "returned":
-        pool._memory.stays("the loop was 0.61 times as fast with processes")
-        pool._return()
+        pool.memory.stays("the loop was 0.61 times as fast with processes")
+        pool.return_to_threads()
         batches.append(next(iterator))
     return iterator, batches
 
@@ -166,9 +166,9 @@ def test_batches_of_a_child_that_is_killed_are_made_again(moment, caplog):
     # Not its sentinel, which the loader closes and the successor's may replace.
     until(lambda: "was killed by SIGKILL" in caplog.text)
     if moment == "starting":
-        iterator._pool._due_seconds = 0.0  # the work is handed over to those who are there
+        iterator._pool.due_seconds = 0.0  # the work is handed over to those who are there
     for batch in iterator:
-        iterator._pool._due_seconds = float("inf")
+        iterator._pool.due_seconds = float("inf")
         batches.append(batch)
     assert rows_of(batches) == expected()
     assert moment == "starting" or "killed" in str(loader.report())

@@ -17,9 +17,9 @@ from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_moving import HoldsUpForks, start_children
 
 from spdl_torch import DataLoader
-from spdl_torch.data.child_process import process_pool
-from spdl_torch.data.loader import move_limits, moving_pool
-from spdl_torch.data.loader.moving_pool import _State
+from spdl_torch.data.child_process import process_pool, roster
+from spdl_torch.data.loader import hiring, move_limits, moving_pool
+from spdl_torch.data.loader.moving_pool import State
 from spdl_torch.observe.verdict.verdict import Cause
 
 pytestmark = [
@@ -43,7 +43,7 @@ class Life:
         )
         self.iterator = iter(self.loader)
         self.pool = self.iterator._pool
-        self.pool._due_seconds = math.inf  # nothing by itself
+        self.pool.due_seconds = math.inf  # nothing by itself
         self.seen = []
         self.kept = threading.local()
         self.take()
@@ -54,7 +54,7 @@ class Life:
 
     def watching(self):
         """Threads that the GIL holds up: the loop is about to have children started."""
-        self.pool._due_seconds = 0.0
+        self.pool.due_seconds = 0.0
 
     def starting(self):
         """Children that are ready: the loop is about to let them have the work."""
@@ -63,35 +63,35 @@ class Life:
     def never_ready(self):
         """Children that never begin: the loop is about to fork others."""
         self.kept.held = HoldsUpForks()
-        self.pool._go(_State.STARTING)
-        mover = threading.Thread(target=self.pool._open)
+        self.pool.go(State.STARTING)
+        mover = threading.Thread(target=self.pool.hiring.open, args=(self.pool.key,))
         mover.start()
         mover.join()
-        self.pool._due_seconds = 0.0
+        self.pool.due_seconds = 0.0
 
     def on_trial(self):
         """Children have the work, and the loop still gets the threads' batches."""
         start_children(self.pool)
         self.take()
-        self.pool._due_seconds = math.inf
+        self.pool.due_seconds = math.inf
 
     def handed_over(self):
         """Children whose first batch is the next one."""
         self.on_trial()
-        while self.pool._current().pool is not self.pool._children:
+        while self.pool.current().pool is not self.pool.hiring.children:
             self.take()
 
     def decided(self):
         """Children whose trial is about to end."""
         self.handed_over()
-        self.pool._memory.is_on_trial = True
-        self.pool._due_seconds = 0.0
+        self.pool.memory.is_on_trial = True
+        self.pool.due_seconds = 0.0
 
 
 class AtStep(AtCall):
     """Interrupts where the pools themselves begin or end a call, and not further inside."""
 
-    FILES = (moving_pool.__file__, process_pool.__file__)
+    FILES = tuple(each.__file__ for each in (moving_pool, hiring, process_pool, roster))
 
     def _look(self, frame, event, argument):
         caller = frame if event == "c_return" else frame.f_back
