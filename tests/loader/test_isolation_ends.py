@@ -62,6 +62,7 @@ def test_child_can_be_joined_when_it_is_gone():
     batches = iter(isolated(Images(40), 4))
     next(batches)
     children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+    until(lambda: batches._pool.is_up)  # one that is not is killed
     del batches
     assert_threads_end()
     for child in children:

@@ -201,7 +201,7 @@ def test_work_is_handed_over_as_a_whole_or_not_at_all(monkeypatch, name):
     """Ctrl-C at every line of the hand-over itself, which leaves no segment without a successor and
     no children without an epoch."""
     monkeypatch.setattr(move_limits, "GAIN", STATES[name][1])
-    hand_over = moving_pool.MovingPool._hand_over
+    hand_over = moving_pool.MovingPool.hand_over
     for number in itertools.count(1):
         came = []
 

@@ -105,7 +105,7 @@ class ProcessPool:
         self.stats = ProcessStats(stages[0], stages[1], hook)
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
-        self._roster = Roster(spec.num_workers, has_turns=spec.has_turns)
+        self.roster = Roster(spec.num_workers, has_turns=spec.has_turns)
         self._is_whole = True  # False once a child that was to join could not be started
         # Those that replace killed ones and are to be forked by the loop's thread, of which the
         # other children are copies too: see ChildConnection. A receiver appends, the loop's thread
@@ -119,9 +119,9 @@ class ProcessPool:
         if forks(self._context):
             install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
         try:
-            for place in self._roster.places:
+            for place in self.roster.places:
                 child = self._new_child(place, key, workers)
-                self._roster.put(child)
+                self.roster.put(child)
                 self._start_child(child)
             self._begin_epoch(key, workers, first)
             if self._device_stage is not None:
@@ -137,9 +137,9 @@ class ProcessPool:
         self._running()
         if self._unstarted:
             self._start_successors()
-        if len(self.children) > len(self._roster.places):
+        if len(self.children) > len(self.roster.places):
             self._part()
-        self._roster.submit(Submit(number, index, first, wants_state), worker)
+        self.roster.submit(Submit(number, index, first, wants_state), worker)
 
     @property
     def num_taken(self) -> int:
@@ -180,7 +180,7 @@ class ProcessPool:
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
-        described = [self._at_work_in(child, awaited) for child in self._roster.with_batch(awaited)]
+        described = [self._at_work_in(child, awaited) for child in self.roster.with_batch(awaited)]
         own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
         if own:
             described.append(describe_activities([], own, None))
@@ -206,10 +206,10 @@ class ProcessPool:
         epoch.close()
         self._epoch = None  # a child that dies from here on is replaced below, or by the next epoch
         new: list[WorkerProcess] = []
-        with self._roster.lock:
+        with self.roster.lock:
             self._losses = Losses()
-            leaving = self._roster.leaving
-            stay = {place: self.children[place] for place in self._roster.places}
+            leaving = self.roster.leaving
+            stay = {place: self.children[place] for place in self.roster.places}
             for place, child in stay.items():
                 # Not only those that are over: one that Ctrl-C cut off in the middle of a message
                 # was told to end, and may still be at its last sample.
@@ -218,7 +218,7 @@ class ProcessPool:
                     new.append(stay[place])
                 else:
                     child.restart(key, workers)
-            self._roster.begin_epoch(stay)
+            self.roster.begin_epoch(stay)
         for child in leaving:
             child.connection.hang_up()
         for child in new:
@@ -233,7 +233,7 @@ class ProcessPool:
     @property
     def children(self) -> Mapping[int, WorkerProcess]:
         """The children by place, with those that are about to leave."""
-        return self._roster.children
+        return self.roster.children
 
     @property
     def are_copies(self) -> bool:
@@ -286,7 +286,7 @@ class ProcessPool:
 
     def __del__(self) -> None:
         # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
-        if hasattr(self, "_roster"):
+        if hasattr(self, "roster"):
             self.request_stop()
 
     def stop(self) -> None:
@@ -401,29 +401,29 @@ class ProcessPool:
         epoch = self._running()
         assert not self._spec.has_turns, "guaranteed by the iterator"
         if not self._is_whole or num_workers < 1 or max_outstanding < 1:
-            return len(self._roster.places)
+            return len(self.roster.places)
         epoch.results.grow(max_outstanding)
         self._spec = replace(self._spec, max_outstanding=max_outstanding)
-        for place in range(len(self._roster.places), num_workers):
+        for place in range(len(self.roster.places), num_workers):
             if not self._join(place, epoch):
                 num_workers = place
                 break
         if self._locker is not None:
             self._locker.grow(most_regions(max_outstanding, num_workers))
-        self._roster.places = range(num_workers)
+        self.roster.places = range(num_workers)
         self._spec = replace(self._spec, num_workers=num_workers)
         self.stats.workers.change(num_workers)
         return num_workers
 
     def _join(self, place: int, epoch: Epoch) -> bool:
         """Give that place to a child, perhaps to the one that is about to leave it."""
-        with self._roster.lock:
+        with self.roster.lock:
             if place in self.children:  # it has not left yet
                 return True
             child = self._new_child(place, epoch.key, epoch.workers)
         try:
             self._start_child(child)
-            self._roster.put(child)  # not before: the epoch ends with one that cannot be started
+            self.roster.put(child)  # not before: the epoch ends with one that cannot be started
         except Exception as error:
             child.connection.hang_up()
             self._is_whole = False
@@ -441,7 +441,7 @@ class ProcessPool:
 
     def _part(self) -> None:
         """End the children that are to leave and have answered all their jobs."""
-        for child in self._roster.part():
+        for child in self.roster.part():
             self.stats.left(child)
             child.connection.hang_up()
 
@@ -458,11 +458,11 @@ class ProcessPool:
         mappings = child.mappings
         mappings.forget(answer.retired)
         epoch, result = self._epoch, unpack_errors_of(answer.result)
-        with self._roster.lock:
+        with self.roster.lock:
             is_current = epoch is not None and answer.epoch == child.epoch
             job = child.jobs.pop(result.number, None) if is_current else None
             comes_again = isinstance(result, Failed) and result.again
-            if job is not None and comes_again and self._roster.made_elsewhere(job, child):
+            if job is not None and comes_again and self.roster.made_elsewhere(job, child):
                 return
         if epoch is None or not is_current:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
@@ -493,7 +493,7 @@ class ProcessPool:
         seconds, in which the loop would wait for the first of them: the others make them.
         """
         is_late = not forks(self._context)
-        with self._roster.lock:
+        with self.roster.lock:
             epoch = self._epoch
             if epoch is None or self.children.get(child.place) is not child:
                 return
@@ -503,7 +503,7 @@ class ProcessPool:
                 epoch.close()  # wakes a waiting get(), which raises the reason
                 return
             successor = self._new_child(child.place, epoch.key, epoch.workers)
-            others_make = self._roster.replace(child, successor, jobs, late=is_late)
+            others_make = self.roster.replace(child, successor, jobs, late=is_late)
         self.stats.replaced(child)  # before the log says so: whoever reads it finds it reported
         made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
         who = "The others make" if others_make else "A new process makes"

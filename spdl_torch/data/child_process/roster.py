@@ -45,7 +45,7 @@ class Roster:
         raises.
         """
         with self.lock:
-            places = self._places_at_work() if self._spared else self.places
+            places = self.places_at_work() if self._spared else self.places
             if self._has_turns:
                 child = self.children[places[worker % len(places)]]
             else:
@@ -80,7 +80,7 @@ class Roster:
             places: Sequence[int] = (child.place,)
             if late:
                 self._spared = (*self._spared, successor)
-                places = self._places_at_work()
+                places = self.places_at_work()
             for job in jobs:
                 # A successor gets them once it is up. Another process gets them after its own jobs:
                 # if one kills it, too, that one is first again, and its second death is counted.
@@ -127,7 +127,7 @@ class Roster:
         self._next_place = best + 1
         return child
 
-    def _places_at_work(self) -> Sequence[int]:
+    def places_at_work(self) -> Sequence[int]:
         """Return the places of the processes that are not spared; all if every one is. The lock is
         held: a receiver's thread calls this, too.
         """
