@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 from collections import deque
+from functools import partial
 from multiprocessing import forkserver, util
 
 import _warm
@@ -62,7 +63,7 @@ def test_child_can_be_joined_when_it_is_gone():
     batches = iter(isolated(Images(40), 4))
     next(batches)
     children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
-    until(lambda: batches._pool.is_up)  # one that is not is killed
+    until(partial(getattr, batches._pool, "is_up"))  # one that is not is killed
     del batches
     assert_threads_end()
     for child in children:
