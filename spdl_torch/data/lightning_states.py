@@ -87,5 +87,5 @@ def _flattened(trainer: Any) -> list[Any]:
 def _nothing_left(loader: Any) -> bool:
     if isinstance(loader, DataLoader):
         progress = loader._state.progress
-        return progress is not None and progress.nothing_left
+        return progress is not None and progress.begun.nothing_left
     return isinstance(loader, PipelineDataset) and loader._ends_empty_tail()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
+    from .epoch_start import EpochStart
     from .last_indices import LastIndices
     from .user_state import OwnState
 
@@ -44,23 +45,11 @@ class Progress:
     it. It does not refer to the iterator, so dropping the iterator ends its threads.
     """
 
-    epoch: int
-    epoch_seed: int
-    start: int
-    """The number of samples on all ranks before this iterator's first."""
-    world: int
-    generators: list[torch.Tensor]
+    begun: EpochStart
     workers: list[WorkerState]
     """The states of the workers' iterables; [] = map-style."""
     sampler_epoch: int | None = None
     next_worker: int = 0
-    base_seed: int
-    num_epochs: int
-    """The number of this iterator's earlier epochs."""
-    drew_base_seed: bool
-    persistent: bool
-    keeps_datasets: bool
-    """Whether later epochs use the same dataset objects."""
     is_wanted: bool
     """Whether states are wanted: those of iterables are taken after every batch. An iterable
     without a state counts its items, and resuming makes them again."""
@@ -71,17 +60,9 @@ class Progress:
     """The number of samples handed out on this rank, up to the first batch that was not."""
     drawing: Drawing | None = None
     """The indices of a sampler that keeps its own state."""
-    rank: int | None = None
-    """The rank whose indices the sampler gives; see ``rank_of``."""
-    in_batches: bool = True
-    """Whether the sampler gives the indices of a batch at once."""
-    before: LastIndices = ()
-    """The last indices before this iterator's first."""
     ahead: set[int] = field(default_factory=set)
     """The batches handed out before their turn: at first those of the resumed state, drawn or
     not, then also this iterator's."""
-    nothing_left: bool = False
-    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
     finished: bool = False
     _num_in_order: int = 0
     _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
@@ -96,7 +77,7 @@ class Progress:
         ``local_samples`` up to its end."""
         if self.workers:
             return  # iterables have no sampler; their workers report their own progress
-        if self.drawing is None and self.in_batches and type(index) is list:
+        if self.drawing is None and self.begun.in_batches and type(index) is list:
             index = index[-NUM_LAST:]  # a copy: the dataset gets the list, and may change it
         self._drawn[number] = local_samples, index
 
@@ -138,7 +119,7 @@ class Progress:
     def unknown_ends(self) -> list[int]:
         """Return the workers whose dataset outlives this finished epoch with a state that nobody
         has asked for."""
-        if not (self.finished and self.keeps_datasets):
+        if not (self.finished and self.begun.keeps_datasets):
             return []
         return [
             number
@@ -153,12 +134,12 @@ class Progress:
         """
         if self.workers or self.sampler_epoch is None:
             return None
-        return self.sampler_epoch, self.start + self.local_samples * self.world
+        return self.sampler_epoch, self.begun.start + self.local_samples * self.begun.world
 
     @property
     def is_vague(self) -> bool:
         """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
-        has_begun_alike = self.own is not None or self.num_epochs == 0 or self.finished
+        has_begun_alike = self.own is not None or self.begun.num_epochs == 0 or self.finished
         return not has_begun_alike and any(
             each.keeper == "dataset" and each.state is None and not each.num_items
             for each in self.workers
@@ -181,12 +162,12 @@ class Progress:
         """
         if self.finished and not (before_last and self._before):
             return ResumeState(
-                epoch=self.epoch,
-                epoch_seed=self.epoch_seed,
+                epoch=self.begun.epoch,
+                epoch_seed=self.begun.epoch_seed,
                 finished=True,
-                drew_base_seed=not self.persistent,
-                base_seed=self.base_seed,
-                num_epochs=self.num_epochs + 1,
+                drew_base_seed=not self.begun.persistent,
+                base_seed=self.begun.base_seed,
+                num_epochs=self.begun.num_epochs + 1,
                 sampler_epoch=self.sampler_epoch,
                 sampler=None if self.drawing is None else self.drawing.at_end(),
                 generators=tuple(map(encoded, generators)),
@@ -204,36 +185,36 @@ class Progress:
             pending = [index for n, (_, index) in self._drawn.items() if n >= place.num_in_order]
             pending += undrawn
         return ResumeState(
-            epoch=self.epoch,
-            epoch_seed=self.epoch_seed,
+            epoch=self.begun.epoch,
+            epoch_seed=self.begun.epoch_seed,
             finished=False,
-            num_samples=self.start + place.local_samples * self.world,
+            num_samples=self.begun.start + place.local_samples * self.begun.world,
             ahead=place.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
             sampler_ended=sampler_ended,
             last_indices=self._last_before(place.num_in_order),
-            last_rank=self.rank,
+            last_rank=self.begun.rank,
             pending=tuple(map(packed_index, pending)),
-            generators=tuple(map(encoded, self.generators)),
-            drew_base_seed=self.drew_base_seed,
-            base_seed=self.base_seed,
-            num_epochs=self.num_epochs,
+            generators=tuple(map(encoded, self.begun.generators)),
+            drew_base_seed=self.begun.drew_base_seed,
+            base_seed=self.begun.base_seed,
+            num_epochs=self.begun.num_epochs,
             workers=place.workers,
             next_worker=place.next_worker,
         )
 
     def _last_before(self, number: int) -> LastIndices:
         """Return the last indices before batch ``number``; () if they say nothing."""
-        if self.rank is None or self.drawing is not None or self.workers:
+        if self.begun.rank is None or self.drawing is not None or self.workers:
             return ()
         drawn = [index for each, (_, index) in self._drawn.items() if each < number]
-        last = last_of(drawn[-NUM_LAST:], in_batches=self.in_batches)
-        return (*self.before, *last)[-NUM_LAST:]
+        last = last_of(drawn[-NUM_LAST:], in_batches=self.begun.in_batches)
+        return (*self.begun.before, *last)[-NUM_LAST:]
 
     def left_to_next(self) -> list[WorkerState]:
         """Return the states that the workers' datasets keep for the next epoch, where known."""
-        is_known = self.finished and self.keeps_datasets
+        is_known = self.finished and self.begun.keeps_datasets
         return [
             replace(each, num_items=0, num_after=0, ended=False)
             if is_known and (each.of_dataset or each.keeper == "dataset")
@@ -244,7 +225,7 @@ class Progress:
     def _at_end(self) -> tuple[WorkerState, ...]:
         """Return the states that the datasets keep for the next epoch; () if their copies end with
         this one."""
-        if not self.keeps_datasets:
+        if not self.begun.keeps_datasets:
             return ()
         if self.own is not None:
             self.workers = list(self._asked_now())

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...errors import PipelineFailure, PipelineStopped
+from ..checkpoint.epoch_start import EpochStart
 from ..checkpoint.last_indices import rank_of
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
@@ -84,18 +85,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 self._base_seed, self._num_epochs = resume.base_seed, resume.num_epochs
                 self._drew_base_seed = False
         self._skipped = SkippedSamples(loader.error_budget) if loader.on_error == "skip" else None
-        epoch = epoch_of(self._index_sampler)
-        if epoch is None:
-            epoch = known.num_epochs_begun
-        known.num_epochs_begun += 1
-        self._epoch, self._is_seeded = epoch, loader.seed is not None
-        if loader.seed is not None:
-            self._epoch_seed = epoch_seed(loader.seed, epoch)
-        elif self._num_epochs == 0:
-            self._epoch_seed = int(self._base_seed)
-        else:  # torch draws a base seed only once for a persistent loader; its epochs must differ
-            self._epoch_seed = epoch_seed(int(self._base_seed), self._num_epochs)
-        self._num_epochs += 1
+        self._seed_epoch(loader)
         self._start_position = 0  # of the epoch's samples on all ranks
         self._num_samples_submitted = self._num_taken = 0
         self._resume = None if resume is None or resume.finished else resume
@@ -112,30 +102,62 @@ class EpochIterator(_BaseDataLoaderIter):
             if is_before_order:
                 redrawn.trainers = torch.get_rng_state()
         self._begun_from = self._worker_states(resume)
-        self._progress = known.progress = Progress(
+        self._progress = known.progress = self._new_progress(
+            loader, resume, redrawn, drawing, nothing_left=not first
+        )
+
+    def _seed_epoch(self, loader: BaseLoader[Any]) -> None:
+        """Number the epoch, and choose the seed of its random streams."""
+        known = loader._state
+        epoch = epoch_of(self._index_sampler)
+        if epoch is None:
+            epoch = known.num_epochs_begun
+        known.num_epochs_begun += 1
+        self._epoch, self._is_seeded = epoch, loader.seed is not None
+        if loader.seed is not None:
+            self._epoch_seed = epoch_seed(loader.seed, epoch)
+        elif self._num_epochs == 0:
+            self._epoch_seed = int(self._base_seed)
+        else:  # torch draws a base seed only once for a persistent loader; its epochs must differ
+            self._epoch_seed = epoch_seed(int(self._base_seed), self._num_epochs)
+        self._num_epochs += 1
+
+    def _new_progress(
+        self,
+        loader: BaseLoader[Any],
+        resume: ResumeState | None,
+        redrawn: Redrawn,
+        drawing: Drawing | None,
+        *,
+        nothing_left: bool,
+    ) -> Progress:
+        """Return the progress of an epoch whose beginning is known."""
+        known, within = loader._state, self._resume
+        begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=self._epoch_seed,
             start=self._start_position,
             world=shard_of(self._index_sampler)[0],
+            rank=rank_of(self._index_sampler),
+            in_batches=self._auto_collation,
+            before=() if within is None else within.last_indices_of(self._index_sampler),
+            nothing_left=nothing_left,
             generators=redrawn.states,
-            workers=self._known_of_workers(resume, known.progress),
-            sampler_epoch=epoch_of(self._index_sampler),
-            next_worker=0 if self._resume is None else self._resume.next_worker,
-            local_samples=self._num_samples_submitted,
             base_seed=int(self._base_seed),
             num_epochs=self._num_epochs - 1,
             drew_base_seed=self._drew_base_seed,
             persistent=bool(loader.persistent_workers),
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
+        )
+        return Progress(
+            begun=begun,
+            workers=self._known_of_workers(resume, known.progress),
+            sampler_epoch=epoch_of(self._index_sampler),
+            next_worker=0 if within is None else within.next_worker,
+            local_samples=self._num_samples_submitted,
             is_wanted=known.is_collected(inline=self._num_workers == 0),
             drawing=drawing,
-            rank=rank_of(self._index_sampler),
-            in_batches=self._auto_collation,
-            before=()
-            if self._resume is None
-            else self._resume.last_indices_of(self._index_sampler),
-            ahead=set() if self._resume is None else set(self._resume.ahead),
-            nothing_left=not first,
+            ahead=set() if within is None else set(within.ahead),
         )
 
     def _advance(self, state: EpochState) -> None:

@@ -170,5 +170,5 @@ def _warn_counted(dataset: object, progress: Progress) -> None:
         "once before training.",
         type(dataset).__name__,
         progress.num_counted,
-        ", and is exact only if all its epochs are alike" if progress.num_epochs else "",
+        ", and is exact only if all its epochs are alike" if progress.begun.num_epochs else "",
     )

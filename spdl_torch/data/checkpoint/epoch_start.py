@@ -1,0 +1,39 @@
+"""What an epoch began with, which a state says again as long as the epoch runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from .last_indices import LastIndices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochStart:
+    """The beginning of one iterator's epoch."""
+
+    epoch: int
+    """The number of epochs begun before this one."""
+    epoch_seed: int
+    start: int
+    """The number of samples on all ranks before this iterator's first."""
+    world: int
+    rank: int | None
+    """The rank whose indices the sampler gives; see ``rank_of``."""
+    in_batches: bool
+    """Whether the sampler gives the indices of a batch at once."""
+    before: LastIndices
+    """The last indices before this iterator's first."""
+    nothing_left: bool
+    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
+    generators: list[torch.Tensor]
+    base_seed: int
+    num_epochs: int
+    """The number of this iterator's earlier epochs."""
+    drew_base_seed: bool
+    persistent: bool
+    keeps_datasets: bool
+    """Whether later epochs use the same dataset objects."""
