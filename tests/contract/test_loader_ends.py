@@ -108,7 +108,7 @@ def test_epoch_after_ctrl_c_in_the_middle_of_a_message_is_whole(seat):
     batches = iter(loader)
     next(batches)
     for child in children_of(batches).values():
-        child.connection._is_cut_off = True
+        child.connection.ending.is_cut_off = True
         child.connection.hang_up()
     found = [batch["index"].tolist() for batch in loader]
     assert found == [[0, 1], [2, 3], [4, 5], [6, 7]]

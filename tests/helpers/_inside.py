@@ -35,7 +35,7 @@ def threads_of(source):
 
 def children_of(source):
     """Its worker processes, by place."""
-    return pool_of(source)._children
+    return pool_of(source).children
 
 
 def pids_of(source):

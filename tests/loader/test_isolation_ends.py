@@ -22,7 +22,7 @@ import pytest
 import torch
 from _folders import HELPERS
 from _gates import shared_memory_of, until
-from _inside import children_of, pids_of
+from _inside import children_of, pids_of, pool_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
@@ -63,7 +63,7 @@ def test_child_can_be_joined_when_it_is_gone():
     batches = iter(isolated(Images(40), 4))
     next(batches)
     children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
-    until(partial(getattr, batches._pool, "is_up"))  # one that is not is killed
+    until(partial(getattr, pool_of(batches), "is_up"))  # one that is not is killed
     del batches
     assert_threads_end()
     for child in children:
@@ -439,6 +439,7 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
     line = children_of(batches)[0].connection
+    owner = line.outgoing if part == "outlet" else line.questions
     try:
         setattr(owner, part, Interrupting(getattr(owner, part), method))
         if part == "outlet":

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS
+from _inside import pool_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -105,7 +106,7 @@ def loop(iterator, moves_at, returns_at=None, length=None):
     """Return the batches of an epoch, or ``length`` of them, whose workers move before a batch, and
     perhaps return.
     """
-    pool, batches = iterator._pool, []
+    pool, batches = pool_of(iterator), []
     assert isinstance(pool, MovingPool)
     pool.due_seconds = float("inf")  # nothing by itself
     while True:
@@ -143,7 +144,7 @@ def test_threads_keep_the_work_if_children_are_never_ready(monkeypatch):
     local = threading.local()
     local.kept = HoldsUpForks()
     iterator = iter(loader_of(isolation="auto"))
-    pool = iterator._pool
+    pool = pool_of(iterator)
     pool.go(State.STARTING)
     mover = threading.Thread(target=pool.hiring.open, args=(pool.key,))
     mover.start()
@@ -177,7 +178,7 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
         another.start()
     with tracing(tmp_path / "trace.json") if traced else contextlib.nullcontext():
         iterator = iter(loader_of(isolation="auto"))
-        pool = iterator._pool
+        pool = pool_of(iterator)
         pool.memory.is_on_trial = True
         pool.go(State.STARTING)
         mover = threading.Thread(target=pool.hiring.open, args=(pool.key,))
@@ -254,7 +255,7 @@ def test_persistent_workers_stay_in_processes_in_the_next_epochs():
         rows = rows_of(loop(iter(moving), moves_at))
         torch.manual_seed(1)
         assert rows == rows_of(threads)
-    assert moving._iterator._pool.state is State.TRIAL
+    assert pool_of(moving).state is State.TRIAL
     assert "process" in str(moving.report())
 
 
@@ -353,7 +354,7 @@ def test_user_error_arrives_from_where_the_workers_are():
             return super().__getitem__(index)
 
     iterator = iter(loader_of(Fails()))
-    start_children(iterator._pool)
+    start_children(pool_of(iterator))
     with pytest.raises(KeyError, match="thirty") as caught:
         for _ in iterator:
             pass
@@ -371,7 +372,7 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
     """No child, and no thread, however the loop ends."""
     before = {thread for thread in threading.enumerate() if thread.name != "spdl-probe"}
     iterator = iter(loader_of(Draws(400)))
-    pool = iterator._pool
+    pool = pool_of(iterator)
     start_children(pool)
     if moment != "starting":
         next(iterator)
@@ -467,7 +468,7 @@ def test_report_store_and_trace_show_the_move(tmp_path, capsys):
     loader, path = DataLoader(Python(), batch_size=4, num_workers=2), tmp_path / "run.db"
     iterator = settle(loader)
     live, profile = loader.report(), loader.profile()
-    iterator._pool.stop()
+    pool_of(iterator).stop()
     stopped = loader.profile()
     next(iter(loader))
     second = loader.report()
@@ -510,7 +511,7 @@ def test_report_says_why_the_workers_stayed():
     """After a trial that gained nothing, in this epoch and in the next ones."""
     loader = loader_of(Draws(400), prefetch_factor=4)
     iterator = iter(loader)
-    pool = iterator._pool
+    pool = pool_of(iterator)
     start_children(pool)
     while pool.current().pool is not pool.hiring.children:
         next(iterator)
@@ -533,7 +534,7 @@ def test_threads_that_the_gil_does_not_hold_up_stay():
             return index
 
     iterator = iter(DataLoader(Waits(), batch_size=4, num_workers=2))
-    pool = iterator._pool
+    pool = pool_of(iterator)
     looks = []
     look = pool.look_at_threads
     pool.look_at_threads = lambda now: (looks.append(now), look(now))
@@ -562,7 +563,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     as measured."""
     iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
     next(iterator)
-    figures = iterator._pool.threads.stats
+    figures = pool_of(iterator).threads.stats
     report = figures.report()
     fetch, collate = report.stats.stages
     tasks = replace(fetch.tasks, ave_time=0.01, ave_cpu_time=0.01 * cpu)
@@ -572,7 +573,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     made = make_report(stats, probes, pooled=report.pooled)
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert are_held_up(figures, iterator._pool.memory) == is_held_up
+    assert are_held_up(figures, pool_of(iterator).memory) == is_held_up
     assert ("turns" in made.verdict.action) == is_said
     assert ("Raise" in made.verdict.action) != is_said
 
@@ -597,7 +598,7 @@ def test_stays_on_threads_where_it_may_not_move(dataset, options):
     """Where the user or the kind of dataset forbids it."""
     options = {"batch_size": 4, "num_workers": 2} | options
     iterator = iter(DataLoader(dataset, **options))
-    assert not isinstance(iterator._pool, MovingPool)
+    assert not isinstance(pool_of(iterator), MovingPool)
     next(iterator)
 
 
@@ -883,7 +884,7 @@ def test_what_fails_in_children_alone_is_made_by_threads(fails_from, way, on_err
     loader = loader_of(OfOneProcess(fails_from, way=way), on_error=on_error)
     iterator = iter(loader)
     assert rows_of(loop(iterator, 2)) == expected
-    assert iterator._pool.state is State.STAYED
+    assert pool_of(iterator).state is State.STAYED
     assert "a batch failed in a worker process alone" in loader.report().placement.reason
     assert not loader.placement().num_processes
 
@@ -895,7 +896,7 @@ def test_what_fails_everywhere_leaves_the_trial_on():
     loader = loader_of(OfOneProcess(1000, bad=bad), on_error="skip")
     iterator = iter(loader)
     assert rows_of(loop(iterator, 2)) == expected
-    assert iterator._pool.state is State.TRIAL
+    assert pool_of(iterator).state is State.TRIAL
     assert loader.report().stats is not None
 
 

@@ -12,6 +12,7 @@ import signal
 import pytest
 from _folders import HELPERS
 from _gates import num_fds, until
+from _inside import pool_of
 from _isolated import nothing_left, num_mapped_slabs
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end, loader_threads, run_script
 from test_isolation_forks import forked
@@ -36,7 +37,7 @@ MOMENTS = ["threads", "starting", "trial", "moved", "returned"]
 def reach(loader, moment):
     """Return an epoch's iterator in one of the states, and the batches on the way there."""
     iterator = iter(loader)
-    pool = iterator._pool
+    pool = pool_of(iterator)
     pool.due_seconds = float("inf")  # nothing by itself
     batches = [next(iterator)]
     if moment != "threads":
@@ -166,9 +167,9 @@ def test_batches_of_a_child_that_is_killed_are_made_again(moment, caplog):
     # Not its sentinel, which the loader closes and the successor's may replace.
     until(lambda: "was killed by SIGKILL" in caplog.text)
     if moment == "starting":
-        iterator._pool.due_seconds = 0.0  # the work is handed over to those who are there
+        pool_of(iterator).due_seconds = 0.0  # the work is handed over to those who are there
     for batch in iterator:
-        iterator._pool.due_seconds = float("inf")
+        pool_of(iterator).due_seconds = float("inf")
         batches.append(batch)
     assert rows_of(batches) == expected()
     assert moment == "starting" or "killed" in str(loader.report())

@@ -13,6 +13,7 @@ from time import monotonic
 import pytest
 from _ctrl_c import AtCall, assert_nothing_is_left, belongings
 from _datasets import SafeIndices
+from _inside import pool_of
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from test_moving import HoldsUpForks, start_children
 
@@ -42,7 +43,7 @@ class Life:
             prefetch_factor=2,
         )
         self.iterator = iter(self.loader)
-        self.pool = self.iterator._pool
+        self.pool = pool_of(self.iterator)
         self.pool.due_seconds = math.inf  # nothing by itself
         self.seen = []
         self.kept = threading.local()
