@@ -9,6 +9,7 @@ dependencies as far as nothing is loaded.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tarfile
@@ -72,9 +73,34 @@ def check_wheel(path: Path) -> str:
         sys.exit(f"{path.name}: no py.typed")
     if content["Requires-Python"] != PROJECT["project"]["requires-python"]:
         sys.exit(f"{path.name}: Requires-Python is {content['Requires-Python']}")
+    check_links(str(content.get_payload()), str(content["Version"]))
     extras = set(content.get_all("Provides-Extra", []))
     check_equal("extras", extras, set(PROJECT["project"]["optional-dependencies"]))
     return str(content["Version"])
+
+
+def check_links(page: str, version: str) -> None:
+    """What an index page shows has no relative link, and those into the repository lead to files
+    of this release."""
+    links = re.findall(r"\]\(([^)\s]+)\)", page)
+    source = re.escape(PROJECT["project"]["urls"]["Source"])
+    inside = [re.fullmatch(rf"{source}/(?:blob|raw)/v{version}/([^#]+)(#.*)?", x) for x in links]
+    check_equal("links that are not whole", {x for x in links if not re.match("[a-z]+:", x)}, set())
+    missing = {x[1] for x in inside if x and not (ROOT / x[1]).is_file()}
+    if missing or not any(inside):
+        sys.exit(f"the index page links to what is not there: {sorted(missing)}")
+
+
+def check_release(version: str) -> None:
+    """A version that is no ``.dev`` one is the changelog's newest, and the one to cite."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    citation = (ROOT / ".github" / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d[\d.]*) - (\d{4}-\d\d-\d\d)$", changelog, flags=re.M)
+    cited = re.search(r'^version: (.+)\ndate-released: "(.+)"$', citation, flags=re.M)
+    if newest is None or cited is None or newest.groups() != cited.groups():
+        sys.exit(f"the changelog's newest release is {newest}, the one to cite is {cited}")
+    if "dev" not in version and newest[1] != version:
+        sys.exit(f"the version is {version}, the changelog's newest is {newest[1]}")
 
 
 def check_installed(archive: Path, version: str) -> None:
@@ -107,6 +133,7 @@ def main() -> None:
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     check_sdist(sdist)
     version = check_wheel(wheel)
+    check_release(version)
     for archive in (wheel, sdist):
         check_installed(archive, version)
 

@@ -378,7 +378,7 @@ def test_image_loader_has_the_errors_of_decode_image(tmp_path):
     assert image_loader(tmp_path / "a.png", at_least=(9, 9)).shape == (3, 30, 42)
 
 
-@pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed: the extra 'jpeg'")
+@pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed")
 def test_common_jpegs_are_the_librarys(monkeypatch):
     """By libjpeg-turbo where it is asked for, by Pillow what it does not take."""
     asked = []

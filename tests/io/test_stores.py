@@ -104,7 +104,7 @@ def web():
 @pytest.fixture(scope="module")
 def bucket_of_module():
     pytest.importorskip("s3fs", reason="s3:// needs s3fs: pip install spdl-torch[remote]")
-    pytest.importorskip("moto.server", reason="a server of S3 needs moto and flask: extra `test`")
+    pytest.importorskip("moto.server", reason="a server of S3 needs moto and flask: group `test`")
     bucket = Bucket()
     yield bucket
     bucket.store.close()

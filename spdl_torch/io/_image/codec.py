@@ -45,7 +45,7 @@ def check_codec(codec: Codec, where: str) -> None:
     if codec == "libjpeg-turbo" and libjpeg_turbo.find_library() is None:
         raise ImportError(
             f"{where}: codec='libjpeg-turbo' needs libjpeg-turbo 3, which was not found: "
-            "pip install turbojpeg (the extra jpeg), or install libturbojpeg 3 or newer. "
+            "install it from conda-forge, Homebrew or the system, or pip install turbojpeg. "
             "codec='auto' does without."
         )
     whole_decoder(codec, where)

@@ -1,7 +1,6 @@
 """libjpeg-turbo 3 by its TurboJPEG API: it decodes a region without the rest of the picture.
 
-The library is one that is there anyway (conda's, the system's) or that of the wheel which the extra
-``jpeg`` installs. Whatever it complains about, even by a warning, is left to torchvision.
+The library is one that is there anyway (conda's, the system's) or that of the package turbojpeg. Whatever it complains about, even by a warning, is left to torchvision.
 """
 
 from __future__ import annotations
@@ -147,7 +146,8 @@ def find_library() -> LibJpegTurbo | None:
     none.
 
     Looked for once: in the environment (conda), where the system keeps its libraries, and in the
-    wheel of the extra ``jpeg``. The first two are kept up to date by others.
+    wheel of turbojpeg. The first two are kept up to date by others; that package has had one release
+    since 2025, so no extra installs it: it decodes files of strangers.
     """
     for path in _candidates():
         try:
@@ -172,7 +172,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _of_the_wheel() -> Iterator[str]:
-    """Yield the shared library beside the extra's module, which is not itself imported."""
+    """Yield the shared library beside the package's module, which is not itself imported."""
     try:
         files = metadata.files("turbojpeg") or ()
     except metadata.PackageNotFoundError:
