@@ -22,9 +22,7 @@ from spdl_torch.io._image import kernel, libjpeg_turbo
 from spdl_torch.io._image.decode import decode_image
 from spdl_torch.io._image.header import is_scan, plain_jpeg_scan, read_header
 
-needs_library = pytest.mark.skipif(
-    LIBRARY is None, reason="libjpeg-turbo 3 is not installed"
-)
+needs_library = pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed")
 
 
 def whole_and_part(content, box):

@@ -179,8 +179,8 @@ def load_image_batch(
         strict: False leaves images out that cannot be decoded.
         codec: ``"libjpeg-turbo"`` decodes only the region of a common JPEG that ``crop`` wants,
             ``"torchvision"`` all of it, with the same pixels; ``"auto"`` takes the first if it is
-            installed. ``"torchcodec"`` decodes all of a JPEG by torchcodec (extra ``torchcodec``), with
-            the same pixels, also where torchvision has no codecs any more.
+            installed. ``"torchcodec"`` decodes all of a JPEG by torchcodec (extra of that name),
+            with the same pixels, also where torchvision has no codecs any more.
         scaled: decode JPEGs at a half, a quarter or an eighth of their size, where the crop still
             has the pixels wanted: several times as fast for photographs of many megapixels. Pixels
             differ from those of the whole picture, by 1 level (of 255) on average and by tens at

@@ -1,6 +1,7 @@
 """libjpeg-turbo 3 by its TurboJPEG API: it decodes a region without the rest of the picture.
 
-The library is one that is there anyway (conda's, the system's) or that of the package turbojpeg. Whatever it complains about, even by a warning, is left to torchvision.
+The library is one that is there anyway (conda's, the system's) or that of the package turbojpeg.
+Whatever it complains about, even by a warning, is left to torchvision.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def find_library() -> LibJpegTurbo | None:
     none.
 
     Looked for once: in the environment (conda), where the system keeps its libraries, and in the
-    wheel of turbojpeg. The first two are kept up to date by others; that package has had one release
-    since 2025, so no extra installs it: it decodes files of strangers.
+    wheel of turbojpeg. The first two are kept up to date by others. That package is not, since May
+    2025, so no extra installs it: it decodes files of strangers.
     """
     for path in _candidates():
         try:
