@@ -71,6 +71,12 @@ def blocks_of(page):
     return blocks
 
 
+@functools.cache
+def tree_of(module):
+    """A module of the package, parsed once for all tests."""
+    return ast.parse(module.read_text(encoding="utf-8"))
+
+
 def name_of_page(page):
     """The page's path in the repository, which is what a failing test shows."""
     return page.relative_to(ROOT).as_posix()
@@ -351,7 +357,7 @@ def test_docstring_is_there_when_others_use_a_name():
     """Modules, and the classes and functions without an underscore, say what they are."""
     missing = []
     for module in MODULES:
-        tree = ast.parse(module.read_text(encoding="utf-8"))
+        tree = tree_of(module)
         nodes = [
             node
             for node in tree.body

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import sys
 
 import pytest
-from test_docs import MODULES, ROOT, WHAT_IS_PUBLIC, name_of_page
+from test_docs import MODULES, ROOT, WHAT_IS_PUBLIC, name_of_page, tree_of
 from test_house import LAYERS, ROOMS
 
 SPHINX = ROOT / "docs" / "_sphinx"
@@ -24,15 +25,16 @@ def house_docstrings():
         sys.path.remove(str(SPHINX))
 
 
+@functools.cache
 def docstrings():
     """Each docstring of the package, where it stands, and the parameters that it may explain."""
-    for module in MODULES:
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text is not None:
-                    where = f"{name_of_page(module)}:{node.lineno} {node.name}"
-                    yield where, text, _parameters(node)
+    return [
+        (f"{name_of_page(module)}:{node.lineno} {node.name}", text, _parameters(node))
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if (text := ast.get_docstring(node)) is not None
+    ]
 
 
 def _parameters(node):
