@@ -60,8 +60,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from spdl_torch.pipeline import PipelineBuilder, run_pipeline_in_subprocess
-from spdl_torch.source import DistributedRandomSampler
-from spdl_torch.source.utils import embed_shuffle
+from spdl_torch.spdl.source import DistributedRandomSampler
+from spdl_torch.spdl.source.utils import embed_shuffle
 
 if TYPE_CHECKING:
     import argparse

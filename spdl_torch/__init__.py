@@ -46,7 +46,7 @@ _HOMES = {
     "ImageFolder": ".data.folder",
     "PipelineDataset": ".data.dataset",
 }
-_PACKAGES = ("autotune", "dataloader", "io", "observe", "pipeline", "source", "testing")
+_PACKAGES = ("autotune", "io", "observe", "pipeline", "spdl", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ Names are imported on first use: decoding videos needs PyAV, decoding images doe
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import spdl_torch.lazy_names as lazy_names
@@ -173,12 +172,6 @@ _HOME_OF = {name: f".{home}" for home, names in _HOMES.items() for name in names
 
 
 def __getattr__(name: str) -> Any:
-    if name == "utils":
-        return importlib.import_module(".utils", __name__)
-    if name not in _HOME_OF:
-        left_out = importlib.import_module("._left_out", __name__).LEFT_OUT
-        hint = f". {left_out[name]}" if name in left_out else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return lazy_names.import_name(__name__, _HOME_OF, name)
 
 

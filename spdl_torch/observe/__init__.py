@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .trace.merge import merge_ranks, merge_with_torch
     from .trace.profile import Profile
     from .trace.tracing import tracing
+    from .trace.user_events import trace_counter, trace_event
     from .verdict.causes import Cause
     from .verdict.placement import Placement
     from .verdict.report import Report, make_report
@@ -97,6 +98,8 @@ __all__ = [
     "report_of_file",
     "showing",
     "summarize",
+    "trace_counter",
+    "trace_event",
     "tracing",
 ]
 
@@ -135,6 +138,7 @@ _HOMES = {
     ".trace.merge": ("merge_ranks", "merge_with_torch"),
     ".trace.profile": ("Profile",),
     ".trace.tracing": ("tracing",),
+    ".trace.user_events": ("trace_counter", "trace_event"),
     ".verdict.causes": ("Cause",),
     "..machine.probes": ("Probes",),
     ".verdict.placement": ("Placement",),

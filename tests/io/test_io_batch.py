@@ -83,6 +83,18 @@ def test_load_image_is_close_to_pillow(paths):
         assert_close_to_pillow(image, pillow_resized(path, 96, 64))
 
 
+def test_load_image_has_its_planes_in_front_at_every_size(paths):
+    """As decode_image has; a side that is left open follows the picture's shape."""
+    for path in paths:
+        stored = decode_image(path)
+        assert torch.equal(load_image(path), stored)
+        height, width = stored.shape[1:]
+        assert load_image(path, 2 * width).shape == (3, 2 * height, 2 * width)
+        assert load_image(path, height=3 * height).shape == (3, 3 * height, 3 * width)
+        half = load_image(path, crop=lambda h, w: Crop(0, 0, h // 2, w))
+        assert torch.equal(half, stored[:, : height // 2])
+
+
 def test_load_image_batch_equals_torchvision(paths):
     """The batch is, bit for bit, torchvision v2's antialiased resize of each picture."""
     batch = load_image_batch(paths, width=96, height=64)

@@ -326,7 +326,11 @@ def test_folder_that_cannot_scale_says_so(root, options):
 @pytest.mark.parametrize(
     ("call", "error", "complaint"),
     [
-        (lambda c: load_image(c, scaled=True), TypeError, "need.* them, as scaled does"),
+        (
+            lambda c: load_image_batch([c], width=8, height=8, filter_desc="hflip", scaled=True),
+            TypeError,
+            "scaled goes without filter_desc",
+        ),
         (
             lambda c: load_image_batch([c], width=8, height=8, pix_fmt="gray", scaled=True),
             TypeError,

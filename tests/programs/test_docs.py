@@ -25,17 +25,14 @@ import spdl_torch.accelerate
 import spdl_torch.autotune
 import spdl_torch.data.sources
 import spdl_torch.data.subprocesses.pipelines
-import spdl_torch.dataloader
 import spdl_torch.io
-import spdl_torch.io.utils
 import spdl_torch.nn
 import spdl_torch.observe
 import spdl_torch.pipeline
 import spdl_torch.pipeline.defs
-import spdl_torch.source
-import spdl_torch.source.imagenet
-import spdl_torch.source.local_directory
-import spdl_torch.source.utils
+import spdl_torch.spdl.dataloader
+import spdl_torch.spdl.io.utils
+import spdl_torch.spdl.source
 import spdl_torch.testing
 from spdl_torch.__main__ import _parser, main
 from spdl_torch.data.rng.patches import PATCHES
@@ -245,6 +242,11 @@ def public_members(cls):
     return [name for name in vars(cls) if not name.startswith("_")]
 
 
+SPDL = [
+    *("dataloader", "io", "io.utils", "pipeline", "pipeline.defs", "examples.sqlite_stats_logger"),
+    *("source", "source.utils", "source.imagenet", "source.local_directory"),
+]
+
 BUILDER = spdl_torch.pipeline.PipelineBuilder
 WHAT_IS_PUBLIC = {
     "spdl_torch": spdl_torch.__all__,
@@ -258,20 +260,16 @@ WHAT_IS_PUBLIC = {
         if inspect.isfunction(getattr(spdl_torch.io, name))
         for parameter in parameters(getattr(spdl_torch.io, name))
     ],
-    "spdl_torch.io.utils": [
-        *spdl_torch.io.utils.__all__,
-        *parameters(spdl_torch.io.utils.tracing),
-    ],
     "spdl_torch.nn": spdl_torch.nn.__all__,
     "ToFloat": parameters(spdl_torch.nn.ToFloat.__init__),
-    "spdl_torch.source": [
+    "spdl_torch.spdl": [
         name
-        for module in ("", ".utils", ".imagenet", ".local_directory")
-        for name in importlib.import_module(f"spdl_torch.source{module}").__all__
+        for module in SPDL
+        for name in importlib.import_module(f"spdl_torch.spdl.{module}").__all__
     ],
-    "DistributedRandomSampler": parameters(spdl_torch.source.DistributedRandomSampler),
-    "spdl_torch.dataloader": spdl_torch.dataloader.__all__,
-    "spdl_torch.dataloader.DataLoader": parameters(spdl_torch.dataloader.DataLoader),
+    "spdl_torch.spdl.io.utils": parameters(spdl_torch.spdl.io.utils.tracing),
+    "DistributedRandomSampler": parameters(spdl_torch.spdl.source.DistributedRandomSampler),
+    "spdl_torch.spdl.dataloader": parameters(spdl_torch.spdl.dataloader.DataLoader),
     "Reader": public_members(spdl_torch.io.Reader),
     "spdl_torch.data": spdl_torch.data.__all__,
     "cached": parameters(spdl_torch.data.cached),
@@ -387,7 +385,7 @@ PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io,
         spdl_torch.nn,
         spdl_torch.data.sources,
         spdl_torch.pipeline.defs,
-        spdl_torch.source,
+        spdl_torch.spdl.source,
     ],
 )
 def test_method_has_a_docstring_when_it_is_public(package):

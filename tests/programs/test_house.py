@@ -32,15 +32,14 @@ LAYERS = [
         "shown_text",
         "whole_files",
         "command_options",
-        "source",
         "machine",
         "objects",
         "pipeline",
-        "dataloader",
         "observe",
         "autotune",
         "io",
         "data",
+        "spdl",
         "nn",
     ),
     *("testing", "facade"),
@@ -70,7 +69,6 @@ ROOMS = {
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
     "io": [
         *(
-            "_left_out",
             "_types",
             "_sizes",
             "_retry",
@@ -80,7 +78,7 @@ ROOMS = {
             "_transfer",
         ),
         *("_config", "_remote", "_resuming", "_read", "_source", "_tar", "_array"),
-        *("_video", "_image", "utils", "__init__"),
+        *("_video", "_image", "__init__"),
     ],
     "data": [
         *(
@@ -257,8 +255,9 @@ def test_engine_imports_nothing_of_torch(layer):
         ("import spdl_torch.observe", HEAVY),
         ("import spdl_torch.autotune", HEAVY),
         ("import spdl_torch.data.sources", HEAVY),
-        ("import spdl_torch.source.utils, spdl_torch.source.imagenet", HEAVY),
-        ("import spdl_torch.dataloader, spdl_torch.io.utils", HEAVY),
+        ("import spdl_torch.spdl.source.utils, spdl_torch.spdl.source.imagenet", HEAVY),
+        ("import spdl_torch.spdl.dataloader, spdl_torch.spdl.io.utils", HEAVY),
+        ("import spdl_torch.spdl.pipeline.defs", HEAVY),
         ("import spdl_torch.__main__", HEAVY),
         ("import spdl_torch.io", ("lightning", "matplotlib", "av")),
         ("from spdl_torch import DataLoader, ImageFolder", ("lightning", "matplotlib", "av")),
@@ -313,7 +312,7 @@ def faults_of_all(module: Module, is_public: bool):
             yield f"{module.at(line)}: {name} is in __all__, and there is none"
 
 
-PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline", ".source"]
+PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline"]
 
 
 @pytest.mark.parametrize("name", [f"spdl_torch{package}" for package in PUBLIC_PACKAGES])

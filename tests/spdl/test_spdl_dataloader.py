@@ -1,7 +1,6 @@
-"""spdl_torch.dataloader: SPDL's loaders, with SPDL's results."""
+"""spdl_torch.spdl.dataloader: SPDL's loaders, with SPDL's results."""
 
 import asyncio
-import inspect
 import itertools
 import threading
 
@@ -10,9 +9,9 @@ from _gates import Boom, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-import spdl_torch.dataloader
+import spdl_torch.spdl.dataloader
 from spdl_torch import PipelineFailure
-from spdl_torch.dataloader import CacheDataLoader, DataLoader
+from spdl_torch.spdl.dataloader import CacheDataLoader, DataLoader
 
 
 def spdl():
@@ -96,7 +95,7 @@ def test_batches_are_spdl_s(options):
     """For the same call, in two passes."""
     options = {"num_threads": 2, "output_order": "input", "timeout": 30.0, **options}
     ours, theirs = (
-        module.DataLoader(range(11), **options) for module in (spdl_torch.dataloader, spdl())
+        module.DataLoader(range(11), **options) for module in (spdl_torch.spdl.dataloader, spdl())
     )
     assert [list(ours), list(ours)] == [list(theirs), list(theirs)]
 
@@ -176,19 +175,3 @@ def test_cached_batches_need_the_loader_no_more():
         CacheDataLoader([1], 2, 1)
     with pytest.raises(ValueError, match="stop_after must be >= 2"):
         CacheDataLoader([1], 1, 2, 1)
-
-
-def test_names_and_arguments_are_spdl_s():
-    """But for the loaders of processes, for which there is our own."""
-    missing = set(spdl().__all__) - set(spdl_torch.dataloader.__all__)
-    assert missing == {"PyTorchDataLoader", "get_pytorch_dataloader"}
-    for name in missing:
-        with pytest.raises(AttributeError, match=f"'{name}'. Use spdl_torch.DataLoader"):
-            getattr(spdl_torch.dataloader, name)
-    with pytest.raises(AttributeError, match=r"has no attribute 'nonesuch'$"):
-        _ = spdl_torch.dataloader.nonesuch
-    for name in spdl_torch.dataloader.__all__:
-        there, here = (getattr(module, name) for module in (spdl(), spdl_torch.dataloader))
-        assert [
-            (p.name, p.kind, p.default) for p in inspect.signature(here).parameters.values()
-        ] == [(p.name, p.kind, p.default) for p in inspect.signature(there).parameters.values()]

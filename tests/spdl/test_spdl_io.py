@@ -1,4 +1,4 @@
-"""spdl_torch.io called as spdl.io is: the same calls and results, or an error that says why."""
+"""spdl_torch.spdl.io called as spdl.io is: the same calls and results, or an error that says why."""
 
 import importlib
 import inspect
@@ -18,14 +18,13 @@ from _spdl_calls import IMAGE, VIDEO
 from _videos import KINDS, REAL, write_video
 from PIL import Image
 
-import spdl_torch.io
-import spdl_torch.io.utils
+import spdl_torch.spdl.io
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
-from spdl_torch.io import (
+from spdl_torch.io import decode_image
+from spdl_torch.spdl.io import (
     convert_frames,
     cpu_storage,
     decode_config,
-    decode_image,
     decode_packets,
     demux_config,
     demux_image,
@@ -36,7 +35,6 @@ from spdl_torch.io import (
     load_video,
     to_numpy,
 )
-from spdl_torch.io._left_out import LEFT_OUT
 
 MADE = ["b-frames", "open gop", "no b-frames", "variable rate", "odd size", "vp9 in webm", "mjpeg"]
 
@@ -72,7 +70,7 @@ def theirs(files, tmp_path_factory):
 
 def test_results_are_spdl_s_to_the_bit(files, theirs):
     """For every call and every file: videos, images, and the attributes of their objects."""
-    ours = _spdl_calls.results(spdl_torch.io, files)
+    ours = _spdl_calls.results(spdl_torch.spdl.io, files)
     assert ours.keys() == theirs.keys()
     assert len(ours) > len(MADE) * len(VIDEO) + len(IMAGE)
     for name, expected in theirs.items():
@@ -221,13 +219,6 @@ NOT_A_NUMBER = {"threads": "many"}
 @pytest.mark.parametrize(
     ("call", "error", "complaint"),
     [
-        (lambda p, v: load_image(p, 8), TypeError, "width and height go together"),
-        (lambda p, v: load_image(p, crop=lambda h, w: None), TypeError, "and crop needs them"),
-        (
-            lambda p, v: load_image(p, 8, 8, filter_desc="hflip"),
-            TypeError,
-            "go without .*filter_desc",
-        ),
         (
             lambda p, v: load_image_batch([p], width=8, height=8, pix_fmt="gray", crop=max),
             *(TypeError, r"crop goes without .*filter_desc='crop=w=\.\.\.:h=\.\.\.'"),
@@ -301,14 +292,15 @@ def test_array_is_shared_with_numpy():
     assert tensor[0, 0] == 9
     assert to_numpy(array) is array
     assert np.array_equal(to_numpy(torch.ones(2, requires_grad=True)), [1, 1])
-    assert isinstance(array, spdl_torch.io.ArrayInterface)
-    assert isinstance(tensor, spdl_torch.io.CPUBuffer)
+    assert isinstance(array, spdl_torch.spdl.io.ArrayInterface)
+    assert isinstance(tensor, spdl_torch.spdl.io.CPUBuffer)
 
 
 def test_first_batch_of_a_process_does_not_import_torchvision(files):
     """Which takes ten times as long as the batch, in every worker anew; its codecs are there."""
     program = (
-        "import sys; from spdl_torch.io import load_image_batch, image_codec; "
+        "import sys; from spdl_torch.spdl.io import load_image_batch; "
+        "from spdl_torch.io import image_codec; "
         "from spdl_torch.io._image.kernel import has_codec, is_compiled; "
         f"batch = load_image_batch([{str(files / 'colours.jpg')!r}], width=30, height=20); "
         "image_codec(); assert has_codec() and is_compiled(); "
@@ -321,88 +313,3 @@ def test_first_batch_of_a_process_does_not_import_torchvision(files):
     )
     expected = load_image_batch([files / "colours.jpg"], width=30, height=20).sum().item()
     assert (done.returncode, done.stdout) == (0, f"[] {expected}\nTrue\n"), done.stderr
-
-
-# -- signatures ------------------------------------------------------------------------------------
-
-MODULES = ["io", "io.utils"]
-
-OURS = {
-    "load_image: filter_desc": "format=pix_fmts=rgb24, which SPDL's placeholder stands for",
-    "load_video: filter_desc": "the same",
-    "load_image_batch: filter_desc": "the same",
-    "decode_packets: filter_desc": "the same",
-    "sample_decode_video: filter_desc": "the same",
-    "transfer_tensor: num_caches": "None: no batches need to be kept here",
-    "transfer_tensor_h2d: num_caches": "the same",
-}
-"""Defaults that are others, and why."""
-
-NOT_TAKEN = {
-    "load_audio: demux_config",
-    "load_audio: decode_config",
-    "load_audio: filter_desc",
-    "load_audio: device_config",
-}
-"""A rate and a number of channels stand in for the filters of sound, which are left out."""
-
-
-def pairs():
-    """Every function and class that SPDL has and we have."""
-    for name in MODULES:
-        spdl = importlib.import_module(f"spdl.{name}")
-        ours = importlib.import_module(f"spdl_torch.{name}")
-        for member in sorted(set(spdl.__all__) & set(ours.__all__)):
-            yield member, getattr(spdl, member), getattr(ours, member)
-
-
-def test_every_name_of_spdl_is_here_or_left_out_on_purpose():
-    """And of each that is left out, the error says what to do instead."""
-    for name in MODULES:
-        spdl = pytest.importorskip(f"spdl.{name}")
-        ours = importlib.import_module(f"spdl_torch.{name}")
-        missing = set(spdl.__all__) - set(ours.__all__)
-        assert missing == (set(LEFT_OUT) if name == "io" else set())
-        for member in missing:
-            with pytest.raises(AttributeError, match=f"has no attribute '{member}'. [A-Z].*\\."):
-                getattr(ours, member)
-
-
-def test_page_for_spdl_s_users_lists_all_that_is_left_out():
-    """By its name; of spdl.pipeline.config there is nothing."""
-    page = ROOT / "docs/howto/move_from_spdl.md"
-    text = page.read_text(encoding="utf-8")
-    names = set(re.findall(r"`\.?(\w+)", text))
-    assert "all of `spdl.pipeline.config`" in text
-    for name in (*MODULES, "pipeline", "pipeline.defs", "dataloader", "source", "source.utils"):
-        spdl = pytest.importorskip(f"spdl.{name}")
-        ours = importlib.import_module(f"spdl_torch.{name}")
-        public = {member for member in spdl.__all__ if not member.startswith("_")}
-        assert public - set(ours.__all__) <= names, name
-
-
-def test_arguments_are_spdl_s_by_name_place_and_default():
-    """What SPDL's functions take, ours take; some have more."""
-    pytest.importorskip("spdl.io")
-    num_compared = 0
-    for name, spdl, ours in pairs():
-        if not inspect.isfunction(spdl):
-            continue
-        there, here = (inspect.signature(f).parameters for f in (spdl, ours))
-        by_place = [p.name for p in there.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-        assert list(here)[: len(by_place)] == by_place, name
-        for parameter in there.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                passes_on = any(p.kind is p.VAR_KEYWORD for p in here.values())
-                assert passes_on or name in ("demux_video", "demux_image"), name  # SPDL's own use
-                continue
-            if f"{name}: {parameter.name}" in NOT_TAKEN:
-                assert parameter.name not in here
-                continue
-            assert parameter.name in here, f"{name}: {parameter.name}"
-            ours_is = here[parameter.name]
-            assert ours_is.kind in (parameter.kind, ours_is.POSITIONAL_OR_KEYWORD), name
-            if f"{name}: {parameter.name}" not in OURS:
-                assert ours_is.default == parameter.default, f"{name}: {parameter.name}"
-            num_compared += 1
-    assert num_compared > 60

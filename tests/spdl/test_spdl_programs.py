@@ -25,14 +25,12 @@ SECONDS = 50
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason="the programs are not there")
 
 IMPORTS = {
-    "import spdl.io\n": "import spdl_torch as spdl\n",
-    "import spdl.io.utils\n": "import spdl_torch.io.utils\n",
-    "from spdl.io import": "from spdl_torch.io import",
-    "from spdl.pipeline import": "from spdl_torch.pipeline import",
-    "from examples.sqlite_stats_logger import": "from spdl_torch.observe import",
-    "from spdl.examples.sqlite_stats_logger import": "from spdl_torch.observe import",
+    "import spdl.io\n": "from spdl_torch import spdl\n",
+    "import spdl.io.utils\n": "from spdl_torch import spdl\n",
+    "from spdl.": "from spdl_torch.spdl.",
+    "from examples.": "from spdl_torch.spdl.examples.",
 }
-"""What stands in a program, and what is put there; each as often as it is there."""
+"""The one rule: spdl becomes spdl_torch.spdl, where it is imported."""
 
 WITHOUT_CUDA = {
     "device_config=device_config,\n        strict": "device_config=None,\n        strict",

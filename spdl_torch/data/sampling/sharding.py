@@ -102,7 +102,7 @@ def padding_of_shard(source: Any, ranks: Shard, tail: Tail) -> int:
 
 def is_shared_out(source: Any) -> bool:
     """Return whether each rank already has its own part: a DistributedSampler, one of
-    ``spdl_torch.source``, or a wrapper of one, such as a batch sampler or a loader.
+    ``spdl_torch.spdl.source``, or a wrapper of one, such as a batch sampler or a loader.
     """
     for _ in range(_MOST_WRAPPERS):  # an object with any attribute name would never end
         if source is None or _is_one_ranks(source):

@@ -35,17 +35,6 @@ def stretch_filter(width: int | None, height: int | None, pix_fmt: str | None) -
     )
 
 
-def load_filtered(
-    src: Source,
-    filter_desc: str | None,
-    demux_config: DemuxConfig | None,
-    decode_config: DecodeConfig | None,
-    name: str | None = None,
-) -> Tensor:
-    """Load one image; arguments, result and errors are those of :func:`load_image`."""
-    return convert_frames(_decode(src, filter_desc, demux_config, decode_config, name))
-
-
 def load_filtered_batch(
     srcs: Sequence[Source],
     filter_desc: str | None,
@@ -75,7 +64,6 @@ def _decode(
     filter_desc: str | None,
     demux_config: DemuxConfig | None,
     decode_config: DecodeConfig | None,
-    name: str | None = None,
 ) -> ImageFrames:
-    packets = demux_image(src, demux_config=demux_config, name=name)
+    packets = demux_image(src, demux_config=demux_config)
     return decode_packets(packets, filter_desc, decode_config)

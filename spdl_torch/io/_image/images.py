@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -62,28 +62,6 @@ def image_loader(
     return decode_at_least(read_source(path), source_name(path), at_least, library)
 
 
-@overload
-def load_image(
-    src: Source,
-    width: int,
-    height: int,
-    *,
-    crop: CropFunction | None = ...,
-    codec: Codec = ...,
-    scaled: bool = ...,
-    device_config: CUDAConfig | None = ...,
-    name: str | None = ...,
-) -> Tensor: ...
-@overload
-def load_image(
-    src: Source,
-    *,
-    demux_config: DemuxConfig | None = ...,
-    decode_config: DecodeConfig | None = ...,
-    filter_desc: str | None = ...,
-    device_config: CUDAConfig | None = ...,
-    name: str | None = ...,
-) -> Tensor: ...
 def load_image(
     src: Source,
     width: int | None = None,
@@ -92,53 +70,28 @@ def load_image(
     crop: CropFunction | None = None,
     codec: Codec = "auto",
     scaled: bool = False,
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    filter_desc: str | None = RGB24,
     device_config: CUDAConfig | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Decode one image: at a size, with its planes in front; or, as ``spdl.io`` does, as stored or
-    filtered, with its colours at the end.
+    """Decode and resize one image (bilinear, antialiased, as Pillow does).
 
-    ``load_image(src, 64, 48)`` -> (3, 48, 64); ``load_image(src)`` -> (H, W, 3)
+    ``load_image(src, 64, 48)`` -> (3, 48, 64); ``load_image(src)`` -> (3, H, W)
 
     Args:
         src: as in :func:`decode_image`.
-        width, height: of the result, in pixels (bilinear, antialiased, as Pillow does).
-        crop, codec, scaled: with a size, as in :func:`load_image_batch`.
-        demux_config, decode_config, filter_desc: without a size, as there.
-        device_config: as in :func:`load_image_batch`.
+        width, height: of the result, in pixels. If one is None, the shape is kept; if both are,
+            the size.
+        crop, codec, scaled, device_config: as in :func:`load_image_batch`.
         name: of the source in errors; None: its path, or ``<bytes>``.
 
-    Returns: uint8. With a size: shape (3, height, width), rows of RGB pixels in memory
-        (channels_last). Without: (H, W, 3), contiguous, or what ``filter_desc`` makes of it.
-    Raises: as :func:`decode_image`; for ``codec`` and the configurations as
-        :func:`load_image_batch`; TypeError: arguments of both kinds.
+    Returns: uint8, shape (3, height, width), rows of RGB pixels in memory (channels_last).
+    Raises: as :func:`load_image_batch`.
     """
-    by_ffmpeg = _is_for_ffmpeg(filter_desc, demux_config, decode_config)
-    has_size = width is not None and height is not None
     check_codec(codec, "load_image")
     if device_config is not None:
         check_device_config(device_config, "load_image")
-    if has_size and by_ffmpeg:
-        raise TypeError(
-            "load_image: width and height go without demux_config, decode_config and filter_desc. "
-            "Give the size to get_video_filter_desc(scale_width=..., scale_height=...)."
-        )
-    if not has_size and (width, height, crop, scaled) != (None, None, None, False):
-        raise TypeError(
-            "load_image: width and height go together, and crop needs them, as scaled does, got "
-            f"{width=}, {height=}, {crop=}, {scaled=}."
-        )
-    if by_ffmpeg:
-        from .filtered import load_filtered  # with PyAV, which nothing else here needs
-
-        image = load_filtered(src, filter_desc, demux_config, decode_config, name)
-    else:
-        _check_request([src], width, height)
-        image = _load([src], width, height, crop, codec, scaled=scaled, name=name)[0]
-        image = image if has_size else image.permute(1, 2, 0)
+    _check_request([src], width, height)
+    image = _load([src], width, height, crop, codec, scaled=scaled, name=name)[0]
     return image if device_config is None else to_device(image, device_config)
 
 
@@ -207,7 +160,8 @@ def load_image_batch(
         check_device_config(device_config, "load_image_batch")
     check_codec(codec, "load_image_batch")
     _check_request(srcs, width, height)
-    if pix_fmt == "rgb24" and not _is_for_ffmpeg(filter_desc, demux_config, decode_config):
+    configs = demux_config, decode_config
+    if (pix_fmt, filter_desc, configs) == ("rgb24", RGB24, (None, None)):
         batch = _load(
             srcs, width, height, crop, codec, scaled=scaled, strict=strict, storage=storage
         )
@@ -292,10 +246,6 @@ def _load(
         return kernel.Plan(size, box[:4], resized=(new_height, new_width), flip=box.flip)
 
     return load_planned(srcs, plan, height, width, codec=codec, **options)
-
-
-def _is_for_ffmpeg(filter_desc: str | None, *configs: DemuxConfig | DecodeConfig | None) -> bool:
-    return filter_desc != RGB24 or any(config is not None for config in configs)
 
 
 def _check_request(srcs: Sequence[Source], width: int | None, height: int | None) -> None:

@@ -45,7 +45,7 @@ def tracing(
 ) -> Iterator[None]:
     """Record what every thread of every pipeline and loader does in the block, and write it to
     ``path``, for Perfetto (https://ui.perfetto.dev) and chrome://tracing; also when the block
-    ends by an exception. Slices of your own: :func:`spdl_torch.io.utils.trace_event`.
+    ends by an exception. Slices of your own: :func:`spdl_torch.observe.trace_event`.
 
     path: of any name; gzipped where it ends in ``.gz``. Or a descriptor of an open file, which is
         closed.

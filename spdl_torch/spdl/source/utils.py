@@ -17,7 +17,7 @@ __all__ = ["MergeIterator", "embed_shuffle", "repeat_source"]
 
 T = TypeVar("T")
 
-_logger = logging.getLogger("spdl_torch.source")
+_logger = logging.getLogger("spdl_torch.spdl.source")
 
 
 @overload

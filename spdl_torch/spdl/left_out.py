@@ -1,4 +1,4 @@
-"""The parts of ``spdl.io`` that this package leaves out on purpose, and what to use instead."""
+"""The names of SPDL's that are left out on purpose, and what to use instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NV12 = "NVDEC is left out, and so are its colours: ask a filter for pix_fmt='rg
 _STREAM = "Decoding in pieces is left out: take windows, demux_video(src, timestamp=(start, end))."
 _GRAPH = "Filters run inside of decode_packets: pass filter_desc=."
 
-LEFT_OUT: dict[str, str] = {
+_IO = {
     **dict.fromkeys(("AudioCodec", "AudioDecoder", "AudioFrames", "AudioPackets"), _AUDIO),
     **dict.fromkeys(("demux_audio", "get_abuffer_desc", "get_audio_filter_desc"), _AUDIO),
     **dict.fromkeys(("WAVHeader", "load_wav", "parse_wav"), _AUDIO),
@@ -36,4 +36,39 @@ LEFT_OUT: dict[str, str] = {
     "transfer_buffer_cpu": "Use tensor.cpu().",
     "transfer_tensor_d2h": "Use tensor.cpu(), or tensor.to('cpu', non_blocking=True) and an event.",
 }
-"""The last sentence of the AttributeError for each name."""
+
+_PRIORITY = "Every stage has threads of its own, which need no priorities."
+_REGION = "Use run_pipeline_in_subprocess, or executor= of one stage."
+_INTERPRETER = (
+    "torch cannot be imported in a subinterpreter: use run_pipeline_in_subprocess or "
+    "iterate_in_subprocess."
+)
+_SHARED_MEMORY = "Tensors and arrays always come from a child process through shared memory."
+_BACKGROUND = "Start a thread or an event loop of your own."
+_PROBES = "Use the probes of report()."
+
+_PIPELINE = {
+    "AsyncQueue": "Use StatsQueue, or build(stats=False).",
+    **dict.fromkeys(("BackgroundTask", "BackgroundTaskFactory"), _BACKGROUND),
+    **dict.fromkeys(("PriorityExecutorEntrypoint", "PriorityInterpreterPoolExecutor"), _PRIORITY),
+    **dict.fromkeys(("PriorityProcessPoolExecutor", "PriorityThreadPoolExecutor"), _PRIORITY),
+    **dict.fromkeys(("ProcessGroupResourceUsage", "ProcessGroupStatsMonitor"), _PROBES),
+    **dict.fromkeys(("SharedMemoryRingBuffer", "SharedMemorySegmentPool"), _SHARED_MEMORY),
+    "create_task": "Use asyncio.create_task.",
+    "iterate_in_subinterpreter": _INTERPRETER,
+    "run_pipeline_in_subinterpreter": _INTERPRETER,
+    "config": "Pass the classes to build(), and set the level of the logger spdl_torch.pipeline.",
+}
+
+_LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes."
+
+LEFT_OUT: dict[str, dict[str, str]] = {
+    "spdl_torch.spdl.io": _IO,
+    "spdl_torch.spdl.pipeline": _PIPELINE,
+    "spdl_torch.spdl.pipeline.defs": {
+        **dict.fromkeys(("ExecutorConfig", "MAIN_PROCESS", "PlacementConfig"), _REGION),
+        **dict.fromkeys(("InterpreterPoolExecutorConfig", "ProcessPoolExecutorConfig"), _REGION),
+    },
+    "spdl_torch.spdl.dataloader": {"PyTorchDataLoader": _LOADER, "get_pytorch_dataloader": _LOADER},
+}
+"""By module and name, the last sentence of the AttributeError."""

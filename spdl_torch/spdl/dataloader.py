@@ -1,17 +1,18 @@
-"""Loaders with ``spdl.dataloader``'s interface; ``spdl_torch.DataLoader`` has torch's."""
+"""``spdl.dataloader``: loaders around a pipeline; ``spdl_torch.DataLoader`` is torch's."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .pipeline import PipelineBuilder, cache_iterator
+from ..pipeline import PipelineBuilder, cache_iterator
+from .names import look_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
 
-    from .pipeline import Pipeline
-    from .pipeline.definition.specs import OutputOrder
+    from ..pipeline import Pipeline
+    from ..pipeline.definition.specs import OutputOrder
 
 __all__ = ["CacheDataLoader", "DataLoader"]
 
@@ -144,7 +145,4 @@ class CacheDataLoader(Generic[Output]):
 
 
 def __getattr__(name: str) -> Any:
-    hint = ""
-    if name in ("PyTorchDataLoader", "get_pytorch_dataloader"):
-        hint = ". Use spdl_torch.DataLoader, which takes what torch's DataLoader takes."
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    return look_up(__name__, name)

@@ -1,12 +1,12 @@
-"""Tracing and FFmpeg's own settings, named as in ``spdl.io.utils``."""
+"""``spdl.io.utils``: tracing, and FFmpeg's own settings."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..observe import tracing as _tracing
-from ..observe.trace.user_events import trace_counter, trace_event
+from ...observe import trace_counter, trace_event
+from ...observe import tracing as _tracing
 
 if TYPE_CHECKING:
     import os
@@ -108,6 +108,6 @@ def built_with_nvcodec() -> bool:
 
 def built_with_nvjpeg() -> bool:
     """Return whether torchvision supports :func:`spdl_torch.io.load_image_batch_nvjpeg`."""
-    from ._image.kernel import has_nvjpeg
+    from ...io._image.kernel import has_nvjpeg
 
     return has_nvjpeg()

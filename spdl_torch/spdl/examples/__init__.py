@@ -1,0 +1,1 @@
+"""``spdl.examples``: what programs import of SPDL's examples."""

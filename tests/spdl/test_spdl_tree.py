@@ -1,0 +1,178 @@
+"""spdl_torch.spdl: every public module and name of SPDL's, with SPDL's signature, or a hint."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spdl_torch
+from spdl_torch import spdl
+from spdl_torch.spdl.left_out import LEFT_OUT
+
+ROOT = Path(spdl_torch.__file__).resolve().parents[1]
+
+MODULES = [
+    *("io", "io.utils", "pipeline", "pipeline.defs", "dataloader"),
+    *("source", "source.utils", "source.imagenet", "source.local_directory"),
+]
+
+DEFAULTS = {
+    "io.load_image: filter_desc": "format=pix_fmts=rgb24, which SPDL's placeholder stands for",
+    "io.load_video: filter_desc": "the same",
+    "io.load_image_batch: filter_desc": "the same",
+    "io.decode_packets: filter_desc": "the same",
+    "io.sample_decode_video: filter_desc": "the same",
+    "io.transfer_tensor: num_caches": "None: no batches need to be kept here",
+    "io.transfer_tensor_h2d: num_caches": "the same",
+    "pipeline.PipelineBuilder.build: max_failures": "None: 10 %; -1 is no limit here, too",
+    "pipeline.PipelineBuilder.build: num_threads": "optional",
+    "pipeline.PipelineBuilder.build: report_stats_interval": "None: at the end; -1 as well",
+    "pipeline.build_pipeline: max_failures": "as above",
+    "pipeline.build_pipeline: num_threads": "as above",
+    "pipeline.build_pipeline: report_stats_interval": "as above",
+    "pipeline.run_pipeline_in_subprocess: max_failures": "as above",
+    "pipeline.run_pipeline_in_subprocess: num_threads": "as above",
+    "pipeline.run_pipeline_in_subprocess: report_stats_interval": "as above",
+}
+"""Defaults that are others, and why."""
+
+NOT_TAKEN = {
+    **dict.fromkeys(
+        [f"io.load_audio: {name}" for name in ("demux_config", "decode_config", "device_config")],
+        "a rate and a number of channels stand in for filters of sound",
+    ),
+    "io.load_audio: filter_desc": "the same",
+    "pipeline.build_pipeline: background_tasks": "start a thread or an event loop of your own",
+    "pipeline.run_pipeline_in_subprocess: background_tasks": "the same",
+    "pipeline.iterate_in_subprocess: arena": "arrays always go through shared memory",
+}
+"""Parameters of SPDL's that are not accepted here, and what to do instead."""
+
+NOT_HERE = {
+    "pipeline.PipelineBuilder.to": "run_pipeline_in_subprocess, or executor= for one stage",
+    "pipeline.StatsQueue.get": "threads take with get_numbered()",
+    "pipeline.StatsQueue.put": "threads put; the same name, without await",
+}
+"""Methods of SPDL's classes that are not here or differ, and what to use."""
+
+
+def pair(module):
+    """A module of SPDL's and ours in its place."""
+    peer = pytest.importorskip(f"spdl.{module}", reason="SPDL, an optional peer, is not installed")
+    return peer, importlib.import_module(f"spdl_torch.spdl.{module}")
+
+
+def test_tree_is_spdl_s():
+    """Every public module of SPDL's is at the same path, but for those that the page names."""
+    peer = pytest.importorskip("spdl.io").__path__[0]
+    found = {
+        name.removeprefix("spdl.")
+        for part in ("pipeline", "io", "source", "dataloader")
+        for info in pkgutil.walk_packages([str(Path(peer).parent / part)], f"spdl.{part}.")
+        if "._" not in (name := info.name) and not name.startswith("spdl.io.lib")
+    }
+    assert found | {"pipeline", "io", "source", "dataloader"} == {*MODULES, "pipeline.config"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_of_spdl_s_is_here_or_left_out_on_purpose(module):
+    """And no other; of each that is left out, the error says what to do instead."""
+    peer, ours = pair(module)
+    public = {name for name in peer.__all__ if not name.startswith("_")}
+    assert set(ours.__all__) <= public
+    assert all(hasattr(ours, name) for name in ours.__all__)
+    left_out = set(LEFT_OUT.get(ours.__name__, ())) - {"config"}
+    assert public - set(ours.__all__) == left_out
+    for name in left_out:
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'. [A-Zt].*\\."):
+            getattr(ours, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nonesuch'$"):
+        _ = ours.nonesuch
+
+
+def test_reference_names_all_that_is_left_out():
+    """And says that of spdl.pipeline.config there is nothing."""
+    page = ROOT / "docs/reference/spdl.md"
+    text = page.read_text(encoding="utf-8")
+    assert "all of `spdl.pipeline.config`" in text
+    names = set(re.findall(r"`\.?(\w+)", text))
+    assert {name for names in LEFT_OUT.values() for name in names} <= names
+
+
+def callables_of(module):
+    """Functions, and classes with their public methods, of SPDL's and of ours, by dotted name."""
+    peer, ours = pair(module)
+    for name in ours.__all__:
+        found = getattr(peer, name)
+        if name in MADE_HERE or not (inspect.isfunction(found) or inspect.isclass(found)):
+            continue
+        yield name, found, getattr(ours, name)
+        for method, value in vars(found).items():
+            if inspect.isclass(found) and not method.startswith("_") and callable(value):
+                dotted = f"{name}.{method}"
+                if f"{module}.{dotted}" not in NOT_HERE:
+                    yield dotted, getattr(found, method), getattr(getattr(ours, name), method)
+
+
+MADE_HERE = {
+    *("ArrayInterface", "CUDAArrayInterface", "CPUBuffer", "CUDABuffer", "CPUStorage"),
+    *("CUDAConfig", "DecodeConfig", "DemuxConfig", "NpzFile", "ImageCodec", "VideoCodec"),
+    *("ImageFrames", "ImagePackets", "VideoFrames", "VideoPackets"),
+    *("Pipeline", "QueuePerfStats", "TaskPerfStats", "PipelineFailure"),
+    *("PipeConfig", "AggregateConfig", "DisaggregateConfig", "PathVariantsConfig", "MergeConfig"),
+    *("IterableWithShuffle", "SizedIterable", "SizedIterableWithShuffle"),
+}
+"""Types that programs name and read, and functions make; protocols, which nobody calls."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arguments_are_spdl_s_by_name_place_and_default(module):
+    """What SPDL's functions and methods take, ours take; some have more."""
+    num_compared = 0
+    for name, theirs, ours in callables_of(module):
+        there, here = (inspect.signature(each).parameters for each in (theirs, ours))
+        for place, wanted in enumerate(there.values()):
+            where = f"{module}.{name}: {wanted.name}"
+            if where in NOT_TAKEN:
+                assert wanted.name not in here, f"{where} is taken by now"
+                continue
+            if wanted.kind in (wanted.VAR_KEYWORD, wanted.VAR_POSITIONAL):
+                continue
+            if wanted.kind is wanted.POSITIONAL_ONLY:
+                assert list(here.values())[place].kind is not wanted.KEYWORD_ONLY, where
+                continue
+            assert wanted.name in here, where
+            given = here[wanted.name]
+            if wanted.kind is wanted.POSITIONAL_OR_KEYWORD:
+                assert list(here).index(wanted.name) == place, where
+            assert given.kind in (wanted.kind, given.POSITIONAL_OR_KEYWORD), where
+            if where not in DEFAULTS:
+                assert given.default == wanted.default, where
+            num_compared += 1
+    assert num_compared > 0 or module == "source.imagenet"
+
+
+def test_package_is_imported_by_those_who_ask_for_it_alone():
+    """Importing spdl_torch, its loader and its engine leaves it aside."""
+    program = (
+        "import sys, spdl_torch.pipeline, spdl_torch.io; spdl_torch.DataLoader; "
+        "print('spdl_torch.spdl' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_modules_are_found_without_an_import_of_their_own():
+    """As by programs whose ``import spdl.io.utils`` has become ``from spdl_torch import spdl``."""
+    assert spdl_torch.spdl is spdl
+    for module in MODULES:
+        found = functools.reduce(getattr, module.split("."), spdl)
+        assert found is importlib.import_module(f"spdl_torch.spdl.{module}")
+    with pytest.raises(AttributeError, match="has no attribute 'nonesuch'$"):
+        _ = spdl.nonesuch
