@@ -42,7 +42,6 @@ PAGES = {
     "spdl_torch.lightning": ("lightning",),
     "spdl_torch.observe": ("observe", "traces"),
     "spdl_torch.pipeline": ("pipeline",),
-    "spdl_torch.pipeline.defs": ("pipeline",),
     "spdl_torch.data.subprocesses.pipelines": ("pipeline",),
     "spdl_torch.testing": ("testing",),
     "spdl_torch.spdl.dataloader": ("spdl",),

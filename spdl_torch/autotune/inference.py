@@ -101,16 +101,16 @@ def infer(target: Any, wishes: Wishes, limits: Limits) -> Inference:
 def _of_pipeline(
     spec: PipelineSpec[Any], budget: Budget, element_bytes: int | None, keep: frozenset[str]
 ) -> tuple[dict[str, Any], Fit]:
-    missing = keep - {stage.name for stage in spec.stages}
+    missing = keep - {stage.name for stage in spec.pipes}
     if missing:
         raise ValueError(
             f"PerfParams.estimate: keep must name stages of the pipeline, got {min(missing)!r}. It "
-            f"has {', '.join(repr(stage.name) for stage in spec.stages) or 'none'}."
+            f"has {', '.join(repr(stage.name) for stage in spec.pipes) or 'none'}."
         )
-    names = Counter(stage.name for stage in spec.stages)  # settings go by name
+    names = Counter(stage.name for stage in spec.pipes)  # settings go by name
     shapes = _shapes(spec, keep | {name for name, count in names.items() if count > 1})
     fit = fit_stages(budget, element_bytes, shapes, spec.sink.buffer_size)
-    stages = list(zip(spec.stages, shapes, fit.rooms, strict=True))
+    stages = list(zip(spec.pipes, shapes, fit.rooms, strict=True))
     concurrency = {s.name: fit.threads for s, shape, _ in stages if shape.concurrency is None}
     buffer_size: dict[str, int] = {}
     for stage, shape, room in stages:
@@ -130,7 +130,7 @@ def _of_pipeline(
 
 def _shapes(spec: PipelineSpec[Any], keep: frozenset[str] | set[str]) -> list[StageShape]:
     shapes, lists = [], [1]
-    for stage in spec.stages:
+    for stage in spec.pipes:
         if stage.kind is OpKind.AGGREGATE:
             lists.append(lists[-1] * stage.batch_size)
         elif stage.kind is OpKind.GENERATOR and stage.name == "disaggregate" and len(lists) > 1:

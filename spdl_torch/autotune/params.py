@@ -263,7 +263,7 @@ class PerfParams:
             calls at once; RuntimeError: the builder has no source or sink.
         """
         spec = builder.get_config()
-        names = [stage.name for stage in spec.stages]
+        names = [stage.name for stage in spec.pipes]
         keep = () if self.tuning is None else sorted(self.tuning.keep)
         for name in [*self.concurrency, *self.buffer_size, *keep]:
             if name not in names:
@@ -271,8 +271,8 @@ class PerfParams:
                     f"PerfParams.apply: the pipeline has no stage {name!r}; it has "
                     f"{', '.join(map(repr, names)) or 'none'}."
                 )
-        stages = tuple(self._changed(stage) for stage in spec.stages)
-        return PipelineBuilder.from_config(replace(spec, stages=stages))
+        stages = tuple(self._changed(stage) for stage in spec.pipes)
+        return PipelineBuilder.from_config(replace(spec, pipes=stages))
 
     def build_options(self) -> dict[str, Any]:
         """Return options for ``PipelineBuilder.build`` or ``PipelineDataset``: ``num_threads``, if

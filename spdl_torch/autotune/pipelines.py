@@ -64,8 +64,8 @@ class _Session:
         self._run = run
         if run is None:
             return
-        self._free = {stage.name: _is_free(stage, state.tuning.keep) for stage in run.spec.stages}
-        for name, count in Counter(stage.name for stage in run.spec.stages).items():
+        self._free = {stage.name: _is_free(stage, state.tuning.keep) for stage in run.spec.pipes}
+        for name, count in Counter(stage.name for stage in run.spec.pipes).items():
             self._free[name] &= count == 1  # settings go by name, so a shared name is not tuned
         for name, count in state.found.items():
             if self._free.get(name):
@@ -116,7 +116,7 @@ class _Session:
                 self._state.room.get(stage.name, 0),
                 default_buffer_size(self._state.found.get(stage.name, stage.concurrency)),
             )
-            for stage in run.spec.stages
+            for stage in run.spec.pipes
             if stage.buffer_size is None
         }
 
@@ -137,7 +137,7 @@ class _Session:
     def _settings(self, run: Adjustable) -> str:
         concurrency: Mapping[str, int] = {
             stage.name: self._state.found.get(stage.name, stage.concurrency)
-            for stage in run.spec.stages
+            for stage in run.spec.pipes
             if self._free[stage.name]
         }
         return manual_call(concurrency, self._state.room)

@@ -88,7 +88,7 @@ def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
     """Measure the largest form of the source's first items before the first aggregate, process or
     coroutine. The calling thread runs the ops; the generators are left as they were.
     """
-    source = spec.source.iterable
+    source = spec.src.source
     if isinstance(source, Iterator | AsyncIterable):
         return _spent_by_looking(source, "source")
     with _random_state_kept():
@@ -120,7 +120,7 @@ def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
 def _largest_form(spec: PipelineSpec[Any], items: Iterator[Any]) -> Any:
     """Return the largest form of the next item: itself, or the output of a stage."""
     forms = [next(items)]
-    for stage in spec.stages:
+    for stage in spec.pipes:
         if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
             break
         form = stage.op(forms[-1])

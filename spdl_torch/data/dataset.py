@@ -18,6 +18,7 @@ from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
+from ..pipeline.run.build_options import BuildOptions
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
 from .fetching.stacking import collate_into, is_torchs_collate
@@ -125,15 +126,15 @@ class PipelineDataset(IterableDataset[T_co]):
         self._num_replicas = num_replicas
         self._rank = rank
         self._tail: Tail = tail
-        self._build_options: dict[str, Any] = {
-            "num_threads": num_threads,
-            "max_failures": max_failures,
-            "report_stats_interval": report_stats_interval,
-            "queue_class": queue_class,
-            "task_hook_factory": task_hook_factory,
-            "tuner": tuner,
-        }
-        self._stats = stats
+        self._options = BuildOptions(
+            num_threads=num_threads,
+            max_failures=max_failures,
+            report_stats_interval=report_stats_interval,
+            queue_class=queue_class,
+            task_hook_factory=task_hook_factory,
+            stats=stats,
+            tuner=tuner,
+        )
         self._pipeline_number = new_pipeline_number()
         self._next_epoch = 0
         self._source_is_spent = False
@@ -162,12 +163,14 @@ class PipelineDataset(IterableDataset[T_co]):
         spec = replace(self._spec, source=source)
         place, ended = check_device(self._device), threading.Event()
         if place is not None:
-            spec = replace(spec, stages=_stages_to(place, spec.stages, ended))
-        recorder = FlightRecorder("PipelineDataset", self._pipeline_number, enabled=self._stats)
+            spec = replace(spec, pipes=_stages_to(place, spec.pipes, ended))
+        recorder = FlightRecorder(
+            "PipelineDataset", self._pipeline_number, enabled=self._options.stats
+        )
         recorder.belongs_to(self)
-        pipeline = Pipeline(spec, recorder=recorder, **self._build_options)
+        pipeline = Pipeline(spec, self._options, recorder=recorder)
         with between_epochs(self._epoch_watchers):
-            current = self._pass = _Pass(pipeline, recorder, self._spec.source.iterable)
+            current = self._pass = _Pass(pipeline, recorder, self._spec.src.source)
         progress.pipeline = pipeline
         try:
             current.pipeline.start()
@@ -229,7 +232,7 @@ class PipelineDataset(IterableDataset[T_co]):
     @property
     def decisions(self) -> list[Any]:
         """The changes made so far by the tuner, and why; at most the last 1000."""
-        return list(getattr(self._build_options["tuner"], "decisions", ()))
+        return list(getattr(self._options.tuner, "decisions", ()))
 
     def _measured(self) -> _Pass | _Ended:
         measured = self._pass or self._last
@@ -247,10 +250,10 @@ class PipelineDataset(IterableDataset[T_co]):
             return self._length
         try:
             ranks = rank_shard(self._num_replicas, self._rank)
-            num_items = length_of_shard(self._spec.source.iterable, ranks, self._tail)
+            num_items = length_of_shard(self._spec.src.source, ranks, self._tail)
         except TypeError as error:
             raise TypeError(f"PipelineDataset has no len(): {error}. Pass length=.") from None
-        for stage in self._spec.stages:
+        for stage in self._spec.pipes:
             if stage.kind not in (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION, OpKind.AGGREGATE):
                 raise TypeError(
                     f"PipelineDataset has no len(): stage {stage.name!r} may pass on any number "
@@ -267,7 +270,7 @@ class PipelineDataset(IterableDataset[T_co]):
         ones of its part, which repeat other ranks'. Raises: TypeError: the source has no len.
         """
         ranks = rank_shard(self._num_replicas, self._rank)
-        return padding_of_shard(self._spec.source.iterable, ranks, self._tail)
+        return padding_of_shard(self._spec.src.source, ranks, self._tail)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the pass: what the loop has received, not what is in flight. It
@@ -304,7 +307,7 @@ class PipelineDataset(IterableDataset[T_co]):
         if self._progress is None:
             state = PassState(epoch=self._next_epoch, finished=True, begun=False)
             return {**state.as_dict(), "made_by": self._made_by()}
-        unordered = unordered_stage(self._spec.stages)
+        unordered = unordered_stage(self._spec.pipes)
         if unordered is not None and not self._has_warned:
             self._has_warned = True
             _logger.warning(
@@ -316,7 +319,7 @@ class PipelineDataset(IterableDataset[T_co]):
         return {**state.as_dict(), "made_by": self._made_by()}
 
     def _made_by(self) -> dict[str, Any]:
-        return pass_made_by(self._spec.source.iterable, (s.name for s in self._spec.stages))
+        return pass_made_by(self._spec.src.source, (s.name for s in self._spec.pipes))
 
     def _state_before_last(self) -> dict[str, Any]:
         return self._state(before_last=True)
@@ -348,7 +351,7 @@ class PipelineDataset(IterableDataset[T_co]):
         """Return the source of the new pass, and its progress: this rank's and worker's part, in
         its epoch, from the position of a state if there is one.
         """
-        source = self._spec.source.iterable
+        source = self._spec.src.source
         if self._source_is_spent:
             raise RuntimeError(
                 f"PipelineDataset: the source, a {type(source).__name__}, can be iterated only "
@@ -368,11 +371,11 @@ class PipelineDataset(IterableDataset[T_co]):
         ranks = rank_shard(self._num_replicas, self._rank)
         part = take_shard(source, ranks, worker_shard(), self._tail)
         progress = self._progress = PassProgress(
-            epoch, ranks.count, self._spec.stages, is_wanted=self._wants_states
+            epoch, ranks.count, self._spec.pipes, is_wanted=self._wants_states
         )
         is_fixed = hasattr(source, "shard") or is_shared_out(source)
         part = progress.begin(part, resume, is_fixed=is_fixed)
-        return replace(self._spec.source, iterable=part), progress
+        return replace(self._spec.src, source=part), progress
 
     def _end_pass(self, ending: _Pass) -> None:
         report = ending.report()
@@ -487,12 +490,12 @@ def _runs_once(source: Any) -> bool:
 
 
 def _check_source(spec: PipelineSpec[Any]) -> None:
-    if isinstance(spec.source, MergeSpec):
+    if isinstance(spec.src, MergeSpec):
         raise ValueError(
             "PipelineDataset: the source must be one that can be shared out among ranks, got a "
             "Merge of pipelines. Use build_pipeline() for it."
         )
-    if spec.source.continuous:
+    if spec.src.continuous:
         raise ValueError(
             "PipelineDataset: the source must not be continuous, since every pass runs the "
             "pipeline once. Leave continuous=True out, or iterate over what build() returns."

@@ -1,6 +1,6 @@
 """The engine: stages of worker threads joined by bounded queues. It knows nothing of torch.
 
-Users define a pipeline by ``builder`` or ``defs``; the result is a ``definition``. ``pipeline`` is
+Users define a pipeline by ``builder``; the result is a ``definition``. ``pipeline`` is
 the object that they hold, ``run`` one run of it: it creates sources and stages (``stage``), and the
 branches and joins between them (``graph``), and owns their ``threads``. They wait for each other at
 a ``channel`` and nowhere else. ``stats``, ``hooks`` and the ``recorder`` show what they do.
@@ -12,7 +12,6 @@ are imported when they are first used: a ``DataLoader`` runs no pipeline.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import spdl_torch.lazy_names as lazy_names
@@ -24,7 +23,15 @@ if TYPE_CHECKING:
     from .builder import PipelineBuilder, build_pipeline
     from .caching import cache_iterator
     from .channel.sentinels import is_eof, is_epoch_end
-    from .definition.specs import PipelineSpec
+    from .definition.specs import PipelineSpec, SinkSpec, SourceSpec
+    from .definition.stages import (
+        Aggregate,
+        Aggregator,
+        Disaggregate,
+        Merge,
+        PathVariants,
+        Pipe,
+    )
     from .hooks.stage_info import StageInfo
     from .hooks.stats_queue import StatsQueue
     from .hooks.task_hooks import TaskHook, TaskStatsHook
@@ -33,6 +40,12 @@ if TYPE_CHECKING:
     from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 __all__ = [
+    "Aggregate",
+    "Aggregator",
+    "Disaggregate",
+    "Merge",
+    "PathVariants",
+    "Pipe",
     "Pipeline",
     "PipelineBuilder",
     "PipelineFailure",
@@ -42,6 +55,8 @@ __all__ = [
     "ProfileHook",
     "ProfileResult",
     "QueuePerfStats",
+    "SinkSpec",
+    "SourceSpec",
     "StageInfo",
     "StageStats",
     "StatsQueue",
@@ -63,7 +78,15 @@ _HOMES = {
     ".builder": ("PipelineBuilder", "build_pipeline"),
     ".caching": ("cache_iterator",),
     ".channel.sentinels": ("is_eof", "is_epoch_end"),
-    ".definition.specs": ("PipelineSpec",),
+    ".definition.specs": ("PipelineSpec", "SinkSpec", "SourceSpec"),
+    ".definition.stages": (
+        "Aggregate",
+        "Aggregator",
+        "Disaggregate",
+        "Merge",
+        "PathVariants",
+        "Pipe",
+    ),
     ".hooks.stage_info": ("StageInfo",),
     ".hooks.stats_queue": ("StatsQueue",),
     ".hooks.task_hooks": ("TaskHook", "TaskStatsHook"),
@@ -75,8 +98,6 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "defs":
-        return importlib.import_module(".defs", __name__)
     return lazy_names.import_name(__name__, _HOME_OF, name)
 
 

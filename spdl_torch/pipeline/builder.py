@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .defs import (
-    Aggregate,
-    Disaggregate,
-    PathVariants,
-    Pipe,
-    PipelineConfig,
-    SinkConfig,
-    SourceConfig,
-)
+from .definition.specs import PipelineSpec, SinkSpec, SourceSpec
+from .definition.stages import Aggregate, Disaggregate, PathVariants, Pipe
 from .pipeline import Pipeline
+from .run.build_options import BuildOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-    from .definition.specs import (
-        MaxFailures,
-        OutputOrder,
-        PipelineSpec,
-        SinkSpec,
-        SourceSpec,
-        StageSpec,
-    )
-    from .defs import Aggregator
+    from .definition.specs import MaxFailures, OutputOrder, StageSpec
+    from .definition.stages import Aggregator
     from .hooks.stats_queue import StatsQueue
     from .hooks.task_hooks import HookFactory
     from .run.tunable import Tuner
@@ -55,8 +42,8 @@ class PipelineBuilder(Generic[T, U]):
         ``dataclasses.replace``.
         """
         builder = cls()
-        builder._source, builder._sink = spec.source, spec.sink
-        builder._stages = list(spec.stages)
+        builder._source, builder._sink = spec.src, spec.sink
+        builder._stages = list(spec.pipes)
         return builder
 
     def add_source(
@@ -75,7 +62,7 @@ class PipelineBuilder(Generic[T, U]):
         """
         if self._source is not None:
             raise ValueError("add_source: the pipeline has a source already; it takes one.")
-        self._source = SourceConfig(source, continuous)
+        self._source = SourceSpec(source, continuous)
         return self  # type: ignore[return-value]  # the same builder, now with its item type
 
     def pipe(
@@ -142,7 +129,7 @@ class PipelineBuilder(Generic[T, U]):
 
         router: a function or async function: item -> index of its path. An item for which it
             raises, or names no path, fails, as in any stage.
-        paths: what ``spdl_torch.pipeline.defs`` makes: ``[[Pipe(f)], [Pipe(g), Aggregate(4)]]``.
+        paths: of stages made by hand: ``[[Pipe(f)], [Pipe(g), Aggregate(4)]]``.
             Items keep their order within a path, as far as its stages keep it; those of several
             paths come in the order of their arrival.
         batched: items are lists, and the router returns one index for each member: each path is
@@ -160,10 +147,10 @@ class PipelineBuilder(Generic[T, U]):
         """
         if self._sink is not None:
             raise ValueError("add_sink: the pipeline has a sink already; it takes one.")
-        self._sink = SinkConfig(buffer_size)
+        self._sink = SinkSpec(buffer_size)
         return self
 
-    def get_config(self) -> PipelineConfig[U]:
+    def get_config(self) -> PipelineSpec[U]:
         """Return the definition so far: frozen, printable, picklable if its ops are.
 
         Raises: RuntimeError: the source or the sink is missing.
@@ -172,7 +159,7 @@ class PipelineBuilder(Generic[T, U]):
             raise RuntimeError("PipelineBuilder: no source; call add_source(iterable) first.")
         if self._sink is None:
             raise RuntimeError("PipelineBuilder: no sink; call add_sink() last.")
-        return PipelineConfig(self._source, self._stages, self._sink)
+        return PipelineSpec(self._source, self._stages, self._sink)
 
     def build(
         self,
@@ -206,8 +193,7 @@ class PipelineBuilder(Generic[T, U]):
         tuner: changes the stages' concurrency while they run; ``PerfParams.auto().build_options()``
             has one. It needs ``stats``.
         """
-        return Pipeline(
-            self.get_config(),
+        options = BuildOptions(
             num_threads=num_threads,
             max_failures=max_failures,
             report_stats_interval=report_stats_interval,
@@ -217,6 +203,7 @@ class PipelineBuilder(Generic[T, U]):
             stats=stats,
             tuner=tuner,
         )
+        return Pipeline(self.get_config(), options)
 
 
 def build_pipeline(
@@ -233,17 +220,13 @@ def build_pipeline(
     stats: bool = True,
 ) -> Pipeline[S]:
     """Return a pipeline that runs a definition; arguments as of ``PipelineBuilder.build``."""
-    return (
-        PipelineBuilder[Any, S]
-        .from_config(pipeline_cfg)
-        .build(
-            num_threads=num_threads,
-            max_failures=max_failures,
-            report_stats_interval=report_stats_interval,
-            queue_class=queue_class,
-            task_hook_factory=task_hook_factory,
-            stage_id=stage_id,
-            use_thread_output_queue=use_thread_output_queue,
-            stats=stats,
-        )
+    options = BuildOptions(
+        num_threads=num_threads,
+        max_failures=max_failures,
+        report_stats_interval=report_stats_interval,
+        queue_class=queue_class,
+        task_hook_factory=task_hook_factory,
+        stage_id=stage_id,
+        stats=stats,
     )
+    return Pipeline(pipeline_cfg, options)

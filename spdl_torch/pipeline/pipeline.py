@@ -7,22 +7,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from ..errors import PipelineStopped
-from .definition.specs import MaxFailures, PipelineSpec, check_max_failures
 from .recorder.flight_recorder import FlightRecorder
 from .report import profile_of, report_of
+from .run.build_options import BuildOptions
 from .run.run import Run
 from .run.states import RunState
 from .threads.weakly import weakly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ..errors import PipelineFailure
-    from .hooks.stats_queue import StatsQueue
-    from .hooks.task_hooks import HookFactory
+    from .definition.specs import PipelineSpec
     from .recorder.timeline import Timeline
     from .report import Profile, Report
-    from .run.tunable import Tuner
     from .stats.perf_stats import PipelineStats
 
 T = TypeVar("T")
@@ -45,32 +43,15 @@ class Pipeline(Generic[T]):
     def __init__(
         self,
         spec: PipelineSpec[T],
+        options: BuildOptions | None = None,
         *,
-        num_threads: int | None = None,
-        max_failures: MaxFailures | None = None,
-        report_stats_interval: float | None = None,
-        queue_class: Callable[..., StatsQueue] | None = None,
-        task_hook_factory: HookFactory | None = None,
-        stage_id: int = 0,
-        stats: bool = True,
         recorder: FlightRecorder | None = None,
-        tuner: Tuner | None = None,
     ) -> None:
-        check_max_failures(max_failures, "build")
+        options = options or BuildOptions()
         if recorder is None:
-            recorder = FlightRecorder("Pipeline", enabled=stats)
+            recorder = FlightRecorder("Pipeline", enabled=options.stats)
             recorder.belongs_to(self)
-        self._run = Run(
-            spec,
-            num_threads=num_threads,
-            max_failures=max_failures,
-            report_stats_interval=report_stats_interval,
-            queue_class=queue_class,
-            task_hook_factory=task_hook_factory,
-            recorder=recorder,
-            tuner=tuner,
-            stage_id=stage_id,
-        )
+        self._run = Run(spec, options, recorder)
         # The run knows nothing of this object, so its threads do not keep it alive; they keep the
         # run alive, which needs no end before they start or when they have ended.
         self._finalizer = weakref.finalize(self, weakly(self._run.request_stop))

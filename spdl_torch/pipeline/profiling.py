@@ -117,12 +117,12 @@ class _Profiling:
 
     def pipeline(self, cfg: PipelineSpec[Any]) -> list[Any]:
         """Measure a pipeline's stages; return its outputs that were kept."""
-        if isinstance(cfg.source, MergeSpec):
-            inputs = [item for part in cfg.source.pipelines for item in self.pipeline(part)]
+        if isinstance(cfg.src, MergeSpec):
+            inputs = [item for part in cfg.src.pipeline_configs for item in self.pipeline(part)]
             random.shuffle(inputs)
         else:
-            inputs = self._first_items(cfg.source)
-        return self._stages(cfg.stages, inputs)
+            inputs = self._first_items(cfg.src)
+        return self._stages(cfg.pipes, inputs)
 
     def _first_items(self, source: SourceSpec) -> list[Any]:
         spec = PipelineSpec[Any](replace(source, continuous=False), (), SinkSpec(1))

@@ -1,4 +1,4 @@
-"""spdl_torch.spdl.io.utils: slices and curves of one's own in a trace, and FFmpeg's own settings."""
+"""spdl_torch.spdl.io.utils: your own slices and curves in a trace; FFmpeg's settings."""
 
 import asyncio
 import gc
@@ -13,10 +13,10 @@ from _folders import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.spdl.io import utils
 from spdl_torch.observe import Profile, check_trace, make_report
 from spdl_torch.observe.trace.user_events import Count, Program, Span
 from spdl_torch.pipeline import PipelineBuilder, PipelineStats
+from spdl_torch.spdl.io import utils
 
 
 @pytest.fixture(scope="module", autouse=True)

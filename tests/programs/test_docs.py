@@ -29,7 +29,6 @@ import spdl_torch.io
 import spdl_torch.nn
 import spdl_torch.observe
 import spdl_torch.pipeline
-import spdl_torch.pipeline.defs
 import spdl_torch.spdl.dataloader
 import spdl_torch.spdl.io.utils
 import spdl_torch.spdl.source
@@ -316,7 +315,6 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder.build": parameters(BUILDER.build),
     "PipelineBuilder.add_source": parameters(BUILDER.add_source),
     "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
-    "spdl_torch.pipeline.defs": spdl_torch.pipeline.defs.__all__,
     "run_pipeline_in_subprocess": parameters(spdl_torch.pipeline.run_pipeline_in_subprocess),
     "SubprocessIterable": public_members(spdl_torch.data.subprocesses.pipelines.SubprocessIterable),
     "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
@@ -384,7 +382,6 @@ PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io,
         *PACKAGES,
         spdl_torch.nn,
         spdl_torch.data.sources,
-        spdl_torch.pipeline.defs,
         spdl_torch.spdl.source,
     ],
 )

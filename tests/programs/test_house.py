@@ -64,7 +64,7 @@ ROOMS = {
     "pipeline": [
         *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
         *("stage", "graph", "run"),
-        *("defs", "report", "pipeline", "builder", "caching", "profiling", "__init__"),
+        *("report", "pipeline", "builder", "caching", "profiling", "__init__"),
     ],
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
     "io": [

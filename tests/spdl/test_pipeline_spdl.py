@@ -22,8 +22,8 @@ from spdl_torch.pipeline import (
     TaskHook,
     TaskStatsHook,
     build_pipeline,
-    defs,
 )
+from spdl_torch.spdl.pipeline import defs
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """spdl_torch.spdl.source: what ranks get, in which order, and that the order is SPDL's."""
 
-import importlib
-import inspect
 import itertools
 import pickle
 import random

@@ -1,10 +1,7 @@
-"""spdl_torch.spdl.io called as spdl.io is: the same calls and results, or an error that says why."""
+"""spdl_torch.spdl.io called as spdl.io: the same calls and results, or an error that says why."""
 
-import importlib
-import inspect
 import io
 import pickle
-import re
 import shutil
 import subprocess
 import sys

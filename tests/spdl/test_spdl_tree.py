@@ -92,7 +92,7 @@ def test_every_name_of_spdl_s_is_here_or_left_out_on_purpose(module):
     for name in left_out:
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'. [A-Zt].*\\."):
             getattr(ours, name)
-    with pytest.raises(AttributeError, match="has no attribute 'nonesuch'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonesuch'$"):
         _ = ours.nonesuch
 
 
@@ -174,5 +174,5 @@ def test_modules_are_found_without_an_import_of_their_own():
     for module in MODULES:
         found = functools.reduce(getattr, module.split("."), spdl)
         assert found is importlib.import_module(f"spdl_torch.spdl.{module}")
-    with pytest.raises(AttributeError, match="has no attribute 'nonesuch'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonesuch'$"):
         _ = spdl.nonesuch

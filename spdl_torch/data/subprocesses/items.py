@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch.utils.data import IterableDataset
 
-from ...pipeline.builder import build_pipeline
+from ...pipeline.pipeline import Pipeline
 from ...pipeline.stats.perf_stats import PipelineStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ...pipeline.definition.specs import PipelineSpec
-    from ...pipeline.pipeline import Pipeline
+    from ...pipeline.run.build_options import BuildOptions
 
     Initializer = Callable[[], object]
 
@@ -104,7 +104,7 @@ def _stats_of(iterable: Any) -> PipelineStats | None:
 class Passes:
     """The child's pipelines: one for each pass, or one for all epochs."""
 
-    def __init__(self, config: PipelineSpec[Any], options: dict[str, Any]) -> None:
+    def __init__(self, config: PipelineSpec[Any], options: BuildOptions) -> None:
         self._config = config
         self._options = options
         self._pipeline: Pipeline[Any] | None = None
@@ -127,7 +127,7 @@ class Passes:
             raise
 
     def _build(self) -> Pipeline[Any]:
-        self._pipeline = build_pipeline(self._config, **self._options)
+        self._pipeline = Pipeline(self._config, self._options)
         self._pipeline.start()
         return self._pipeline
 

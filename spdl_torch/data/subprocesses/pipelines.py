@@ -23,6 +23,7 @@ import torch
 from ...errors import UnsupportedOptionError
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
+from ...pipeline.run.build_options import BuildOptions
 from ..child_process.dataset_pickle import find_unpicklable, shown
 from ..child_process.process import server_is_anothers
 from ..loader.dataloader import DataLoader
@@ -82,17 +83,17 @@ def run_pipeline_in_subprocess(
         config = config_or_builder.get_config()
     else:
         config = config_or_builder
-    options = {
-        "num_threads": num_threads,
-        "max_failures": max_failures,
-        "report_stats_interval": report_stats_interval,
-        "queue_class": queue_class,
-        "task_hook_factory": task_hook_factory,
-    }
+    options = BuildOptions(
+        num_threads=num_threads,
+        max_failures=max_failures,
+        report_stats_interval=report_stats_interval,
+        queue_class=queue_class,
+        task_hook_factory=task_hook_factory,
+    )
     return SubprocessIterable(
         "run_pipeline_in_subprocess",
         partial(Passes, config, options),
-        parts={"config": config, **options, "initializer": initializer},
+        parts={"config": config, **vars(options), "initializer": initializer},
         is_continuous=config.is_continuous,
         buffer_size=buffer_size,
         initializer=initializer,

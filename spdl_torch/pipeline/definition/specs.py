@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import AsyncIterable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from types import AsyncGeneratorType, GeneratorType
+from types import AsyncGeneratorType, GeneratorType, GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ...shown_text import printable_line
@@ -32,21 +32,23 @@ _SHORT.maxother = _SHORT.maxstring = 120
 class SourceSpec:
     """The origin of the items."""
 
-    iterable: Iterable[Any] | AsyncIterable[Any]
-    name: str = "src"
+    source: Iterable[Any] | AsyncIterable[Any]
     continuous: bool = False
     """Whether it is iterated again and again: one run over all epochs."""
+    name: str = "src"
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable_line(self.name))
-        if not isinstance(self.iterable, Iterable | AsyncIterable) and not hasattr(
-            self.iterable, "__getitem__"
+        if not isinstance(self.source, Iterable | AsyncIterable) and not hasattr(
+            self.source, "__getitem__"
         ):
             raise TypeError(
                 "add_source: expected an iterable or an async iterable, got "
-                f"{type(self.iterable).__name__}. Pass e.g. a list, a generator or a sampler."
+                f"{type(self.source).__name__}. Pass e.g. a list, a generator or a sampler."
             )
-        if self.continuous and isinstance(self.iterable, GeneratorType | AsyncGeneratorType):
+        if self.continuous and isinstance(self.source, GeneratorType | AsyncGeneratorType):
             raise ValueError(
                 "add_source: continuous=True iterates the source once for each epoch, and a "
                 "generator can be iterated only once. Pass an object whose __iter__ begins anew."
@@ -54,24 +56,24 @@ class SourceSpec:
 
     def __repr__(self) -> str:
         """Return the fields; of a long source only the beginning."""
-        shown = _SHORT.repr(self.iterable)
+        shown = _SHORT.repr(self.source)
         return (
-            f"{type(self).__name__}(iterable={shown}, name={self.name!r}, "
-            f"continuous={self.continuous})"
+            f"{type(self).__name__}(source={shown}, continuous={self.continuous}, "
+            f"name={self.name!r})"
         )
 
     def __str__(self) -> str:
         continuous = ", continuous" if self.continuous else ""
-        return f"{self.name}({type(self.iterable).__name__}{continuous})"
+        return f"{self.name}({type(self.source).__name__}{continuous})"
 
 
 @dataclass(frozen=True)
 class MergeSpec(SourceSpec):
-    """A source whose items come from other pipelines; its ``iterable`` is empty."""
+    """A source whose items come from other pipelines; its own ``source`` is empty."""
 
-    iterable: Iterable[Any] = ()
+    source: Iterable[Any] = ()
     name: str = "merge"
-    pipelines: tuple[PipelineSpec[Any], ...] = ()
+    pipeline_configs: tuple[PipelineSpec[Any], ...] = ()
     op: Callable[..., Any] | None = None
     """Called once with ``(info, input_queues, output_queue)``; None = as the items come."""
 
@@ -100,6 +102,8 @@ class StageSpec:
     """For path variants: the chains of stages among which ``op`` chooses."""
     batched: bool = False
     """For path variants: whether an item is a list, whose members ``op`` deals out."""
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable_line(self.name))
@@ -161,6 +165,8 @@ class SinkSpec:
 
     buffer_size: int = 3
 
+    __class_getitem__ = classmethod(GenericAlias)
+
     def __post_init__(self) -> None:
         _check_positive("add_sink: buffer_size", self.buffer_size)
 
@@ -172,39 +178,46 @@ class SinkSpec:
 class PipelineSpec(Generic[T_co]):
     """A whole pipeline; prints one line a stage. Picklable if its ops are."""
 
-    source: SourceSpec
-    stages: tuple[StageSpec, ...] = field(default=())
-    sink: SinkSpec = field(default_factory=SinkSpec)
+    src: SourceSpec
+    pipes: Sequence[StageSpec]
+    sink: SinkSpec
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pipes", tuple(self.pipes))
+        _check_part("src", self.src, SourceSpec, "a SourceSpec, or what Merge returns")
+        for stage in self.pipes:
+            _check_part("pipes", stage, StageSpec, "what Pipe, Aggregate and their like return")
+        _check_part("sink", self.sink, SinkSpec, "a SinkSpec")
 
     def __str__(self) -> str:
         return "\n".join(["PipelineSpec:", *(f"  {part}" for part in self.parts())])
 
     def parts(self) -> list[str]:
         """Return a line for each stage, source and sink included; inner stages are indented."""
-        return [*_source_lines(self.source), *_stage_lines(self.stages), str(self.sink)]
+        return [*_source_lines(self.src), *_stage_lines(self.pipes), str(self.sink)]
 
     @property
     def is_continuous(self) -> bool:
         """Whether its source is iterated again and again. Raises: ValueError: one of several is."""
-        if not isinstance(self.source, MergeSpec):
-            return self.source.continuous
-        if len({pipeline.is_continuous for pipeline in self.source.pipelines}) > 1:
+        if not isinstance(self.src, MergeSpec):
+            return self.src.continuous
+        if len({pipeline.is_continuous for pipeline in self.src.pipeline_configs}) > 1:
             raise ValueError(
                 "Mixed continuous mode: of sources that are merged, all must be continuous or "
                 "none, since an epoch ends when it has ended in all of them."
             )
-        return self.source.pipelines[0].is_continuous
+        return self.src.pipeline_configs[0].is_continuous
 
     @property
     def is_chain(self) -> bool:
         """Whether it is one source and a single line of stages: no merge, no path variants."""
-        return not isinstance(self.source, MergeSpec) and all(
-            stage.kind is not OpKind.PATH_VARIANTS for stage in self.stages
+        return not isinstance(self.src, MergeSpec) and all(
+            stage.kind is not OpKind.PATH_VARIANTS for stage in self.pipes
         )
 
 
 def _source_lines(source: SourceSpec) -> list[str]:
-    inner = source.pipelines if isinstance(source, MergeSpec) else ()
+    inner = source.pipeline_configs if isinstance(source, MergeSpec) else ()
     # The sinks of pipelines that are merged are the merge's inlets.
     lines = [line for pipeline in inner for line in pipeline.parts()[:-1]]
     return [*(f"  {line}" for line in lines), str(source)]
@@ -243,6 +256,11 @@ def check_max_failures(limit: MaxFailures | None, where: str) -> None:
             )
     elif not 0 <= float(limit) <= 1:
         raise ValueError(f"{where}: a share in max_failures must be between 0 and 1, got {limit}.")
+
+
+def _check_part(field: str, part: object, kind: type, expected: str) -> None:
+    if not isinstance(part, kind):
+        raise TypeError(f"PipelineSpec: {field} must be {expected}, got {type(part).__name__}.")
 
 
 def _check_positive(what: str, value: object) -> None:

@@ -24,7 +24,7 @@ from ...machine.probes import (
 from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
-from ..definition.specs import MaxFailures, PipelineSpec, default_buffer_size
+from ..definition.specs import default_buffer_size
 from ..graph.forward import forward
 from ..hooks.callbacks import check_interval
 from ..hooks.checks import enter_queue_hook
@@ -42,14 +42,15 @@ from .task_limit import make_task_limit
 from .wiring import Wiring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ...machine.probes import ProbeCounters, Probes
+    from ..definition.specs import PipelineSpec
     from ..hooks.stage_info import StageInfo
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
-    from .tunable import Tuner
+    from .build_options import BuildOptions
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -69,18 +70,9 @@ class Run:
     """
 
     def __init__(
-        self,
-        spec: PipelineSpec[Any],
-        *,
-        num_threads: int | None,
-        max_failures: MaxFailures | None,
-        report_stats_interval: float | None,
-        queue_class: Callable[..., StatsQueue] | None,
-        task_hook_factory: HookFactory | None,
-        recorder: FlightRecorder,
-        tuner: Tuner | None = None,
-        stage_id: int = 0,
+        self, spec: PipelineSpec[Any], options: BuildOptions, recorder: FlightRecorder
     ) -> None:
+        tuner = options.tuner
         self.state = RunState.NEW
         self.recorder = recorder
         self.spec = spec
@@ -102,19 +94,21 @@ class Run:
         self._probes_after: ProbeCounters | None = None  # it still runs
         self._epoch_began = 0  # the number, at the sink, of the first item of this epoch
 
-        interval = check_interval(report_stats_interval, "build: report_stats_interval")
+        interval = check_interval(options.report_stats_interval, "build: report_stats_interval")
         interval = None if interval == -1 else interval
-        self.task_limit = make_task_limit(spec, num_threads, adjustable=self._is_adjustable)
+        self.task_limit = make_task_limit(
+            spec, options.num_threads, adjustable=self._is_adjustable
+        )
         wiring = Wiring(
             spec,
-            make_queue=queue_maker(queue_class, interval),
-            make_hooks=task_hook_factory or _default_hooks(interval, recorder.enabled),
-            max_failures=max_failures,
+            make_queue=queue_maker(options.queue_class, interval),
+            make_hooks=options.task_hook_factory or _default_hooks(interval, recorder.enabled),
+            max_failures=options.max_failures,
             task_limit=self.task_limit,
             owner=self,
             recorder=recorder,
             adjustable=self._is_adjustable,
-            first_id=stage_id,
+            first_id=options.stage_id,
         )
         self.sources, self.stages, self._nodes = wiring.sources, wiring.stages, wiring.nodes
         self._num_sources = len(wiring.sources)

@@ -36,8 +36,8 @@ def make_task_limit(
 
 def _most_tasks(spec: PipelineSpec[Any]) -> int:
     """Return how many calls could run at once on threads of the pipeline."""
-    merged = spec.source.pipelines if isinstance(spec.source, MergeSpec) else ()
-    return _of_stages(spec.stages) + sum(map(_most_tasks, merged))
+    merged = spec.src.pipeline_configs if isinstance(spec.src, MergeSpec) else ()
+    return _of_stages(spec.pipes) + sum(map(_most_tasks, merged))
 
 
 def _of_stages(stages: Iterable[StageSpec]) -> int:

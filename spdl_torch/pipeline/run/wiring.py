@@ -127,9 +127,9 @@ class Wiring:
         self, spec: PipelineSpec[Any], takers: int, last: int | None = None
     ) -> StatsQueue:
         """Create source and stages; ``last``: the size given for the last queue."""
-        first = spec.stages[0].concurrency if spec.stages else takers
-        queue = self._source(spec.source, first, None if spec.stages else last)
-        return self._chain(spec.stages, queue, takers, last)
+        first = spec.pipes[0].concurrency if spec.pipes else takers
+        queue = self._source(spec.src, first, None if spec.pipes else last)
+        return self._chain(spec.pipes, queue, takers, last)
 
     def _source(self, spec: SourceSpec, takers: int, given: int | None) -> StatsQueue:
         if isinstance(spec, MergeSpec):
@@ -249,7 +249,8 @@ class Wiring:
     def _merge(self, spec: MergeSpec, takers: int, given: int | None) -> StatsQueue:
         """Create the chains of the merged pipelines; a sink's size is that of its last queue."""
         tails = [
-            self._pipeline(pipeline, 1, pipeline.sink.buffer_size) for pipeline in spec.pipelines
+            self._pipeline(pipeline, 1, pipeline.sink.buffer_size)
+            for pipeline in spec.pipeline_configs
         ]
         info = self.next_info(spec.name)
         queue = self._queue(info, self._number_of(info), given, (1, takers))

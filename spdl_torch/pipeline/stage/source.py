@@ -73,7 +73,7 @@ class Source:
 
     def _pass_on(self, queue: StatsQueue) -> None:
         ring, spec = self._ring, self.spec
-        since_ns, epoch = ring.begin(), _epoch_of(spec.iterable)
+        since_ns, epoch = ring.begin(), _epoch_of(spec.source)
         while True:
             for item in iterate(spec):
                 ended_ns = perf_counter_ns()
@@ -88,8 +88,8 @@ class Source:
             epoch += 1
             # Only this thread knows when its epoch ends: the consumer still takes items of earlier
             # ones.
-            if hasattr(spec.iterable, "set_epoch"):
-                spec.iterable.set_epoch(epoch)
+            if hasattr(spec.source, "set_epoch"):
+                spec.source.set_epoch(epoch)
 
     def _leave(self) -> None:
         try:

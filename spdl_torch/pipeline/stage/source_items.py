@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def iterate(source: SourceSpec) -> Iterator[Any]:
     """Return an iterator over a plain or an asynchronous source."""
-    if isinstance(source.iterable, AsyncIterable):
-        return _iterate_async(source.iterable)
-    return iter(source.iterable)
+    if isinstance(source.source, AsyncIterable):
+        return _iterate_async(source.source)
+    return iter(source.source)
 
 
 def _iterate_async(iterable: AsyncIterable[Any]) -> Iterator[Any]:

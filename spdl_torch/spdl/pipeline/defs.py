@@ -1,25 +1,22 @@
-"""``spdl.pipeline.defs``: a pipeline as data, configs to combine, print, pickle and build."""
+"""``spdl.pipeline.defs``: SPDL's names of the parts of :mod:`spdl_torch.pipeline`'s definitions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...pipeline.defs import (
+from ...pipeline.definition.specs import MergeSpec as MergeConfig
+from ...pipeline.definition.specs import PipelineSpec as PipelineConfig
+from ...pipeline.definition.specs import SinkSpec as SinkConfig
+from ...pipeline.definition.specs import SourceSpec as SourceConfig
+from ...pipeline.definition.specs import StageSpec as PipeConfig
+from ...pipeline.definition.stages import (
     Aggregate,
-    AggregateConfig,
     Aggregator,
     Collate,
     Disaggregate,
-    DisaggregateConfig,
     Merge,
-    MergeConfig,
     PathVariants,
-    PathVariantsConfig,
     Pipe,
-    PipeConfig,
-    PipelineConfig,
-    SinkConfig,
-    SourceConfig,
 )
 from ..names import look_up
 
@@ -40,6 +37,8 @@ __all__ = [
     "SinkConfig",
     "SourceConfig",
 ]
+
+AggregateConfig = DisaggregateConfig = PathVariantsConfig = PipeConfig
 
 
 def __getattr__(name: str) -> Any:

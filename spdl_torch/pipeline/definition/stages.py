@@ -1,134 +1,18 @@
-"""A pipeline as data, in SPDL's words: configs to combine, print, pickle and build.
-
-They define the same as a :class:`~.builder.PipelineBuilder` and one thing more, which a chain of
-calls cannot express: pipelines that are merged into one. ``build_pipeline(config)`` builds it.
-"""
+"""Make the parts of a pipeline by hand: stages, and sources that merge several pipelines."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .definition.ops import OpKind, as_op, name_of
-from .definition.specs import (
-    MaxFailures,
-    MergeSpec,
-    OutputOrder,
-    PipelineSpec,
-    SinkSpec,
-    SourceSpec,
-    StageSpec,
-)
+from .ops import OpKind, as_op, name_of
+from .specs import MaxFailures, MergeSpec, OutputOrder, PipelineSpec, StageSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-__all__ = [
-    "Aggregate",
-    "AggregateConfig",
-    "Aggregator",
-    "Collate",
-    "Disaggregate",
-    "DisaggregateConfig",
-    "Merge",
-    "MergeConfig",
-    "PathVariants",
-    "PathVariantsConfig",
-    "Pipe",
-    "PipeConfig",
-    "PipelineConfig",
-    "SinkConfig",
-    "SourceConfig",
-]
-
 T = TypeVar("T")
-U = TypeVar("U")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class SourceConfig(SourceSpec, Generic[T]):
-    """The origin of the items: ``SourceConfig(iterable, continuous=False)``.
-
-    continuous: iterate again and again; see ``PipelineBuilder.add_source``.
-    """
-
-    def __init__(
-        self,
-        source: Iterable[T] | AsyncIterable[T] | None = None,
-        continuous: bool = False,
-        *,
-        iterable: Any = None,
-        name: str = "src",
-    ) -> None:
-        # By the fields' names too, as dataclasses.replace() calls it.
-        super().__init__(iterable if source is None else source, name, continuous)
-
-    @property
-    def source(self) -> Iterable[T] | AsyncIterable[T]:
-        """The iterable."""
-        return self.iterable
-
-
-class PipeConfig(StageSpec, Generic[T, U]):
-    """A stage that calls an op; made by :func:`Pipe`."""
-
-
-class AggregateConfig(StageSpec, Generic[T]):
-    """A stage that makes one item of many; made by :func:`Aggregate`."""
-
-
-class DisaggregateConfig(StageSpec, Generic[T]):
-    """A stage that takes lists apart; made by :func:`Disaggregate`."""
-
-
-class PathVariantsConfig(StageSpec, Generic[T]):
-    """Stages among which a router chooses; made by :func:`PathVariants`."""
-
-
-class SinkConfig(SinkSpec, Generic[T]):
-    """The place where at most ``buffer_size`` items wait for the consumer."""
-
-
-class MergeConfig(MergeSpec):
-    """Pipelines whose items are the items of another one; made by :func:`Merge`."""
-
-    @property
-    def pipeline_configs(self) -> tuple[PipelineSpec[Any], ...]:
-        """The pipelines."""
-        return self.pipelines
-
-
-class PipelineConfig(PipelineSpec[T_co]):
-    """A whole pipeline: ``PipelineConfig(src, pipes, sink)``.
-
-    src: a ``SourceConfig``, or what :func:`Merge` makes.
-    pipes: what :func:`Pipe`, :func:`Aggregate`, :func:`Disaggregate`, :func:`PathVariants` make.
-    """
-
-    def __init__(
-        self,
-        src: SourceSpec | None = None,
-        pipes: Sequence[StageSpec] | None = None,
-        sink: SinkSpec | None = None,
-        *,
-        source: SourceSpec | None = None,
-        stages: Sequence[StageSpec] = (),
-    ) -> None:
-        # By the fields' names too, as dataclasses.replace() calls it.
-        src, pipes = source if src is None else src, stages if pipes is None else pipes
-        _check_parts(src, pipes, sink)
-        super().__init__(src, tuple(pipes), sink)  # type: ignore[arg-type]  # they were checked
-
-    @property
-    def src(self) -> SourceSpec:
-        """The source."""
-        return self.source
-
-    @property
-    def pipes(self) -> tuple[StageSpec, ...]:
-        """The stages."""
-        return self.stages
 
 
 def Pipe(
@@ -141,10 +25,10 @@ def Pipe(
     output_order: OutputOrder = "completion",
     max_failures: MaxFailures | None = None,
     buffer_size: int | None = None,
-) -> PipeConfig[Any, Any]:
+) -> StageSpec:
     """Return a stage that calls ``op`` with every item: see ``PipelineBuilder.pipe``."""
     call, kind = as_op(op)
-    return PipeConfig(
+    return StageSpec(
         name=name or name_of(op),
         op=call,
         kind=kind,
@@ -191,7 +75,7 @@ class Collate(Aggregator, Generic[T]):
         return items or None
 
 
-def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> AggregateConfig[Any]:
+def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> StageSpec:
     """Return a stage that collects lists of ``input`` items, or uses an :class:`Aggregator`.
 
     drop_last: leave out an incomplete last list. ``sizes 4,4,2 drop_last=True -> 4,4``.
@@ -199,7 +83,7 @@ def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> Aggrega
     if isinstance(input, Collate):
         input = input.n
     if isinstance(input, Aggregator):
-        return AggregateConfig(
+        return StageSpec(
             name=f"aggregate({type(input).__name__})",
             op=input.accumulate,
             kind=OpKind.AGGREGATOR,
@@ -209,7 +93,7 @@ def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> Aggrega
         raise TypeError(f"aggregate: n must be an int or an Aggregator, got {input!r}.")
     if input < 1:
         raise ValueError(f"aggregate: n must be >= 1, got {input}.")
-    return AggregateConfig(
+    return StageSpec(
         name=f"aggregate({input})",
         op=list,
         kind=OpKind.AGGREGATE,
@@ -218,11 +102,9 @@ def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> Aggrega
     )
 
 
-def Disaggregate() -> DisaggregateConfig[Any]:
+def Disaggregate() -> StageSpec:
     """Return a stage that passes the members of each list on one by one, in order."""
-    return DisaggregateConfig(
-        name="disaggregate", op=_members, kind=OpKind.GENERATOR, output_order="input"
-    )
+    return StageSpec(name="disaggregate", op=_members, kind=OpKind.GENERATOR, output_order="input")
 
 
 def PathVariants(
@@ -230,11 +112,11 @@ def PathVariants(
     paths: Sequence[Sequence[StageSpec]],
     name: str | None = None,
     batched: bool = False,
-) -> PathVariantsConfig[Any]:
+) -> StageSpec:
     """Return stages among which ``router`` chooses: see ``PipelineBuilder.path_variants``."""
     name = name or "path_variants"
     _check_paths(name, router, paths, batched=batched)
-    return PathVariantsConfig(
+    return StageSpec(
         name=name,
         op=router,
         kind=OpKind.PATH_VARIANTS,
@@ -245,7 +127,7 @@ def PathVariants(
 
 def Merge(
     pipeline_configs: Sequence[PipelineSpec[Any]], op: Callable[..., Any] | None = None
-) -> MergeConfig:
+) -> MergeSpec:
     """Return a source whose items are those that several pipelines make.
 
     pipeline_configs: each with a source of its own. The ``buffer_size`` of its sink is how many of
@@ -259,29 +141,14 @@ def Merge(
         raise ValueError("Merge: there must be at least one upstream pipeline, got none.")
     for config in pipeline_configs:
         if not isinstance(config, PipelineSpec):
-            raise TypeError(f"Merge: expected PipelineConfigs, got {type(config).__name__}.")
+            raise TypeError(f"Merge: expected PipelineSpecs, got {type(config).__name__}.")
     if op is not None and not callable(op):
         raise TypeError(f"Merge: op must be a function or None, got {type(op).__name__}.")
-    return MergeConfig(pipelines=tuple(pipeline_configs), op=op)
+    return MergeSpec(pipeline_configs=tuple(pipeline_configs), op=op)
 
 
 def _members(items: Iterable[Any]) -> Iterable[Any]:
     yield from items
-
-
-def _check_parts(src: object, pipes: Sequence[object], sink: object) -> None:
-    if not isinstance(src, SourceSpec):
-        raise TypeError(
-            f"PipelineConfig: src must be a SourceConfig or a Merge, got {type(src).__name__}."
-        )
-    for pipe in pipes:
-        if not isinstance(pipe, StageSpec):
-            raise TypeError(
-                "PipelineConfig: pipes must be made by Pipe, Aggregate, Disaggregate or "
-                f"PathVariants, got {type(pipe).__name__}."
-            )
-    if not isinstance(sink, SinkSpec):
-        raise TypeError(f"PipelineConfig: sink must be a SinkConfig, got {type(sink).__name__}.")
 
 
 _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
