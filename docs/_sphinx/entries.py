@@ -225,19 +225,19 @@ def resolve_missing(app: Sphinx, env: Any, node: nodes.Element, shown: nodes.Nod
 
 def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Sphinx's event ``doctree-resolved``: a public name set as code leads to its entry."""
-    places = _places(app)
+    targets = _targets(app)
     for literal in list(doctree.findall(nodes.literal)):
         found = re.match(r"([A-Za-z_][\w.]*)(?=\(|$)", literal.astext())
-        candidates = places.get(found[1], []) if found else []
+        candidates = targets.get(found[1], []) if found else []
         if not candidates or _is_in_a_link(literal) or _is_others(literal, docname):
             continue
-        here = [place for place in candidates if place.page == docname]
+        here = [target for target in candidates if target.page == docname]
         page, anchor, path = [*here, *candidates][0]
         code = literal.deepcopy()
         literal.replace_self(make_refnode(app.builder, docname, page, anchor, code, path))
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """Where an entry is found, and the full name, which the link shows as its title."""
 
     page: str
@@ -245,19 +245,19 @@ class Place(NamedTuple):
     path: str
 
 
-def _places(app: Sphinx) -> dict[str, list[Place]]:
+def _targets(app: Sphinx) -> dict[str, list[Target]]:
     """The entries by the names that people write: ``Profile``, ``spdl_torch.observe.Profile.load``.
 
     A bare name may be that of several, in the order of ``PAGES``.
     """
     objects = app.env.domains["py"].objects  # type: ignore[attr-defined]  # of that domain
-    found: dict[str, list[Place]] = {}
+    found: dict[str, list[Target]] = {}
     for entry in entries(Path(app.srcdir) / "reference"):
         for path, there in objects.items():
             if path == entry.path or path.startswith(f"{entry.path}."):
-                place = Place(there.docname, there.node_id, path)
+                target = Target(there.docname, there.node_id, path)
                 for name in {path, path.removeprefix(f"{entry.module}.")}:
-                    found.setdefault(name, []).append(place)
+                    found.setdefault(name, []).append(target)
     return found
 
 

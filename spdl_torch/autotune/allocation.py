@@ -31,7 +31,7 @@ _SLACK = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ThreadPlan:
     """Threads by stage, and the limit that rules out more of them."""
 
     counts: dict[str, int]
@@ -57,7 +57,9 @@ def most_busy(window: Window, frozen: Collection[str]) -> str | None:
     return max(candidates, key=lambda stage: stage.busy_ratio).name if candidates else None
 
 
-def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float) -> Plan | None:
+def grow(
+    window: Window, bounds: Bounds, frozen: Collection[str], factor: float
+) -> ThreadPlan | None:
     """Plan threads for ``factor`` times the present rate, or the consumer's rate if that is less;
     None if no stage holds it back.
     """
@@ -68,7 +70,7 @@ def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float)
     demands = {s.name: s.busy_seconds / window.num_items for s in window.stages if s.is_free}
     headroom = _cpu_headroom(window, bounds)
     if headroom < _LEAST_HEADROOM:
-        return Plan({}, bottleneck, "cpu")
+        return ThreadPlan({}, bottleneck, "cpu")
     rate = min(window.rate * min(factor, headroom), window.wanted_rate * _SLACK)
     most = most_threads(window, bounds)
     counts, bound = dict(before), ""
@@ -82,7 +84,7 @@ def grow(window: Window, bounds: Bounds, frozen: Collection[str], factor: float)
             bound = "max" if most >= bounds.threads else "memory"
             break
         counts[slowest] += 1
-    return Plan({n: c for n, c in counts.items() if c != before[n]}, bottleneck, bound)
+    return ThreadPlan({n: c for n, c in counts.items() if c != before[n]}, bottleneck, bound)
 
 
 def shrink(window: Window, most: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 from ..machine.gil import is_taken
-from .allocation import Plan, grow, most_threads, shrink
+from .allocation import ThreadPlan, grow, most_threads, shrink
 from .window import Decision
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Tuner:
         ]
         return max(candidates, key=lambda stage: stage.busy_ratio, default=None)
 
-    def _why(self, window: Window, plan: Plan | None) -> str:
+    def _why(self, window: Window, plan: ThreadPlan | None) -> str:
         """Return what holds the consumer back when no step is left."""
         if plan is not None:
             return plan.bound

@@ -161,9 +161,9 @@ class PipelineDataset(IterableDataset[T_co]):
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
         source, progress = self._begin_pass()
         spec = replace(self._spec, source=source)
-        place, ended = check_device(self._device), threading.Event()
-        if place is not None:
-            spec = replace(spec, pipes=_stages_to(place, spec.pipes, ended))
+        target, ended = check_device(self._device), threading.Event()
+        if target is not None:
+            spec = replace(spec, pipes=_stages_to(target, spec.pipes, ended))
         recorder = FlightRecorder(
             "PipelineDataset", self._pipeline_number, enabled=self._options.stats
         )
@@ -178,7 +178,7 @@ class PipelineDataset(IterableDataset[T_co]):
             progress.throw_away(items)
             for item in items:
                 progress.num_items += 1
-                yield item if place is None else item.receive()
+                yield item if target is None else item.receive()
             progress.finish()
         except PipelineFailure:
             current.is_failure_raised = True

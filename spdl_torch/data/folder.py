@@ -11,7 +11,7 @@ import torch
 import torchvision.datasets
 
 from spdl_torch.errors import UnsupportedOptionError
-from spdl_torch.io._cache.places import open_store
+from spdl_torch.io._cache.opening import open_store
 from spdl_torch.io._image.codec import check_codec, image_codec
 from spdl_torch.io._image.decode import decode_pil, decode_tensor, pil_info
 from spdl_torch.io._image.images import image_loader, load_planned
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spdl_torch.io._image.codec import Codec
-    from spdl_torch.io._image.kernel import Plan
+    from spdl_torch.io._image.kernel import PicturePlan
 
 SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
 
@@ -229,7 +229,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         def stream(k: int) -> AbstractContextManager[torch.Generator | None]:
             return contextlib.nullcontext() if context is None else context(k)
 
-        def plan(k: int, height: int, width: int) -> Plan:
+        def plan(k: int, height: int, width: int) -> PicturePlan:
             if not recipe.plans_draw:
                 return recipe.plan(height, width)
             with stream(k) as generator:

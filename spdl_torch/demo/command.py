@@ -36,7 +36,7 @@ from .text import COLUMNS, ending_text, workload_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from .jobs import Plan
+    from .jobs import WorkloadPlan
 
 _NUM_PHOTOGRAPHS = 160
 _NUM_PHOTOGRAPHS_SMOKE = 32
@@ -241,7 +241,7 @@ class _Demo:
         self.meter.end()
         return answer
 
-    def _know(self, environment: Environment, plans: Mapping[str, Plan]) -> None:
+    def _know(self, environment: Environment, plans: Mapping[str, WorkloadPlan]) -> None:
         self.meter.end()
         self._outcome.environment = environment
         self._outcome.plans.update(plans)

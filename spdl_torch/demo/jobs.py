@@ -86,7 +86,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class WorkloadPlan:
     """The amount of work that every variant does with a workload; the same for all of them."""
 
     crop_pixels: int
@@ -147,7 +147,7 @@ class Measure:
     folder: str
     num_workers: int
     device: str
-    plan: Plan
+    plan: WorkloadPlan
     seed: int = 0
 
 
@@ -236,7 +236,7 @@ class Measurement:
 
 def make_plans(
     environment: Environment, num_workers: int, *, smoke: bool = False, epochs: int | None = None
-) -> dict[str, Plan]:
+) -> dict[str, WorkloadPlan]:
     """Return the plan of every workload that is measured; ``epochs`` is that of photographs."""
     return {
         workload: make_plan(
@@ -257,7 +257,7 @@ def make_plan(
     *,
     smoke: bool = False,
     epochs: int | None = None,
-) -> Plan:
+) -> WorkloadPlan:
     """Choose amounts with which the demo ends within 90 seconds on 2 cores, 15 with ``smoke``.
 
     Loading and the light network have amounts that take torch's workers about a second each, by
@@ -272,7 +272,7 @@ def make_plan(
 
     light = images_in(_LIGHT_SECONDS)
     whole = environment.num_images
-    return Plan(
+    return WorkloadPlan(
         crop_pixels=crop,
         batch_size=batch,
         loading_images=images_in(_LOADING_SECONDS),
@@ -310,7 +310,7 @@ def _loading_seconds(workload: str, environment: Environment, num_workers: int) 
 
 
 def expected_seconds(
-    workload: str, plan: Plan, environment: Environment, num_workers: int
+    workload: str, plan: WorkloadPlan, environment: Environment, num_workers: int
 ) -> float:
     """Return about how long one run takes in a process of its own, from torch's import on, if
     nothing else keeps the cores busy.
@@ -355,7 +355,7 @@ def decode_job(text: str) -> Prepare | Measure | Smoke:
         return _prepare(fields)
     if kind == "Smoke":
         return Smoke(**{**fields, "prepare": _prepare(fields["prepare"])})
-    return Measure(**{**fields, "plan": Plan(**fields["plan"])})
+    return Measure(**{**fields, "plan": WorkloadPlan(**fields["plan"])})
 
 
 def _prepare(fields: dict[str, Any]) -> Prepare:

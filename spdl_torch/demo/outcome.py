@@ -12,7 +12,7 @@ from .verdict import Verdict, compare, noise_of, quiet_rounds, rate_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .jobs import Environment, Measure, Measurement, Plan, StageRow
+    from .jobs import Environment, Measure, Measurement, StageRow, WorkloadPlan
 
 _FORMAT_VERSION = 1
 
@@ -26,7 +26,7 @@ class Outcome:
     is_smoke: bool = False
     """Whether it is too short for ratios and verdicts."""
     environment: Environment | None = None
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, WorkloadPlan] = field(default_factory=dict)
     rounds: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)
     """The measurements of each variant of each workload, in the order in which they were made."""
 

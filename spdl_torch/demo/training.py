@@ -182,7 +182,7 @@ def _train(
     loader = _make_loader(job, num_images)
     step = _make_step(make_network(_num_classes(loader.dataset)).to(job.device), job)
     step(torch.zeros(2, 3, size, size), torch.zeros(2).long())  # sets up a GPU
-    cpu, clock = cpu_seconds(), _Clock()
+    cpu, clock = cpu_seconds(), _Pace()
     loss = float("nan")
     for _ in range(job.plan.epochs):
         for waited, (images, labels) in _timed(loader):
@@ -199,7 +199,7 @@ def _train(
     return training, loader
 
 
-class _Clock:
+class _Pace:
     """Counts from the end of the first step on, which sets up kernels for the batch's shape and
     waits for the workers' start; from the beginning if there is no second one.
     """

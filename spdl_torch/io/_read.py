@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ._cache.hashing import hash_of
+from ._cache.opening import file_stamp, open_store
 from ._cache.paths import CachedPath
-from ._cache.places import file_stamp, open_store
 from ._remote import afetch_url, fetch_url, is_url, url_stamp
 from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
 

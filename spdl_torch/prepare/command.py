@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .encode import Sample
-    from .plan import Plan, Settings
+    from .plan import Settings, ShardPlan
 
 try:
     import fcntl
@@ -114,7 +114,7 @@ def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool
     return 1 if num_bad else 0
 
 
-def _plan(options: PrepareOptions, progress: TextIO) -> Plan:
+def _plan(options: PrepareOptions, progress: TextIO) -> ShardPlan:
     if not options.source.is_dir():
         what = "is not a folder" if options.source.exists() else "does not exist"
         raise UsageError(
@@ -149,7 +149,7 @@ def _locked(folder: str) -> Iterator[None]:
         os.close(file)
 
 
-def _claim(folder: str, plan: Plan) -> None:
+def _claim(folder: str, plan: ShardPlan) -> None:
     """Write the plan to the folder, or check that the one already there is the same."""
     path, content = os.path.join(folder, PLAN_FILE), plan.to_json()
     if not os.path.exists(path):
@@ -169,7 +169,7 @@ def _claim(folder: str, plan: Plan) -> None:
 
 
 def _write_shards(
-    options: PrepareOptions, plan: Plan, missing: list[int], report: _Progress
+    options: PrepareOptions, plan: ShardPlan, missing: list[int], report: _Progress
 ) -> None:
     """Write shards one after the other, while threads encode the samples of the next ones."""
     if not missing:
@@ -192,7 +192,11 @@ def _write_shards(
 
 
 def _write_shard(
-    options: PrepareOptions, plan: Plan, shard: int, samples: Iterable[Sample], report: _Progress
+    options: PrepareOptions,
+    plan: ShardPlan,
+    shard: int,
+    samples: Iterable[Sample],
+    report: _Progress,
 ) -> None:
     folder, name = os.fspath(options.out), shard_name(shard)
     writer = ShardWriter(folder, name)
@@ -265,7 +269,7 @@ class _Progress:
         self._bar.end()
 
 
-def _print_summary(plan: Plan, folder: str, report: _Progress, out: TextIO) -> None:
+def _print_summary(plan: ShardPlan, folder: str, report: _Progress, out: TextIO) -> None:
     left_out = f", {counted(report.num_left_out, 'file')} left out" if report.num_left_out else ""
     print(
         f"{folder}: {counted(plan.num_shards, 'shard')} of {counted(len(plan.files), 'file')}"

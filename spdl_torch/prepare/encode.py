@@ -15,7 +15,7 @@ from spdl_torch.errors import DecodeError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from .plan import Plan, Settings, SourceFile
+    from .plan import Settings, ShardPlan, SourceFile
 
 _ORIENTATION = 0x0112
 _FIELDS = {"jpeg": "jpg", "tiff": "tif", "mpeg": "mpg"}
@@ -41,7 +41,7 @@ class Sample:
 class Encoder:
     """Makes samples by their numbers in a plan; threads may call it at once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
 
     def __call__(self, number: int) -> Sample:

@@ -57,7 +57,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ShardPlan:
     """All samples in their order, and where each shard begins."""
 
     folder: str
@@ -119,7 +119,7 @@ def planned_shards(folder: str) -> list[str]:
         raise ValueError(f"{path}: damaged: {type(error).__name__}: {error}.") from error
 
 
-def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) -> Plan:
+def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) -> ShardPlan:
     """Find the files of a folder and plan their shards.
 
     If there are folders in it, each is a class, as for torchvision's ImageFolder: classes are
@@ -149,7 +149,7 @@ def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) 
     if settings.resize is not None:
         _check_images(root, files)
     files.sort(key=_order(settings.seed))
-    return Plan(
+    return ShardPlan(
         folder=root,
         settings=settings,
         encoder=encoder,

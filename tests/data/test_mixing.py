@@ -20,8 +20,8 @@ from PIL import Image
 
 import spdl_torch
 from spdl_torch.data import MixedIterable, MixedSource, cached, mix, pack
-from spdl_torch.data.mixing import places
-from spdl_torch.data.mixing.numbers import shuffled_places
+from spdl_torch.data.mixing import positions as lookup
+from spdl_torch.data.mixing.numbers import shuffled_indices
 from spdl_torch.data.mixing.plan import MAX_POSITIONS
 from spdl_torch.data.mixing.weights import shares_of
 from spdl_torch.data.sources import ListSource, as_source
@@ -107,12 +107,12 @@ class _Kept:
 def test_order_of_a_pass_is_a_permutation(length, key, number):
     """Each index comes once in every pass, without an order that is stored."""
     places = np.arange(length)
-    assert sorted(shuffled_places(key, np.full(length, number), places, length)) == [*places]
+    assert sorted(shuffled_indices(key, np.full(length, number), places, length)) == [*places]
 
 
 def test_orders_of_passes_are_all_permutations_alike():
     """Each of the 24 orders of 4 samples comes about as often: within 5 standard deviations."""
-    orders = shuffled_places(3, np.repeat(np.arange(24_000), 4), np.tile(range(4), 24_000), 4)
+    orders = shuffled_indices(3, np.repeat(np.arange(24_000), 4), np.tile(range(4), 24_000), 4)
     found = Counter(map(tuple, orders.reshape(-1, 4).tolist()))
     assert len(found) == 24
     assert all(abs(number - 1000) < 5 * 31 for number in found.values())
@@ -184,13 +184,13 @@ def test_far_positions_are_reached_at_once():
 
 
 @pytest.mark.parametrize("most", [1, 2, 1024])
-def test_places_are_the_same_in_any_order(most, monkeypatch):
+def test_positions_give_the_same_in_any_order(most, monkeypatch):
     """However few blocks are kept: in order, at random, by threads at once, and in a copy."""
     phases = {0: named((1, 2, 5)), 20_001: named((3, 0, 1))}
     walked = mix(lists((3, 40, 500)), phases, stop="never", num_samples=1)
     expected = [walked.locate(position) for position in range(60_000)]
-    monkeypatch.setattr(places, "_MOST_BLOCKS", most)
-    monkeypatch.setattr(places, "_NUM_RECENT", 2)
+    monkeypatch.setattr(lookup, "_MOST_BLOCKS", most)
+    monkeypatch.setattr(lookup, "_NUM_RECENT", 2)
     mixture = mix(lists((3, 40, 500)), phases, stop="never", num_samples=1)
     order = np.random.default_rng(0).integers(0, 60_000, 600).tolist()
     orders = [order, range(8100, 8300), range(59_999, 59_900, -1), order[::-1]]
@@ -200,7 +200,7 @@ def test_places_are_the_same_in_any_order(most, monkeypatch):
 
     with ThreadPoolExecutor(4) as threads:
         assert all(all(found) for found in threads.map(look, orders))
-    assert 1 <= len(mixture._places._blocks) <= most + 4
+    assert 1 <= len(mixture._positions._blocks) <= most + 4
     again = pickle.loads(pickle.dumps(mixture))
     assert [again.locate(n) for n in order[:9]] == [expected[n] for n in order[:9]]
 

@@ -174,14 +174,14 @@ def test_batch_equals_itself_after_a_transfer(backends, given_batches, num_slabs
 def test_plan_overlaps_nowhere(packed):
     """Places are aligned, inside their blocks, and apart."""
     layout = plan(packed)
-    assert {id(place.tensor) for place in layout.places} == {id(tensor) for tensor in packed}
+    assert {id(slot.tensor) for slot in layout.slots} == {id(tensor) for tensor in packed}
     ends = [0]
-    for place in sorted(layout.places, key=lambda place: place.offset):
-        start, size = layout.blocks[place.block]
-        assert place.offset % ALIGNMENT == 0
-        assert ends[-1] <= place.offset
-        ends.append(place.offset + place.tensor.nbytes)
-        assert start <= place.offset
+    for slot in sorted(layout.slots, key=lambda slot: slot.offset):
+        start, size = layout.blocks[slot.block]
+        assert slot.offset % ALIGNMENT == 0
+        assert ends[-1] <= slot.offset
+        ends.append(slot.offset + slot.tensor.nbytes)
+        assert start <= slot.offset
         assert ends[-1] <= start + size <= layout.num_bytes
 
 

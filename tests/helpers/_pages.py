@@ -16,7 +16,7 @@ from spdl_torch.observe import (
 )
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from spdl_torch.pipeline.recorder.timeline import (
-    Clock,
+    TwoClocks,
     Instant,
     Outcome,
     Part,
@@ -88,7 +88,7 @@ def timeline(num_turns, *, workers=3):
         Instant(4 * MS, "failure", {"stage": "fetch", "key": HOSTILE, "error": FORMULAS}),
         Instant(5 * MS, "moved_to_mars", {"from": "threads", "why": "rain"}),
     )
-    clock = Clock(perf_ns=0, system_ns=1_800_000_000_000_000_000)
+    clock = TwoClocks(perf_ns=0, system_ns=1_800_000_000_000_000_000)
     return Timeline("DataLoader", 1, clock, tuple(rows), (QueueTrack(1, "ready", 8),), instants)
 
 

@@ -42,11 +42,11 @@ from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.sections import OverTime
 from spdl_torch.observe.verdict.comparison import compare
 from spdl_torch.pipeline.recorder.timeline import (
-    Clock,
     Part,
     Row,
     Timeline,
     Turn,
+    TwoClocks,
 )
 
 
@@ -661,7 +661,7 @@ def test_browser_shows_what_the_mouse_points_at(tmp_path, browser):
     """A user's name of a part is a text in the hint too."""
     row = Row("worker", 1, 0, "stage", 1, (Turn(0, 0, 1000 * MS, 1000 * MS, -1, 7, 7, -1, -1),),
               (Part(HOSTILE, 0, 1000 * MS, MS),))  # fmt: skip
-    clock = Clock(perf_ns=0, system_ns=1_800_000_000_000_000_000)
+    clock = TwoClocks(perf_ns=0, system_ns=1_800_000_000_000_000_000)
     profile = Profile(REPORT, (Timeline("DataLoader", 1, clock, (row,)),))
     browser.open(profile.write_html(tmp_path / "p.html"))
     deep = (

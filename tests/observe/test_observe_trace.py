@@ -42,7 +42,6 @@ from spdl_torch.pipeline import (
     TaskPerfStats,
 )
 from spdl_torch.pipeline.recorder.timeline import (
-    Clock,
     Instant,
     Outcome,
     Part,
@@ -50,9 +49,10 @@ from spdl_torch.pipeline.recorder.timeline import (
     Row,
     Timeline,
     Turn,
+    TwoClocks,
 )
 
-CLOCK = Clock(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_789)
+CLOCK = TwoClocks(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_789)
 MS = 1_000_000
 
 
@@ -386,7 +386,7 @@ def runs(draw):
             queues.append(QueueTrack(position, f"q{position}", 2))
         arrivals = [done for done, _, _ in passed]
     instants = [Instant(start + dice.randrange(10 * longest), "gc", {"generation": 2})]
-    clock = Clock(start + dice.randrange(10**9), draw(st.integers(10**18, 2 * 10**18)))
+    clock = TwoClocks(start + dice.randrange(10**9), draw(st.integers(10**18, 2 * 10**18)))
     return Timeline(
         "Pipeline", draw(st.integers(0, 2)), clock, tuple(rows), tuple(queues), tuple(instants)
     )
@@ -625,7 +625,7 @@ def test_load_refuses_what_it_cannot_read(content, complaint, tmp_path):
 def torch_trace(path):
     """A real one, with a row of this thread; the moment of its span in ns since 1970."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        clock = Clock.now()
+        clock = TwoClocks.now()
         with record_function("train_step"):
             torch.ones(8) @ torch.ones(8)
     profiler.export_chrome_trace(str(path))

@@ -42,7 +42,7 @@ from spdl_torch.demo.page import page_of
 from spdl_torch.demo.pictures import Pictures
 from spdl_torch.demo.table import comparison_table, model_speeds, stage_table, waiting_table
 from spdl_torch.demo.text import ending_text, workload_text
-from spdl_torch.demo.training import _Clock
+from spdl_torch.demo.training import _Pace
 from spdl_torch.demo.verdict import (
     bottleneck,
     compare,
@@ -186,7 +186,7 @@ def test_the_demo_takes_90_seconds_whatever_an_image_costs():
 
 def test_clock_leaves_out_the_first_step_unless_it_is_the_only_one():
     """Images and waits from the second step on."""
-    clock = _Clock()
+    clock = _Pace()
     clock.count(8, 5.0)
     assert clock.read()[1:] == (5.0, 8)
     clock.count(8, 0.25)

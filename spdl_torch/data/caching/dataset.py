@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from ...io._cache.hashing import hash_of
-from ...io._cache.places import check_place, open_store
+from ...io._cache.opening import check_cache, open_store
 from ...io._cache.samples import sample_from, sample_parts
 from .stamps import identity_of, sample_stamps
 
@@ -60,7 +60,7 @@ def cached(
             f"cached: expected a map-style dataset, got {type(dataset).__name__}. The samples of "
             "an iterable one have no index to be kept under."
         )
-    check_place(cache, "cached")
+    check_cache(cache, "cached")
     stamp_of = None if version is not None else sample_stamps(dataset, identity_of(dataset))
     if stamp_of is None and version is None and cache != "memory":
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...io._cache.hashing import hash_of
-from ...io._cache.places import file_stamp
+from ...io._cache.opening import file_stamp
 from ...io._image.reading import read_sources
 
 if TYPE_CHECKING:

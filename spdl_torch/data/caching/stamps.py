@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Subset
 
 from ...io._cache.hashing import hash_of
-from ...io._cache.places import file_stamp
+from ...io._cache.opening import file_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .user_state import OwnState
 
 
-class _Place(NamedTuple):
+class _SoFar(NamedTuple):
     """The part of the progress that changes with every batch."""
 
     num_in_order: int
@@ -70,7 +70,7 @@ class Progress:
     batch numbers, ascending; values the samples of this rank up to the batch's end, and its index,
     or the end of it."""
     _before: tuple[Any, ...] | None = None
-    """The fields of the ``_Place`` before the last batch was handed out."""
+    """The fields of the ``_SoFar`` before the last batch was handed out."""
 
     def asked(self, number: int, local_samples: int, index: Any) -> None:
         """Record that batch ``number`` was drawn from the sampler, which has given
@@ -82,7 +82,7 @@ class Progress:
         self._drawn[number] = local_samples, index
 
     def handed(self, number: int) -> None:
-        """Record that the trainer received a map-style batch, or the error in its place."""
+        """Record that the trainer received a map-style batch, or the error in its so_far."""
         if self.ahead:
             self._advance()
         drawn = self._drawn
@@ -100,7 +100,7 @@ class Progress:
         """Advance past the batches that were handed out in order.
 
         Ctrl-C may come between any two lines here and in ``handed``: every line leaves a state
-        from which another call completes the step, and ``_place`` makes that call.
+        from which another call completes the step, and ``_so_far`` makes that call.
         """
         while (number := self._num_in_order) in self.ahead and number in self._drawn:
             self.local_samples, self._num_in_order = self._drawn[number][0], number + 1
@@ -108,7 +108,7 @@ class Progress:
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """Record that the trainer received a batch, or an error, of this worker's iterable."""
-        self._before = self._place()
+        self._before = self._so_far()
         self.workers[worker] = state
         self.next_worker = (worker + 1) % len(self.workers)
 
@@ -173,35 +173,35 @@ class Progress:
                 generators=tuple(map(encoded, generators)),
                 workers=self._at_end(),
             )
-        place = self._place()
+        so_far = self._so_far()
         if before_last and self._before:
-            place = _Place(*self._before)
+            so_far = _SoFar(*self._before)
         elif self.own is not None:
-            place = place._replace(workers=self._asked_now())
-        _raise_failures(place.workers)
+            so_far = so_far._replace(workers=self._asked_now())
+        _raise_failures(so_far.workers)
         pending, sampler, sampler_ended = [], None, False
         if self.drawing is not None:
             sampler, undrawn, sampler_ended = self.drawing.now()
-            pending = [index for n, (_, index) in self._drawn.items() if n >= place.num_in_order]
+            pending = [index for n, (_, index) in self._drawn.items() if n >= so_far.num_in_order]
             pending += undrawn
         return ResumeState(
             epoch=self.begun.epoch,
             epoch_seed=self.begun.epoch_seed,
             finished=False,
-            num_samples=self.begun.start + place.local_samples * self.begun.world,
-            ahead=place.ahead,
+            num_samples=self.begun.start + so_far.local_samples * self.begun.world,
+            ahead=so_far.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
             sampler_ended=sampler_ended,
-            last_indices=self._last_before(place.num_in_order),
+            last_indices=self._last_before(so_far.num_in_order),
             last_rank=self.begun.rank,
             pending=tuple(map(packed_index, pending)),
             generators=tuple(map(encoded, self.begun.generators)),
             drew_base_seed=self.begun.drew_base_seed,
             base_seed=self.begun.base_seed,
             num_epochs=self.begun.num_epochs,
-            workers=place.workers,
-            next_worker=place.next_worker,
+            workers=so_far.workers,
+            next_worker=so_far.next_worker,
         )
 
     def _last_before(self, number: int) -> LastIndices:
@@ -239,10 +239,10 @@ class Progress:
         self.own.ask(worker.num_items, ended=worker.ended, now=True)
         return (self.own.reached(worker.num_items, ended=worker.ended),)
 
-    def _place(self) -> _Place:
+    def _so_far(self) -> _SoFar:
         self._advance()
         handed, workers = tuple(self.ahead), tuple(self.workers)
-        return _Place(self._num_in_order, self.local_samples, handed, workers, self.next_worker)
+        return _SoFar(self._num_in_order, self.local_samples, handed, workers, self.next_worker)
 
 
 def _raise_failures(workers: Sequence[WorkerState]) -> None:

@@ -13,8 +13,8 @@ from ..fetching.sample_calls import takes_batches
 from ..rng.streams import borrowers_in
 from ..sampling.distributed_sampler import DistributedSampler
 from ..sources._base import seed_of
-from .places import Places
 from .plan import MAX_POSITIONS, MixturePlan
+from .positions import Positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class Mixture(Dataset[T_co]):
                 raise ValueError(f"mix: the source {name!r} is empty.")
         keys = [seed_of("order", seed, name) for name in self._names]
         self._plan = MixturePlan(self._names, phases, seed)
-        self._places = Places(self._plan, self._lengths, keys, shuffle=shuffle)
+        self._positions = Positions(self._plan, self._lengths, keys, shuffle=shuffle)
         self._length = self._length_of_epoch(stop) if num_samples is None else num_samples
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Mixture(Dataset[T_co]):
         """Return the sample at a position. Raises: IndexError: it is negative; what the source
         raises, with a note that names source and index.
         """
-        source, index = self._places.at(position)
+        source, index = self._positions.at(position)
         try:
             # Looked up in the dict each time: a worker thread's copy has datasets of its own.
             return self.datasets[self._names[source]][index]  # type: ignore[no-any-return]  # the user's dataset
@@ -121,7 +121,7 @@ class Mixture(Dataset[T_co]):
         """Return the name of the source that gives the sample at a position, and the sample's index
         there. Raises: IndexError: the position is negative.
         """
-        source, index = self._places.at(position)
+        source, index = self._positions.at(position)
         return self._names[source], index
 
     def counts(self, stop: int, start: int = 0) -> dict[str, int]:
@@ -134,7 +134,7 @@ class Mixture(Dataset[T_co]):
     def counts_at(self, positions: NDArray[Any]) -> dict[str, int]:
         """Return how many of the samples at these positions come from each source."""
         counts = np.zeros(len(self._names), np.int64)
-        for sources in self._places.sources(positions):
+        for sources in self._positions.sources(positions):
             counts += np.bincount(sources, minlength=len(counts))
         return dict(zip(self._names, counts.tolist(), strict=True))
 
@@ -178,7 +178,7 @@ class Mixture(Dataset[T_co]):
         if self.sample_context is None:  # one random stream: the order of the samples counts
             return [self[position] for position in positions]
         samples: list[Any] = [None] * len(positions)
-        found = [self._places.at(position) for position in positions]
+        found = [self._positions.at(position) for position in positions]
         for source, name in enumerate(self._names):
             places = [place for place, (own, _) in enumerate(found) if own == source]
             if places:

@@ -30,18 +30,18 @@ def numbers_at(key: int | UInt64s, counters: NDArray[np.int64]) -> UInt64s:
     return mixed ^ (mixed >> _SHIFTS[2])
 
 
-def shuffled_places(
-    key: int, passes: NDArray[np.int64], places: NDArray[np.int64], length: int
+def shuffled_indices(
+    key: int, passes: NDArray[np.int64], indices: NDArray[np.int64], length: int
 ) -> NDArray[np.int64]:
-    """Return the place that each place has in the order of its pass: for every pass a permutation
-    of ``range(length)``.
+    """Return what each index becomes in its pass: for every pass a permutation of
+    ``range(length)``.
 
     The permutation is computed, not stored: a Feistel cipher over the next power of two, repeated
     for results that are not below ``length``, which takes at most 2 passes on average.
     """
     num_bits = max(2, (length - 1).bit_length())
     keys = numbers_at(key, passes)
-    found = places.astype(np.uint64)
+    found = indices.astype(np.uint64)
     outside = np.arange(len(found))
     while len(outside):
         found[outside] = _encrypted(found[outside], keys[outside], num_bits)

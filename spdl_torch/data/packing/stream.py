@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 
 
-class _Place(NamedTuple):
-    """A place in a stream: where to read again, and the groups to leave out then."""
+class _Restart(NamedTuple):
+    """Where to read a stream again, and the groups to leave out then."""
 
     num_items: int = 0
     """The items before the window that is read first."""
@@ -171,7 +171,7 @@ class _GroupedItems:
         self._stream = stream
         self._ranks, self._workers = ranks, workers
         self._epoch = epoch
-        self._place = _Place()
+        self._restart = _Restart()
         self._groups: Iterator[list[Any]] | None = None
 
     def __iter__(self) -> _GroupedItems:
@@ -179,17 +179,17 @@ class _GroupedItems:
 
     def __next__(self) -> Any:
         if self._groups is None:
-            self._groups = self._dealt(self._place)
+            self._groups = self._dealt(self._restart)
         return self._stream.collate_fn(next(self._groups))
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
-        place = self._place._asdict()
+        restart = self._restart._asdict()
         return {
             "version": _VERSION,
             "epoch": self._epoch,
             "num_ranks": self._ranks.count,
-            **place,
+            **restart,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -204,9 +204,9 @@ class _GroupedItems:
             )
         self._epoch = state_dict["epoch"]
         self._stream.set_epoch(self._epoch)
-        self._place = _Place(*(state_dict[name] for name in _Place._fields))
+        self._restart = _Restart(*(state_dict[name] for name in _Restart._fields))
 
-    def _dealt(self, begun: _Place) -> Iterator[list[Any]]:
+    def _dealt(self, begun: _Restart) -> Iterator[list[Any]]:
         """Yield this worker's group of each round, once the round is known to be whole: the ranks
         take turns at the groups, and a rank's workers at its groups.
         """
@@ -225,13 +225,13 @@ class _GroupedItems:
                 if place + 1 < self._ranks.count or not is_own or number <= begun.next_group:
                     continue
                 # The next group of this worker is in this window, or after it.
-                self._place = _Place(num_items, first_group, number)
+                self._restart = _Restart(num_items, first_group, number)
                 yield own
             num_items += len(window)
 
 
 _NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
-_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Place._fields), _NUMBER)
+_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), _NUMBER)
 
 
 def _check_whole(items: Any) -> None:

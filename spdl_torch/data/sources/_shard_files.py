@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.blocks import CachedBlocks
 from spdl_torch.io._cache.hashing import hash_of
-from spdl_torch.io._cache.places import file_stamp, open_store
+from spdl_torch.io._cache.opening import file_stamp, open_store
 from spdl_torch.io._read import Reader
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import open_resuming

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .kernel import Plan
+    from .kernel import PicturePlan
 
 Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo", "torchcodec"]
 
@@ -77,8 +77,8 @@ def region_library(codec: Codec) -> libjpeg_turbo.LibJpegTurbo | None:
 
 
 def decode_regions(
-    library: libjpeg_turbo.LibJpegTurbo, data: list[Tensor], plans: list[Plan]
-) -> tuple[list[Tensor], list[Plan]]:
+    library: libjpeg_turbo.LibJpegTurbo, data: list[Tensor], plans: list[PicturePlan]
+) -> tuple[list[Tensor], list[PicturePlan]]:
     """Decode the wanted part of JPEGs, and plan for that part.
 
     What is not worth it, or is in any way unusual, stays as it is for the batch kernel: what
@@ -123,7 +123,7 @@ def sound_jpegs(data: Mapping[int, Tensor]) -> list[int]:
     ]
 
 
-def _is_worth_it(plan: Plan) -> bool:
+def _is_worth_it(plan: PicturePlan) -> bool:
     num_pixels = plan.size[0] * plan.size[1]
     num_wanted = plan.box[2] * plan.box[3]
     return num_pixels >= _LEAST_PIXELS and num_wanted <= (1 - _LEAST_SHARE_SAVED) * num_pixels

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .._transfer.transfer import CUDAConfig
     from .codec import Codec
     from .geometry import CropFunction
-    from .kernel import Plan
+    from .kernel import PicturePlan
 
 # Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
 # batch is.
@@ -190,7 +190,7 @@ def load_image_batch(
 
 def load_planned(
     sources: Sequence[Source],
-    plan: Callable[[int, int, int], Plan],
+    plan: Callable[[int, int, int], PicturePlan],
     height: int | None,
     width: int | None,
     *,
@@ -239,11 +239,11 @@ def _load(
     codec: Codec,
     **options: Any,
 ) -> Tensor:
-    def plan(_: int, image_height: int, image_width: int) -> Plan:
+    def plan(_: int, image_height: int, image_width: int) -> PicturePlan:
         size = image_height, image_width
         box = checked_crop(crop(*size), *size) if crop else Crop(0, 0, *size)
         new_width, new_height = fitted_size(width, height, box.width, box.height)
-        return kernel.Plan(size, box[:4], resized=(new_height, new_width), flip=box.flip)
+        return kernel.PicturePlan(size, box[:4], resized=(new_height, new_width), flip=box.flip)
 
     return load_planned(srcs, plan, height, width, codec=codec, **options)
 
@@ -255,7 +255,7 @@ def _check_request(srcs: Sequence[Source], width: int | None, height: int | None
         raise ValueError("srcs must hold at least one image, got none.")
 
 
-def _one_size(plans: dict[int, Plan], names: list[str]) -> tuple[int, int]:
+def _one_size(plans: dict[int, PicturePlan], names: list[str]) -> tuple[int, int]:
     (first, plan), *others = plans.items()
     for k, other in others:
         if other.resized != plan.resized:
@@ -294,7 +294,7 @@ def _measure(
 
 
 def _decode_each(
-    data: dict[int, Tensor], plans: dict[int, Plan], names: list[str], strict: bool
+    data: dict[int, Tensor], plans: dict[int, PicturePlan], names: list[str], strict: bool
 ) -> dict[int, Tensor]:
     decoded: dict[int, Tensor] = {}
     errors: list[DecodeError] = []
@@ -323,7 +323,7 @@ def _check_any(images: dict[int, Tensor], errors: list[DecodeError], num_given: 
 
 def _fill(
     data: dict[int, Tensor],
-    plans: dict[int, Plan],
+    plans: dict[int, PicturePlan],
     size: tuple[int, int],
     codec: Codec,
     storage: Storage | None,

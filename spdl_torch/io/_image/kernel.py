@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Plan(NamedTuple):
+class PicturePlan(NamedTuple):
     """The geometry applied to one decoded picture, in pixels.
 
     Crop the box out of the picture, resize the box, lay the resized box on the output so that the
@@ -48,7 +48,7 @@ def read_files(paths: list[str]) -> list[Tensor]:
     return _call("_read_files", paths)  # type: ignore[no-any-return]  # TorchScript's result
 
 
-def fill_batch(data: list[Tensor], plans: Sequence[Plan], batch: Tensor) -> None:
+def fill_batch(data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor) -> None:
     """Decode, crop, resize and flip every picture into its place in the batch.
 
     Args:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from .decode import to_pil
 from .geometry import Crop, center_crop_window, draw_flip, random_resized_crop_params, resized_size
-from .kernel import Plan
+from .kernel import PicturePlan
 
 if TYPE_CHECKING:
     from .._storage import Storage
 
-Geometry = Callable[[int, int, torch.Generator | None], Plan]
+Geometry = Callable[[int, int, torch.Generator | None], PicturePlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class Recipe:
         """Whether the batch is the one that the kernel fills, and nothing is done to it."""
         return self.is_batched and all(_name(each) in _TO_TENSOR for each in self.batch_tail)
 
-    def plan(self, height: int, width: int, generator: torch.Generator | None = None) -> Plan:
+    def plan(
+        self, height: int, width: int, generator: torch.Generator | None = None
+    ) -> PicturePlan:
         """Draw one sample's parameters, in the order in which torchvision draws them.
 
         generator: None = torch's global one.
@@ -232,9 +234,9 @@ def _geometry(
 def _random_resized_crop(transform: Any, size: tuple[int, int]) -> Geometry:
     scale, ratio = tuple(transform.scale), tuple(transform.ratio)
 
-    def geometry(height: int, width: int, generator: torch.Generator | None) -> Plan:
+    def geometry(height: int, width: int, generator: torch.Generator | None) -> PicturePlan:
         box = Crop(*random_resized_crop_params(height, width, scale, ratio, generator))
-        return Plan((height, width), box[:4], resized=size)
+        return PicturePlan((height, width), box[:4], resized=size)
 
     return geometry
 
@@ -244,17 +246,17 @@ def _resize_center_crop(
 ) -> Geometry:
     # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
     # no fractional offset, so resizing a part would give other pixels.
-    def geometry(height: int, width: int, _: torch.Generator | None) -> Plan:
+    def geometry(height: int, width: int, _: torch.Generator | None) -> PicturePlan:
         resized = resized_size(height, width, edges, max_size)
         window = center_crop_window(*resized, *size)
-        return Plan((height, width), (0, 0, height, width), resized, window)
+        return PicturePlan((height, width), (0, 0, height, width), resized, window)
 
     return geometry
 
 
 def _resize(size: tuple[int, int]) -> Geometry:
-    def geometry(height: int, width: int, _: torch.Generator | None) -> Plan:
-        return Plan((height, width), (0, 0, height, width), resized=size)
+    def geometry(height: int, width: int, _: torch.Generator | None) -> PicturePlan:
+        return PicturePlan((height, width), (0, 0, height, width), resized=size)
 
     return geometry
 

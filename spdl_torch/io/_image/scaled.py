@@ -21,15 +21,15 @@ from .libjpeg_turbo import reduced_size
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .kernel import Plan
+    from .kernel import PicturePlan
     from .libjpeg_turbo import Box, LibJpegTurbo
 
 _DENOMINATORS = (8, 4, 2)  # Pillow has no others, and the fast ones of libjpeg-turbo are these
 
 
 def load_scaled(
-    data: dict[int, Tensor], plans: dict[int, Plan], library: LibJpegTurbo | None
-) -> tuple[dict[int, Tensor], dict[int, Plan]]:
+    data: dict[int, Tensor], plans: dict[int, PicturePlan], library: LibJpegTurbo | None
+) -> tuple[dict[int, Tensor], dict[int, PicturePlan]]:
     """Decode the JPEGs that may be decoded at a reduced size, resize their boxes, plan the rest.
 
     The size is the smallest whose box still has at least the pixels that the plan resizes to.
@@ -81,7 +81,7 @@ def decode_at_least(
     return decode_tensor(data, name)
 
 
-def _denominator_of(content: Tensor, plan: Plan) -> int:
+def _denominator_of(content: Tensor, plan: PicturePlan) -> int:
     if not is_jpeg(content):
         return 1
     return _denominator((plan.box[2], plan.box[3]), plan.resized)
@@ -104,7 +104,7 @@ def is_jpeg(content: Tensor) -> bool:
 
 
 def _load_box(
-    content: Tensor, plan: Plan, denominator: int, library: LibJpegTurbo | None
+    content: Tensor, plan: PicturePlan, denominator: int, library: LibJpegTurbo | None
 ) -> Tensor | None:
     """Return the plan's box out of the smaller picture, resized; None: it cannot be decoded so."""
     (top, left, height, width), d = plan.box, denominator

@@ -242,11 +242,11 @@ _REASONS = {
 }
 
 
-def refusal(place: torch.device) -> str:
+def refusal(device: torch.device) -> str:
     """Return why batches are not sent to a device that is not CUDA's, and what to do instead."""
-    reason = _REASONS.get(place.type, "the owner of the copies uses CUDA's streams and events")
-    how, move = "Leave the device out", repr(str(place))
-    if place.type == "xpu":  # torch pins for it
+    reason = _REASONS.get(device.type, "the owner of the copies uses CUDA's streams and events")
+    how, move = "Leave the device out", repr(str(device))
+    if device.type == "xpu":  # torch pins for it
         how, move = "Pass pin_memory=True to the loader instead", f"{move}, non_blocking=True"
     return f"{reason}. {how}, and move each batch in the loop with batch.to({move})."
 

@@ -52,8 +52,8 @@ class Event(Protocol):
         ...
 
 
-class Place(NamedTuple):
-    """The place of a tensor in a slab."""
+class Slot(NamedTuple):
+    """The memory of one tensor in a slab."""
 
     tensor: Tensor
     block: int
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 class Layout(NamedTuple):
     """The layout of a packed batch."""
 
-    places: list[Place]
+    slots: list[Slot]
     blocks: list[tuple[int, int]]
     """The offset and size in bytes of each block, which is copied at once."""
     num_bytes: int
@@ -77,20 +77,20 @@ def plan(tensors: Sequence[Tensor]) -> Layout:
     """Lay out tensors one after the other, the small ones together at the end."""
     large = [tensor for tensor in tensors if tensor.nbytes >= SMALL_BYTES]
     small = [tensor for tensor in tensors if tensor.nbytes < SMALL_BYTES]
-    places: list[Place] = []
+    slots: list[Slot] = []
     blocks: list[tuple[int, int]] = []
     end = 0
     for tensor in large:
-        places.append(Place(tensor, len(blocks), end, dense_strides(tensor)))
+        slots.append(Slot(tensor, len(blocks), end, dense_strides(tensor)))
         blocks.append((end, tensor.nbytes))
         end += _aligned(tensor.nbytes)
     start = end
     for tensor in small:
-        places.append(Place(tensor, len(blocks), end, dense_strides(tensor)))
+        slots.append(Slot(tensor, len(blocks), end, dense_strides(tensor)))
         end += _aligned(tensor.nbytes)
     if end > start:
         blocks.append((start, end - start))
-    return Layout(places, blocks, end)
+    return Layout(slots, blocks, end)
 
 
 def _aligned(num_bytes: int) -> int:
@@ -110,17 +110,15 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta").stride()
 
 
-def typed(block: Tensor, place: Place, offset: int) -> Tensor:
+def typed(block: Tensor, slot: Slot, offset: int) -> Tensor:
     """Return the bytes of ``block`` from ``offset`` on, as a tensor like the one packed there.
 
     Not a view in autograd's sense: an operation with gradients may change a batch in place.
     """
-    tensor = place.tensor
+    tensor = slot.tensor
     empty = torch.empty(0, dtype=tensor.dtype, device=block.device)
     start = block.storage_offset() + offset
-    return empty.set_(
-        block.untyped_storage(), start // tensor.itemsize, tensor.shape, place.strides
-    )
+    return empty.set_(block.untyped_storage(), start // tensor.itemsize, tensor.shape, slot.strides)
 
 
 def copy_alone(target: Tensor, source: Tensor) -> None:

@@ -20,7 +20,7 @@ from . import cuda
 from .batch_memory import BatchMemory
 from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move
 from .region import LimitedLocker
-from .slabs import SMALL_BYTES, Place, SlabRing, copy_alone, dense_strides, plan, typed
+from .slabs import SMALL_BYTES, SlabRing, Slot, copy_alone, dense_strides, plan, typed
 from .team import Team
 from .tree import Leaf, leaves_of, map_leaves, map_spots, spots_of, spots_where
 
@@ -177,8 +177,8 @@ class Transfer:
     def __init__(
         self, device: torch.device | str | int | CUDAConfig = "cuda", *, num_slabs: int = 2
     ) -> None:
-        place = cuda.resolve(_cuda_device(device, "Transfer"))
-        self._backend: cuda.Backend = cuda.CudaBackend(place, _stream_of(device))
+        target = cuda.resolve(_cuda_device(device, "Transfer"))
+        self._backend: cuda.Backend = cuda.CudaBackend(target, _stream_of(device))
         self._readers = self._backend.readers
         self._ring = SlabRing(self._backend.pinned, num_slabs)
         self._team = Team()
@@ -267,7 +267,7 @@ class Transfer:
             try:
                 moved = self._copy_packed(layout, memory, blocks)
                 for tensor, block in zip(pinned, direct, strict=True):
-                    copy = typed(block, Place(tensor, 0, 0, tensor.stride()), 0)
+                    copy = typed(block, Slot(tensor, 0, 0, tensor.stride()), 0)
                     backend.copy(copy, tensor)
                     moved[id(tensor)] = copy
                 for leaf in load.ahead:
@@ -292,17 +292,17 @@ class Transfer:
             return self._backend.record_made()
 
     def _copy_packed(self, layout: Layout, memory: Tensor, blocks: list[Tensor]) -> dict[int, Any]:
-        for place in layout.places:
-            target = typed(memory, place, place.offset)
-            if not self._team.copy(target, place.tensor):
-                copy_alone(target, place.tensor)
+        for slot in layout.slots:
+            target = typed(memory, slot, slot.offset)
+            if not self._team.copy(target, slot.tensor):
+                copy_alone(target, slot.tensor)
         for (start, size), block in zip(layout.blocks, blocks, strict=True):
             self._backend.copy(block, memory[start : start + size])
         return {
-            id(place.tensor): typed(
-                blocks[place.block], place, place.offset - layout.blocks[place.block][0]
+            id(slot.tensor): typed(
+                blocks[slot.block], slot, slot.offset - layout.blocks[slot.block][0]
             )
-            for place in layout.places
+            for slot in layout.slots
         }
 
     def _needs_no_slab(self, tensor: Tensor) -> bool:
@@ -448,11 +448,11 @@ _shared_lock = threading.Lock()
 def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:
     """Return the transfer of a device and stream, shared by all threads."""
     stream = _stream_of(device)
-    place = cuda.resolve(_cuda_device(device, "transfer_tensor"))
+    target = cuda.resolve(_cuda_device(device, "transfer_tensor"))
     with _shared_lock:
-        if (place, stream) not in shared_transfers:
-            shared_transfers[place, stream] = Transfer(CUDAConfig(place.index, stream))
-        return shared_transfers[place, stream]
+        if (target, stream) not in shared_transfers:
+            shared_transfers[target, stream] = Transfer(CUDAConfig(target.index, stream))
+        return shared_transfers[target, stream]
 
 
 def _stream_of(device: torch.device | str | int | CUDAConfig) -> int:
@@ -462,12 +462,12 @@ def _stream_of(device: torch.device | str | int | CUDAConfig) -> int:
 def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> torch.device:
     if isinstance(device, CUDAConfig):
         return device.device
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if place.type != "cuda":
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if target.type != "cuda":
         raise UnsupportedOptionError(
-            f"{where}: device must be a CUDA device, got {str(place)!r}: {cuda.refusal(place)}"
+            f"{where}: device must be a CUDA device, got {str(target)!r}: {cuda.refusal(target)}"
         )
-    return place
+    return target
 
 
 def _device_of_rank() -> torch.device:

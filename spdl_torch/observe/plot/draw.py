@@ -50,7 +50,7 @@ _GREY = "#404040"
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
+class _TimeAxis:
     """Convert timestamps to values of the x axis."""
 
     origin: float
@@ -58,7 +58,7 @@ class _Clock:
     unit_seconds: float
 
     @classmethod
-    def of(cls, recording: Recording) -> _Clock:
+    def of(cls, recording: Recording) -> _TimeAxis:
         span = recording.stop - recording.start
         unit, seconds, _ = next(entry for entry in _UNITS if span <= entry[2])
         return cls(recording.run.origin, unit, seconds)
@@ -82,14 +82,14 @@ def draw(
     height = _HEAD_HEIGHT + _PANEL_HEIGHT * len(panels)
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
-    clock = _Clock.of(recording)
+    time_axis = _TimeAxis.of(recording)
     rows_of_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     all_axes = cast("list[Axes]", [row[0] for row in rows_of_axes])
     for axes, panel in zip(all_axes, panels, strict=True):
-        _draw_panel(axes, panel, series, clock)
-        _draw_collections(axes, recording, clock)
+        _draw_panel(axes, panel, series, time_axis)
+        _draw_collections(axes, recording, time_axis)
     figure.align_ylabels()
-    _set_time_axis(all_axes[-1], recording, clock)
+    _set_time_axis(all_axes[-1], recording, time_axis)
     figure.suptitle(f"{heading}\n{_subtitle(recording)}", fontsize="medium", color=_GREY)
     _draw_findings(all_axes[0], findings)
     has_percentiles = any(len(panel.curves) > 1 for panel in panels)
@@ -97,10 +97,10 @@ def draw(
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], clock: _Clock) -> None:
+def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], time_axis: _TimeAxis) -> None:
     drawn: list[float] = []
     for one in series:
-        times = [clock(row["timestamp"]) for row in one.rows]
+        times = [time_axis(row["timestamp"]) for row in one.rows]
         for curve in panel.curves:
             values = [curve.value(row) for row in one.rows]
             drawn += values
@@ -108,7 +108,7 @@ def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], clock: _Cloc
             style["markevery"] = _marked(values, every=curve.kind == "mean")
             axes.plot(times, values, label=f"{one.name} {curve.kind}", **style)
             if len(values) == 1:  # no neighbour to draw a line to: a line as long as the interval
-                begin = clock(one.rows[0]["timestamp"] - one.rows[0]["elapsed"])
+                begin = time_axis(one.rows[0]["timestamp"] - one.rows[0]["elapsed"])
                 axes.lines[-1].set_data([begin, *times], values * 2)
                 axes.lines[-1].set_markevery([1])
     axes.set_ylabel(panel.label)
@@ -164,19 +164,23 @@ def _set_logarithmic(axes: Axes, smallest: float, *, has_less: bool) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _set_time_axis(axes: Axes, recording: Recording, clock: _Clock) -> None:
-    left, right = clock(recording.start), clock(recording.stop)
+def _set_time_axis(axes: Axes, recording: Recording, time_axis: _TimeAxis) -> None:
+    left, right = time_axis(recording.start), time_axis(recording.stop)
     margin = 0.015 * (right - left) or 0.5
     axes.set_xlim(left - margin, right + margin)
     axes.ticklabel_format(axis="x", style="plain", useOffset=False)
-    axes.set_xlabel(f"time since the run's start ({clock.unit}); a point is an interval's end")
+    axes.set_xlabel(f"time since the run's start ({time_axis.unit}); a point is an interval's end")
 
 
-def _draw_collections(axes: Axes, recording: Recording, clock: _Clock) -> None:
+def _draw_collections(axes: Axes, recording: Recording, time_axis: _TimeAxis) -> None:
     """Draw full collections over the whole height; young ones, which are many, at the foot."""
     full, young = _collections_within(recording)
-    _draw_spans(axes, full, recording, clock, top=1.0, colour=_FULL, hatch="////", gid="gc-full")
-    _draw_spans(axes, young, recording, clock, top=0.04, colour=_YOUNG, hatch="", gid="gc-young")
+    _draw_spans(
+        axes, full, recording, time_axis, top=1.0, colour=_FULL, hatch="////", gid="gc-full"
+    )
+    _draw_spans(
+        axes, young, recording, time_axis, top=0.04, colour=_YOUNG, hatch="", gid="gc-young"
+    )
 
 
 def _collections_within(recording: Recording) -> tuple[list[Collection], list[Collection]]:
@@ -192,7 +196,7 @@ def _draw_spans(
     axes: Axes,
     collections: Iterable[Collection],
     recording: Recording,
-    clock: _Clock,
+    time_axis: _TimeAxis,
     *,
     top: float,
     colour: str,
@@ -207,7 +211,8 @@ def _draw_spans(
     if not merged:
         return
     corners = [
-        [(clock(a), 0.0), (clock(a), top), (clock(b), top), (clock(b), 0.0)] for a, b in merged
+        [(time_axis(a), 0.0), (time_axis(a), top), (time_axis(b), top), (time_axis(b), 0.0)]
+        for a, b in merged
     ]
     shapes = PolyCollection(
         corners,

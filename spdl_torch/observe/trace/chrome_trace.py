@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from ...pipeline.recorder.timeline import Clock
+from ...pipeline.recorder.timeline import TwoClocks
 from .flows import Placed, add_flows
 from .json_file import OURS
 from .program_rows import ProgramRows, put_into_rows
@@ -50,7 +50,7 @@ def chrome_trace(
     too_many = [t for t in timelines if t.pipeline_number not in numbers]
     timelines = [t for t in timelines if t.pipeline_number in numbers]
     # One clock for all: two readings differ at least by the time that they take.
-    clocks = [t.clock for t in timelines] or [Clock.now()]
+    clocks = [t.clock for t in timelines] or [TwoClocks.now()]
     clock = max(clocks, key=lambda clock: clock.perf_ns)
     cutoff = _cutoff(timelines, program, last_seconds, max_events)
     num_left_out = sum(map(_num_in, too_many)) + len(program)
@@ -109,7 +109,7 @@ def _start_of(timeline: Timeline) -> int:
     return min((row.turns[0].since_ns for row in timeline.rows if row.turns), default=0)
 
 
-def _base(timelines: Sequence[Timeline], program: Program, clock: Clock, cutoff: float) -> int:
+def _base(timelines: Sequence[Timeline], program: Program, clock: TwoClocks, cutoff: float) -> int:
     """Return the full second before the first event."""
     starts = (
         min(

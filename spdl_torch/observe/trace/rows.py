@@ -23,7 +23,15 @@ from .flows import Placed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...pipeline.recorder.timeline import Clock, Instant, Part, QueueTrack, Row, Timeline, Turn
+    from ...pipeline.recorder.timeline import (
+        Instant,
+        Part,
+        QueueTrack,
+        Row,
+        Timeline,
+        Turn,
+        TwoClocks,
+    )
 
 _SHORTEST_WAIT_NS = 1000
 _QUANTUM_NS = 125
@@ -62,7 +70,7 @@ class ProcessRows:
     """The rows of one pipeline, built from timelines that are added in order of time."""
 
     pid: int
-    clock: Clock
+    clock: TwoClocks
     base: int
     cutoff: float
     free_tids: Iterator[int]

@@ -185,7 +185,7 @@ def worth_asking(
     return asked[:_MOST_SHOWN]
 
 
-class _Plan(NamedTuple):
+class _Costs(NamedTuple):
     """The workers, and the seconds that a batch takes of one, of the cores and of the GIL."""
 
     num_workers: int
@@ -197,7 +197,7 @@ class _Plan(NamedTuple):
 
 def _prediction(question: Question, now: Demands) -> Prediction:
     (low, _), (rate, limit), (high, _) = (
-        _rate(_plan(question, now, side), now, side, _as_computed(now, side))
+        _rate(_costs_of(question, now, side), now, side, _as_computed(now, side))
         for side in ("low", "likely", "high")
     )
     low, high = min(low, rate) * (1 - now.error), max(high, rate) * (1 + now.error)
@@ -217,7 +217,7 @@ def _prediction(question: Question, now: Demands) -> Prediction:
 
 def _as_computed(now: Demands, side: str) -> float:
     """Return the measured rate of the present settings over the computed one. Raises: NotKnown."""
-    computed, _ = _rate(_plan(Question(num_workers=now.num_workers), now, side), now, side)
+    computed, _ = _rate(_costs_of(Question(num_workers=now.num_workers), now, side), now, side)
     # If the model does not know what limits the present settings, it knows little about others.
     if side == "likely" and not 1 / _OTHERWISE <= now.rate / computed <= _OTHERWISE:
         raise NotKnown(
@@ -228,20 +228,20 @@ def _as_computed(now: Demands, side: str) -> float:
     return min(_OTHERWISE, max(1 / _OTHERWISE, now.rate / computed))
 
 
-def _rate(plan: _Plan, now: Demands, side: str, as_computed: float = 1.0) -> tuple[float, str]:
+def _rate(costs: _Costs, now: Demands, side: str, as_computed: float = 1.0) -> tuple[float, str]:
     """Return the batches a second, and what limits them."""
-    if not plan.num_workers:
-        return as_computed / (plan.worker + now.step), "the trainer"
-    shared = max(plan.core, plan.gil)
-    elsewhere = max(0.0, plan.worker - shared)
-    useful = _at_odds(plan, now)
-    steady = most_rate(plan.num_workers if side == "high" else useful, shared, elsewhere)
+    if not costs.num_workers:
+        return as_computed / (costs.worker + now.step), "the trainer"
+    shared = max(costs.core, costs.gil)
+    elsewhere = max(0.0, costs.worker - shared)
+    useful = _at_odds(costs, now)
+    steady = most_rate(costs.num_workers if side == "high" else useful, shared, elsewhere)
     varied = random_rate(useful, shared, elsewhere)
     weight = {"low": 0.0, "likely": _MOSTLY_STEADY, "high": 1.0}[side]
     workers = weight * steady + (1 - weight) * varied
     name = f"stage {now.stage!r}" if now.stage else "the workers"
-    if plan.num_workers * shared > plan.worker:
-        name = "the GIL" if plan.gil > plan.core else "the cores"
+    if costs.num_workers * shared > costs.worker:
+        name = "the GIL" if costs.gil > costs.core else "the cores"
     limits = [(as_computed * workers, name)]
     limits += [(1 / seconds, f"stage {stage!r}") for stage, seconds in now.stages]
     if now.step > 0:
@@ -249,20 +249,20 @@ def _rate(plan: _Plan, now: Demands, side: str, as_computed: float = 1.0) -> tup
     return min(limits)
 
 
-def _at_odds(plan: _Plan, now: Demands) -> int:
+def _at_odds(costs: _Costs, now: Demands) -> int:
     """Return how many of the workers ever run while others wait. Beyond the number of cores these
     are the ones that wait for storage: the rest only take a core from each other, and were measured
     to gain nothing.
     """
-    beyond = max(0, plan.num_workers - max(1, int(now.num_cores)))
-    if not beyond or plan.gil > plan.core:
-        return plan.num_workers
-    waiting = max(0.0, 1 - plan.core * now.num_cores / plan.worker) if plan.worker else 0.0
+    beyond = max(0, costs.num_workers - max(1, int(now.num_cores)))
+    if not beyond or costs.gil > costs.core:
+        return costs.num_workers
+    waiting = max(0.0, 1 - costs.core * now.num_cores / costs.worker) if costs.worker else 0.0
     waiting = waiting if waiting >= _HARDLY_WAITS else 0.0
-    return plan.num_workers - beyond + math.ceil(beyond * waiting)
+    return costs.num_workers - beyond + math.ceil(beyond * waiting)
 
 
-def _plan(question: Question, now: Demands, side: str) -> _Plan:
+def _costs_of(question: Question, now: Demands, side: str) -> _Costs:
     """Return what a batch takes with these settings: the most, for ``low``, the lower rate."""
     most_is = {"low": "high", "likely": "likely", "high": "low"}[side]
     num_workers, num_processes = _places(question, now)
@@ -278,7 +278,7 @@ def _plan(question: Question, now: Demands, side: str) -> _Plan:
     if num_processes and not now.num_processes:
         cpu += getattr(_hand_over(now), most_is)
     core = (cpu + now.other_cpu) / now.num_cores
-    return _Plan(num_workers, cpu + waits + now.overhead, core, gil)
+    return _Costs(num_workers, cpu + waits + now.overhead, core, gil)
 
 
 def _hand_over(now: Demands) -> Between:

@@ -28,7 +28,7 @@ from ..stats.counters import QueueCounters
 from .async_methods import AsyncMethods
 from .capacity import Capacity
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
-from .waits import ChannelClosed, Dismissed, EndOfChannel, WaitClock, Waiter, wait_for
+from .waits import ChannelClosed, Dismissed, EndOfChannel, Waiter, WaitTime, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,8 +79,8 @@ class Channel(AsyncMethods, Generic[T]):
         self.num_got = 0
         """The number of items taken, including by a get that Ctrl-C then cut off."""
         self._sentinels = SentinelNumbers()
-        self._put_wait = WaitClock()
-        self._get_wait = WaitClock()
+        self._put_wait = WaitTime()
+        self._get_wait = WaitTime()
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None

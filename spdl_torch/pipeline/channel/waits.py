@@ -51,7 +51,7 @@ def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
     return False
 
 
-class WaitClock:
+class WaitTime:
     """The time that threads spent waiting, open waits included. The owner's lock is held."""
 
     def __init__(self) -> None:

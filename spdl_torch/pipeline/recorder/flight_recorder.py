@@ -24,7 +24,7 @@ from ..failures import text_of
 from ..threads.shared_state import LiveObjects, SharedCounter
 from .recorded_rows import row_since, with_outputs, without_outputs
 from .rings import ConsumerRing, Ring
-from .timeline import Clock, Instant, QueueTrack, Role, Row, Timeline
+from .timeline import Instant, QueueTrack, Role, Row, Timeline, TwoClocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
@@ -61,7 +61,7 @@ class FlightRecorder:
         self.number = new_pipeline_number() if number is None else number
         self.enabled = enabled
         self._owner: weakref.ref[Any] | None = None
-        self._clock = Clock.now()
+        self._clock = TwoClocks.now()
         self._rows: list[tuple[str, int, int, Role, Ring]] = []
         self._queues: list[QueueTrack] = []
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}

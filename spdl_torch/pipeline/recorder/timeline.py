@@ -1,6 +1,6 @@
 """The timeline of a run: when each thread did what, as read from the flight recorder.
 
-All times are ``time.perf_counter_ns()``; :class:`Clock` ties them to the time of day.
+All times are ``time.perf_counter_ns()``; :class:`TwoClocks` ties them to the time of day.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class TwoClocks:
     """One moment, read on two clocks."""
 
     perf_ns: int
@@ -130,7 +130,7 @@ class Timeline:
     """``DataLoader``, ``PipelineDataset`` or ``Pipeline``; several may have one name."""
     pipeline_number: int
     """A number for each pipeline of a process; the same for all epochs of a loader or dataset."""
-    clock: Clock
+    clock: TwoClocks
     rows: tuple[Row, ...]
     queues: tuple[QueueTrack, ...] = ()
     instants: tuple[Instant, ...] = ()

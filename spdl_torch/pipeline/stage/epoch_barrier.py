@@ -14,13 +14,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..channel.sentinels import Sentinel
-from ..channel.waits import WaitClock
+from ..channel.waits import WaitTime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-class _Turns:
+class _Busy:
     """The part that threads and coroutines share: which of them are *busy*, from the item that they
     took until they take the next one or leave; and how long all have waited for their turn.
     """
@@ -28,23 +28,23 @@ class _Turns:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the two below; held for moments, never in a wait
         self._busy: set[object] = set()
-        self._clock = WaitClock()
+        self._waits = WaitTime()
 
     def waited_ns(self) -> int:
         """Return the time that all together have waited for their turn."""
         with self._lock:
-            return self._clock.read()[0]
+            return self._waits.read()[0]
 
     def _begin_wait(self) -> int:
         with self._lock:
-            return self._clock.begin()
+            return self._waits.begin()
 
     def _end_wait(self, started_ns: int) -> None:
         with self._lock:
-            self._clock.end(started_ns)
+            self._waits.end(started_ns)
 
 
-class Turnstile(_Turns):
+class Turnstile(_Busy):
     """Lets one thread at a time take an item.
 
     The thread that has the turn blocks in the channel's own get, so that closing the channel ends
@@ -91,7 +91,7 @@ class Turnstile(_Turns):
         return not self._busy
 
 
-class AsyncTurnstile(_Turns):
+class AsyncTurnstile(_Busy):
     """A turnstile for the coroutines of one event loop; a cancellation ends every wait."""
 
     # Coroutines change places at an await alone, so nothing guards _busy. The lock of the base

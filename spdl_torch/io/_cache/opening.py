@@ -26,7 +26,7 @@ def open_store(
     """
     if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
         raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
-    check_place(cache, who)
+    check_cache(cache, who)
     name = f"{hash_of('cache', identity):016x}"
     limit: int | MemoryLimit | None
     if cache == "memory":
@@ -41,7 +41,7 @@ def open_store(
     return Store(folder, max_bytes=limit, num_numbers=num_numbers)
 
 
-def check_place(cache: Any, who: str) -> None:
+def check_cache(cache: Any, who: str) -> None:
     """Check the place of a cache. Raises: TypeError: it is neither "memory" nor a path."""
     if not isinstance(cache, str | os.PathLike):
         raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')

@@ -1,9 +1,9 @@
 """The source of the sample at a position: looked up, and kept for the positions around it.
 
-A lookup takes a fraction of a microsecond, computing a block of places more than a thousand times
-as long. So blocks are kept: enough for several threads that each read in order, and for reading in
-any order if the whole training is not too long. Once there is no room for more, the first request
-within a block computes one place alone, and the second the whole block.
+A lookup takes a fraction of a microsecond, computing a block of them more than a thousand times as
+long. So blocks are kept: enough for several threads that each read in order, and for reading in any
+order if the whole training is not too long. Once there is no room for more, the first request
+within a block computes one position alone, and the second the whole block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .numbers import shuffled_places
+from .numbers import shuffled_indices
 from .plan import BLOCK_LENGTH
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Block(NamedTuple):
     indices: memoryview[int]
 
 
-class Places:
+class Positions:
     """The source of the sample at every position, and the sample's index there.
 
     Threads may use it at once; a copy for a worker thread is the object itself, and a pickle holds
@@ -53,11 +53,11 @@ class Places:
         self._blocks: dict[int, _Block] = {}
         self._missed: deque[int] = deque(maxlen=_NUM_RECENT)
 
-    def __deepcopy__(self, memo: object) -> Places:
+    def __deepcopy__(self, memo: object) -> Positions:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _places, (self._plan, self._lengths, self._keys, self._shuffle)
+        return _positions, (self._plan, self._lengths, self._keys, self._shuffle)
 
     def at(self, position: int) -> tuple[int, int]:
         """Return the number of the source, and the index of the sample there.
@@ -86,7 +86,7 @@ class Places:
             yield np.asarray(block.sources)[own % BLOCK_LENGTH]
 
     def _found(self, number: int) -> _Block | None:
-        """Compute a missing block, keep it and return it; None = compute the one place alone."""
+        """Compute a missing block, keep it and return it; None = compute the one position alone."""
         if len(self._blocks) >= _MOST_BLOCKS:
             if number not in self._missed:
                 self._missed.append(number)
@@ -116,17 +116,17 @@ class Places:
             own = sources == source
             if not own.any():
                 continue
-            passes, places = np.divmod(draws[own], length)
+            passes, found = np.divmod(draws[own], length)
             if self._shuffle:
-                places = shuffled_places(self._keys[source], passes, places, length)
-            indices[own] = places
+                found = shuffled_indices(self._keys[source], passes, found, length)
+            indices[own] = found
         return indices
 
 
-def _places(
+def _positions(
     plan: MixturePlan, lengths: Sequence[int], keys: Sequence[int], shuffle: bool
-) -> Places:
-    return Places(plan, lengths, keys, shuffle=shuffle)
+) -> Positions:
+    return Positions(plan, lengths, keys, shuffle=shuffle)
 
 
 def _least_dtype(largest: int) -> np.dtype[np.unsignedinteger[Any]]:
