@@ -1,4 +1,4 @@
-"""Batches that are dropped while their kernels wait: does anything write into their memory?
+"""Check that nothing writes into a batch that was dropped while its kernels wait.
 
 Every batch has one number in all its bytes. A delayed kernel adds them up; by then the loop has
 long dropped the batch, and the loader has moved on. With the guard disabled, the same check has to

@@ -61,7 +61,7 @@ def check_full_device(sheet: Sheet) -> None:
 
 
 def check_memory(gpu: Gpu, sheet: Sheet, num_batches: int = 500) -> None:
-    """Launch faster than the device works: how many batches does it hold?
+    """Launch faster than the device works, and count the batches that it holds.
 
     It is asked as each batch arrives. The peak would have in it what the check's own kernels take
     for a moment; what is in use then includes batches that were dropped under their kernels.

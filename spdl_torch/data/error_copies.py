@@ -1,4 +1,4 @@
-"""Exceptions that are made again: of the same type, with what they hold, without their frames.
+"""Copies of exceptions: of the same type, with what they hold, without their frames.
 
 Their constructors may take other arguments than they keep, and are not called.
 """

@@ -1,4 +1,4 @@
-"""End a measuring process together with the program that started it, however that ended."""
+"""End a measuring process when the program that started it ends, in whatever way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists and arrays that hold nothing but data, as datasets: no code of the user's is in them."""
+"""Recognise datasets that are lists and arrays of nothing but data, without any user code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cached batches, yielded over and over: how fast would training be without loading?"""
+"""Cached batches, yielded over and over, to see how fast training is without loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure each stage of a pipeline alone, with more and fewer threads: which scale, and how far?"""
+"""Measure each stage of a pipeline alone, with more and fewer threads, to see how far it scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What user code leads to, one step at a time, and how much of it can be seen to change."""
+"""Walk from user code to what it uses, one step at a time, and tell what of that has changed."""
 
 from __future__ import annotations
 

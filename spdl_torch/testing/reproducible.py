@@ -1,4 +1,4 @@
-"""The same bits for any number of workers."""
+"""Check that the bits are the same for any number of workers."""
 
 from __future__ import annotations
 

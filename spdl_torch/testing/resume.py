@@ -1,4 +1,4 @@
-"""The exact next batch from every state of a loader."""
+"""Check that a loader goes on with the exact next batch from each of its states."""
 
 from __future__ import annotations
 

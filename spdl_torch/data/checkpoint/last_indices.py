@@ -1,4 +1,4 @@
-"""The last indices before a state's position: by them the order is known again when it is drawn.
+"""The last indices before a state's position: they show whether an order drawn anew is the same.
 
 A sampler may draw its order from what no state has: ``random``, numpy, a generator of its own. Then
 it gives another order when it is resumed, of which a position means nothing.

@@ -1,4 +1,4 @@
-"""Whose state it is: the loader, dataset and sampler that a state was saved with, in short.
+"""A short description of the loader, dataset and sampler that a state was saved with.
 
 A state is a position in an order. In another order it means nothing, and nobody would notice: so
 what the order follows from is saved beside it, and compared when the state is resumed.
@@ -95,7 +95,7 @@ def doubts_about_pass(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def told_doubts(owner: str, doubts: str) -> str:
-    """Return the warning about a state that is resumed all the same."""
+    """Return the warning about a state that is resumed in spite of doubts."""
     return (
         f"{owner}.load_state_dict: the state is of another one: {doubts}. This one goes on where "
         "the state says, but what comes may not be what would have come. Make it as it was then; "

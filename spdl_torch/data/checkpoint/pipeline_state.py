@@ -128,7 +128,7 @@ def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
 
 
 def source_behind(source: Any, start: int, most_missing: int = 0) -> Any:
-    """Return the source without its first ``start`` items; immediate if it can begin anywhere.
+    """Return the source without its first ``start`` items; at once, if it can begin anywhere.
 
     Raises (while iterating): ValueError: it has fewer, by more than ``most_missing``.
     """

@@ -82,7 +82,7 @@ class Progress:
         self._drawn[number] = local_samples, index
 
     def handed(self, number: int) -> None:
-        """Record that the trainer received a map-style batch, or the error in its so_far."""
+        """Record that the trainer received a map-style batch, or the error in its place."""
         if self.ahead:
             self._advance()
         drawn = self._drawn

@@ -1,4 +1,4 @@
-"""A pipeline, or any iterable, in a child process: SPDL's way to keep loading out of the trainer's.
+"""A pipeline, or any iterable, in a child process, so that loading stays out of the trainer's.
 
     trainer                                          child, started once
       SubprocessIterable ── iter(), room for items ──▶ the one worker of a loader

@@ -203,7 +203,7 @@ _FAULTS_OF_THE_LIBRARY = {
 
 
 def _is_of_a_picture(error: RuntimeError) -> bool:
-    """Return whether nvJPEG failed for the picture's sake; if not, note on the error why."""
+    """Return whether the picture made nvJPEG fail; if not, note on the error what did."""
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
         return False
     message = str(error).partition("\n")[0]

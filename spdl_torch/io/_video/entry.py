@@ -1,4 +1,4 @@
-"""Where decoding may begin with certainty: what a packet itself says, whatever its container does.
+"""Whether decoding may begin at a packet, by what the packet itself says, not its container.
 
 Containers mark packets at which players may enter. Not all of these are entries: at a recovery
 point of H.264 the picture is right only some frames later, a palette may have come with the first

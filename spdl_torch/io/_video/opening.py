@@ -1,4 +1,4 @@
-"""Open what holds a video, and say whose fault it is when that fails."""
+"""Open a container of video or sound, and tell damaged data from other failures."""
 
 from __future__ import annotations
 

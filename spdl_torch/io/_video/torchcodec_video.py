@@ -160,7 +160,7 @@ def resized(frames: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _raise_if_it_is_the_device(error: Exception) -> None:
-    """Raise what is not the video's fault, which must not look like a video to be skipped."""
+    """Raise errors that the video did not cause, so that it is not skipped as a bad one."""
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
         raise error
 

@@ -1,4 +1,4 @@
-"""Those who want to know when a loader ends an epoch and begins another, such as a recording."""
+"""Objects, such as a recording, that are told when a loader ends an epoch and begins another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeds a loader's statistics to a logger, interval after interval."""
+"""Feed a loader's statistics to a logger, interval after interval."""
 
 from __future__ import annotations
 

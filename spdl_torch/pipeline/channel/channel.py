@@ -112,7 +112,7 @@ class Channel(AsyncMethods, Generic[T]):
         self._put_blocking(seq, item, advance=last)
 
     def skip(self, seq: int) -> None:
-        """Declare that no (further) item comes for ``seq``; blocks like ``put_at``."""
+        """Declare that no further item comes for ``seq``; blocks like ``put_at``."""
         self._put_blocking(seq, SKIPPED, advance=True)
 
     def finish(self) -> None:
@@ -189,7 +189,7 @@ class Channel(AsyncMethods, Generic[T]):
                 self._wake_getter()
 
     def recall(self, count: int) -> int:
-        """Take back up to ``count`` dismissals that nobody has met yet; returns how many."""
+        """Withdraw up to ``count`` dismissals that no getter has received yet; return how many."""
         with self._lock, self._all_awake_if_cut_off():
             count = min(count, self._num_dismissed)
             self._num_dismissed -= count

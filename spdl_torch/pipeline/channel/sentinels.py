@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class Sentinel:
-    """Stands for no item: no op is called with it, no statistic counts it, but it takes room."""
+    """A mark among the items: no op is called with it and no statistic counts it; it takes room."""
 
     __slots__ = ("_name",)
 
@@ -54,10 +54,10 @@ END_OF_DATA: Final = Sentinel("end of the data")
 
 
 def is_eof(item: Any) -> bool:
-    """Return whether a merge op got the end of a queue instead of an item."""
+    """Return whether what a merge op got is the end of a queue, and no item."""
     return item is END_OF_DATA
 
 
 def is_epoch_end(item: Any) -> bool:
-    """Return whether a merge op got the end of an epoch instead of an item."""
+    """Return whether what a merge op got is the end of an epoch, and no item."""
     return item is EPOCH_END

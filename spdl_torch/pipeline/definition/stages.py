@@ -41,8 +41,8 @@ def Pipe(
 
 
 class Aggregator(ABC):
-    """Combine items in a way of its own, on one thread. The object itself is used, not a copy, so
-    each running pipeline needs its own.
+    """The base of stages that combine items in their own way, on one thread. The object itself is
+    used, not a copy, so each running pipeline needs its own.
     """
 
     @abstractmethod

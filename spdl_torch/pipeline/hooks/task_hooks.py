@@ -128,7 +128,7 @@ class TaskStatsHook(TaskHook):
 
 
 class TaskCell:
-    """One thread's counts of one stage. Only that thread writes; anyone may read."""
+    """One thread's counts of one stage. Only that thread writes them; any thread may read them."""
 
     __slots__ = (
         "_counts",

@@ -37,7 +37,7 @@ from ..threads.stacks import describe_busy
 from ..threads.stall import warn_when_stalled
 from ..threads.thread_group import ThreadGroup
 from .stage_stats import stage_stats
-from .states import MOVES, RunState
+from .states import MAY_FOLLOW, RunState
 from .task_limit import make_task_limit
 from .wiring import Wiring
 
@@ -304,7 +304,7 @@ class Run:
         """Change the state. The lock is held."""
         if state is self.state:
             return
-        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        assert state in MAY_FOLLOW[self.state], f"{self.state} -> {state}"
         self.state = state
 
     def _check_process(self) -> None:

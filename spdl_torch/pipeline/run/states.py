@@ -1,4 +1,4 @@
-"""The states of a run, and the moves between them."""
+"""The states of a run, and which may follow which."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RunState(enum.Enum):
     CLOSED = "closed"  # every thread has ended, or is left blocked in the user's source
 
 
-MOVES: dict[RunState, frozenset[RunState]] = {
+MAY_FOLLOW: dict[RunState, frozenset[RunState]] = {
     RunState.NEW: frozenset({RunState.RUNNING, RunState.STOPPING}),
     RunState.RUNNING: frozenset({RunState.DRAINING, RunState.STOPPING}),
     RunState.DRAINING: frozenset({RunState.STOPPING, RunState.CLOSED}),

@@ -1,4 +1,4 @@
-"""The limit on tasks of all stages at once: each task on a thread takes a token."""
+"""The limit on how many tasks of all stages run at once: each task on a thread takes a token."""
 
 from __future__ import annotations
 
