@@ -134,7 +134,7 @@ def _fit(
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``most`` that fits, or 1. Below one that fits, all must fit."""
+    """Return the largest number up to ``most`` that fits, or 1; all below it must fit as well."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
