@@ -59,7 +59,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spdl_torch.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+from spdl_torch.spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
 from spdl_torch.spdl.source import DistributedRandomSampler
 from spdl_torch.spdl.source.utils import embed_shuffle
 

@@ -61,7 +61,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from spdl_torch.io import load_clip, random_clip, uniform_frames
-from spdl_torch.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+from spdl_torch.spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
 from spdl_torch.spdl.source import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_torch.spdl.source.utils import embed_shuffle
 

@@ -35,7 +35,7 @@ PAGES = {
     "spdl_torch.accelerate": ("hugging_face",),
     "spdl_torch.transformers": ("hugging_face",),
     "spdl_torch.autotune": ("autotune",),
-    "spdl_torch.data": ("mixing", "packing", "caching"),
+    "spdl_torch.data": ("mixing", "packing", "caching", "pipeline"),
     "spdl_torch.data.sources": ("sources",),
     "spdl_torch.io": ("io", "video", "arrays", "transfer", "sources"),
     "spdl_torch.nn": ("transfer",),

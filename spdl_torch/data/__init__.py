@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .packing.dataset import GroupedDataset, GroupSampler
     from .packing.pack import bucket, pack
     from .packing.stream import GroupedStream
+    from .subprocesses.pipelines import iterate_in_subprocess, run_pipeline_in_subprocess
 
 __all__ = [
     "CachedDataset",
@@ -31,9 +32,11 @@ __all__ = [
     "MixtureSampler",
     "bucket",
     "cached",
+    "iterate_in_subprocess",
     "mix",
     "pack",
     "pad_collate",
+    "run_pipeline_in_subprocess",
 ]
 
 _HOMES = {
@@ -49,6 +52,8 @@ _HOMES = {
     "Mixture": ".mixing.mixture",
     "MixtureSampler": ".mixing.mixture",
     "cached": ".caching.dataset",
+    "iterate_in_subprocess": ".subprocesses.pipelines",
+    "run_pipeline_in_subprocess": ".subprocesses.pipelines",
     "mix": ".mixing.mix",
 }
 

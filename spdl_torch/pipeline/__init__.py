@@ -19,7 +19,6 @@ import spdl_torch.lazy_names as lazy_names
 from ..errors import PipelineFailure, PipelineStopped
 
 if TYPE_CHECKING:
-    from ..data.subprocesses.pipelines import iterate_in_subprocess, run_pipeline_in_subprocess
     from .builder import PipelineBuilder, build_pipeline
     from .caching import cache_iterator
     from .channel.sentinels import is_eof, is_epoch_end
@@ -67,14 +66,10 @@ __all__ = [
     "cache_iterator",
     "is_eof",
     "is_epoch_end",
-    "iterate_in_subprocess",
     "profile_pipeline",
-    "run_pipeline_in_subprocess",
 ]
 
 _HOMES = {
-    # These need torch, which nothing else here does, so they are defined in a layer above.
-    "..data.subprocesses.pipelines": ("iterate_in_subprocess", "run_pipeline_in_subprocess"),
     ".builder": ("PipelineBuilder", "build_pipeline"),
     ".caching": ("cache_iterator",),
     ".channel.sentinels": ("is_eof", "is_epoch_end"),

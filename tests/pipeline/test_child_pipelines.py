@@ -41,9 +41,10 @@ from _gates import PATIENCE_SECONDS, until
 from _isolated import nothing_left, num_mapped_slabs
 from _isolation_data import Coded
 
+from spdl_torch.data import iterate_in_subprocess, run_pipeline_in_subprocess
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
 from spdl_torch.observe import Report
-from spdl_torch.pipeline import PipelineBuilder, iterate_in_subprocess, run_pipeline_in_subprocess
+from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["nothing_left"]
 
@@ -279,7 +280,7 @@ def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
         (
             lambda: in_child([1], lambda item: item),
             pickle.PicklingError,
-            r"run_pipeline_in_subprocess: .* but config\.stages\[0\]\.op cannot be pickled: <func",
+            r"run_pipeline_in_subprocess: .* but config\.pipes\[0\]\.op cannot be pickled: <func",
         ),
         (
             lambda: in_child([threading.Lock()], same),
@@ -368,7 +369,8 @@ PROGRAM = """
     import os, signal, sys, threading
     sys.path.insert(0, {tests!r})
     from _child_pipelines import Epochs, same
-    from spdl_torch.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+    from spdl_torch.data import run_pipeline_in_subprocess
+    from spdl_torch.pipeline import PipelineBuilder
 
     def main():
         builder = PipelineBuilder().add_source(Epochs(1000), continuous=True).pipe(same)

@@ -315,7 +315,7 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder.build": parameters(BUILDER.build),
     "PipelineBuilder.add_source": parameters(BUILDER.add_source),
     "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
-    "run_pipeline_in_subprocess": parameters(spdl_torch.pipeline.run_pipeline_in_subprocess),
+    "run_pipeline_in_subprocess": parameters(spdl_torch.data.run_pipeline_in_subprocess),
     "SubprocessIterable": public_members(spdl_torch.data.subprocesses.pipelines.SubprocessIterable),
     "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
     "ProfileHook": public_members(spdl_torch.pipeline.ProfileHook),

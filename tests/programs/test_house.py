@@ -99,7 +99,6 @@ ROOMS = {
 
 # Who imports a layer above its own, in functions and for types alone, and why.
 UPWARD = {
-    "spdl_torch.pipeline": "run_pipeline_in_subprocess is found there, and needs torch",
     "spdl_torch.pipeline.report": "Pipeline.report() and profile() are made by observe",
 }
 

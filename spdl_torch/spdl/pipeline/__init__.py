@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..names import look_up
 
 if TYPE_CHECKING:
+    from ...data import iterate_in_subprocess, run_pipeline_in_subprocess
     from ...pipeline import (
         Pipeline,
         PipelineBuilder,
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
         cache_iterator,
         is_eof,
         is_epoch_end,
-        iterate_in_subprocess,
         profile_pipeline,
-        run_pipeline_in_subprocess,
     )
 
 __all__ = [
@@ -49,7 +48,11 @@ __all__ = [
     "run_pipeline_in_subprocess",
 ]
 
-_HOMES = dict.fromkeys(__all__, "spdl_torch.pipeline")
+_HOMES = {
+    **dict.fromkeys(__all__, "spdl_torch.pipeline"),
+    "iterate_in_subprocess": "spdl_torch.data",
+    "run_pipeline_in_subprocess": "spdl_torch.data",
+}
 
 
 def __getattr__(name: str) -> Any:
