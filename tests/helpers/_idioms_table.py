@@ -61,7 +61,7 @@ def ours_by_default(name, folder):
         idiom = IDIOMS[name](folder)
         options = {"batch_size": 8, "num_workers": 2, "multiprocessing_context": "fork"}
         loader = spdl_torch.DataLoader(idiom.dataset, **{**options, **idiom.options})
-        where = "in processes" if loader.placement().num_processes else "on threads"
+        where = "in processes" if loader._placement().num_processes else "on threads"
         return f"{RIGHT}, {where}"
 
 

@@ -73,7 +73,7 @@ def _fitting(options: dict[str, Any]) -> dict[str, Any]:
 class DeclaredLoader(DataLoader):
     """A loader whose worker threads share what is in the dataset, as if it said that it is safe."""
 
-    def is_vouched_for(self, placement: Any) -> bool:
+    def _is_vouched_for(self, placement: Any) -> bool:
         return True
 
 
@@ -81,18 +81,18 @@ class MovingLoader(DataLoader):
     """A loader whose workers begin as threads and move to processes in the middle of its first
     epoch; those of an iterable dataset, which can only move between epochs, before the second."""
 
-    def placement(self) -> Placement:
+    def _placement(self) -> Placement:
         moving = self._state.moving
         if moving.has_moved:
-            return super().placement()
+            return super()._placement()
         reason = "the test says so"
         return Placement(num_workers=self.num_workers, num_processes=0, reason=reason)
 
     @property
-    def held_on_threads(self) -> str:
+    def _held_on_threads(self) -> str:
         if isinstance(self.dataset, IterableDataset) and not self.persistent_workers:
             return ""
-        return super().held_on_threads
+        return super()._held_on_threads
 
     def __iter__(self) -> Any:
         moving = self._state.moving

@@ -190,7 +190,7 @@ def test_number_stays_where_it_would_show(dataset, options, at_random):
     """An iterable dataset divides itself among its workers; with rng="worker" each has a stream."""
     loader = DataLoader(dataset, num_workers=auto(at_random), **options)
     number = loader.num_workers
-    assert not loader.is_tuned
+    assert not loader._is_tuned
     fixed = DataLoader(dataset, num_workers=int(number), **options)
     torch.manual_seed(0)
     found = epoch_of(loader)
@@ -206,9 +206,9 @@ def test_number_is_an_int_and_stays_auto_in_copies():
     assert loader.num_workers >= 1
     again = DataLoader(MapData(8), num_workers=loader.num_workers)
     for each in (loader, again, copy.copy(loader), pickle.loads(pickle.dumps(again))):
-        assert each.is_tuned
+        assert each._is_tuned
         assert each.num_workers == loader.num_workers
-    assert not DataLoader(MapData(8), num_workers=int(loader.num_workers)).is_tuned
+    assert not DataLoader(MapData(8), num_workers=int(loader.num_workers))._is_tuned
     assert DataLoader(MapData(8), num_workers="auto", prefetch_factor=3).prefetch_factor == 3
 
 

@@ -434,8 +434,8 @@ class Noting(dict):
 def test_lists_load_on_threads_if_they_hold_nothing_but_data(dataset, is_plain):
     """An object of the user's may keep state in any of its methods."""
     loader = DataLoader(dataset, num_workers=2)
-    assert (loader.placement().num_processes == 0) == is_plain
-    assert loader.is_vouched_for(loader.placement()) == is_plain
+    assert (loader._placement().num_processes == 0) == is_plain
+    assert loader._is_vouched_for(loader._placement()) == is_plain
     if isinstance(dataset, list | tuple | np.ndarray):
         assert is_plain_data(dataset) == is_plain
 

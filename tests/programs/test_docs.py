@@ -18,7 +18,10 @@ from typing import NamedTuple
 import _warm
 import bench.arguments as benchmark
 import pytest
+import torch
 from _folders import ROOT
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
 
 import spdl_torch
 import spdl_torch.accelerate
@@ -339,6 +342,15 @@ def test_name_is_in_the_reference_when_it_is_public(what):
     assert names, f"{what}: the test found nothing to check"
     missing = [name for name in names if name not in documented_words()]
     assert not missing, f"of {what}, not in docs/reference: {missing}"
+
+
+def test_loader_shows_nothing_that_is_neither_torch_s_nor_in_the_reference():
+    """A subclass of the user's may give any other name its own meaning."""
+    dataset = TensorDataset(torch.arange(4))
+    shown = {*dir(spdl_torch.DataLoader(dataset))} - {*dir(TorchLoader(dataset))}
+    page = (ROOT / "docs/reference/dataloader.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`\n]+`", page))))
+    assert {name for name in shown if not name.startswith("_")} <= named
 
 
 def test_every_patch_of_the_process_is_in_the_documentation():

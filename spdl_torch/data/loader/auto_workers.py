@@ -93,7 +93,7 @@ class LoaderTuner:
         loader = self._loader()
         if pool is None or loader is None:
             return
-        state = loader.tuning_state()
+        state = loader._tuning_state()
         if state is not self._state:
             self._state = state
             self._note(pool.stats.workers.count)

@@ -37,7 +37,7 @@ class BaseLoader(TorchDataLoader[T_co]):
     _state: LoaderState
 
     @property
-    def is_tuned(self) -> bool:
+    def _is_tuned(self) -> bool:
         """Whether ``num_workers="auto"`` may change the number of workers while they run.
 
         It may only where that affects nothing but the speed. The first number stays for an
@@ -51,7 +51,7 @@ class BaseLoader(TorchDataLoader[T_co]):
             and self.rng != "worker"
         )
 
-    def placement(self) -> Placement:
+    def _placement(self) -> Placement:
         """Return where the workers live, or will live in the next epoch, and why."""
         # For loaders with workers alone, as below.
         from ..child_process.start_methods import starts_threads
@@ -66,7 +66,7 @@ class BaseLoader(TorchDataLoader[T_co]):
             asks_for_threads=starts_threads(self.multiprocessing_context),
         )
 
-    def is_vouched_for(self, placement: Placement) -> bool:
+    def _is_vouched_for(self, placement: Placement) -> bool:
         """Return whether dataset and functions are known, or declared, to be safe on threads;
         False, without examining them, where each worker has a process.
         """
@@ -78,13 +78,13 @@ class BaseLoader(TorchDataLoader[T_co]):
         )
 
     @property
-    def may_move(self) -> bool:
+    def _may_move(self) -> bool:
         """Whether workers on threads may move to processes."""
         is_open = self.isolation == "auto" and not self._state.moving.is_settled
-        return is_open and not self.held_on_threads
+        return is_open and not self._held_on_threads
 
     @property
-    def held_on_threads(self) -> str:
+    def _held_on_threads(self) -> str:
         """What keeps workers on threads from moving to processes; "" = nothing does.
 
         Children have to be forked, which needs neither pickling nor a guard in the script. While
@@ -108,16 +108,16 @@ class BaseLoader(TorchDataLoader[T_co]):
             return "the iterable dataset does not say thread_safe = True"
         return ""
 
-    def tuning_state(self) -> TuningState:
-        """Return what tuning has found so far, over all epochs. Requires ``is_tuned``.
+    def _tuning_state(self) -> TuningState:
+        """Return what tuning has found so far, over all epochs. Requires ``_is_tuned``.
 
         Workers that have moved to processes are tuned anew.
         """
         from ...autotune.tuning import TuningState  # for tuned workers alone
 
-        are_processes, state = self.placement().num_processes > 0, self._state.tuning
+        are_processes, state = self._placement().num_processes > 0, self._state.tuning
         if state is None or state.are_processes is not are_processes:
-            assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
+            assert isinstance(self.num_workers, AutoWorkers), "guaranteed by _is_tuned"
             tuning, decisions = self.num_workers.tuning, () if state is None else state.decisions
             state = TuningState(tuning, "DataLoader", are_processes=are_processes)
             state.decisions.extend(decisions)
@@ -125,10 +125,10 @@ class BaseLoader(TorchDataLoader[T_co]):
         return state
 
     @property
-    def num_processes_at_first(self) -> int:
+    def _num_processes_at_first(self) -> int:
         """The number of processes to which workers on threads move."""
-        if not self.is_tuned:
+        if not self._is_tuned:
             return self.num_workers
-        assert isinstance(self.num_workers, AutoWorkers), "guaranteed by is_tuned"
+        assert isinstance(self.num_workers, AutoWorkers), "guaranteed by _is_tuned"
         tuning = self.num_workers.tuning
         return AutoWorkers.to_begin_with(tuning, tuning.limits())

@@ -331,7 +331,7 @@ class DataLoader(BaseLoader[T_co]):
             return ""
         from ...observe.verdict.causes import Cause  # the report has brought it
 
-        held = self.held_on_threads if report.verdict.cause is Cause.GIL else ""
+        held = self._held_on_threads if report.verdict.cause is Cause.GIL else ""
         return held and (
             "The GIL holds the threads up, and they do not move to processes by themselves: "
             f'{held}. isolation="process" loads there.'

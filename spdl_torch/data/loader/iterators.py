@@ -256,7 +256,7 @@ class ThreadIterator(EpochIterator):
             from .trial import settle  # was imported when the trial began
 
             settle(loader._state.moving)
-        placement = loader.placement()  # once: it looks at every object of a list
+        placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
         stage = _open_device_stage(device, stats=stats)
         self._pool = _open_pool(loader, placement, spec, stage)
@@ -272,10 +272,10 @@ class ThreadIterator(EpochIterator):
         try:
             self._pool.start(self._stream_key(), self._begun_from)
             self._known.start_seconds = perf_counter() - self._began_seconds
-            if loader.is_tuned:
+            if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
 
-                self._tuner = LoaderTuner(loader, loader.tuning_state(), self._pool)
+                self._tuner = LoaderTuner(loader, loader._tuning_state(), self._pool)
             self._prime()
         except BaseException:
             self._finalizer()  # the error's frames may keep this object alive: stop now
@@ -303,8 +303,8 @@ class ThreadIterator(EpochIterator):
             pipeline_number=pipeline_number,
             tolerance=self._tolerance(loader),
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
-            is_vouched_for=loader.is_vouched_for(placement),
-            most_workers=_most_workers(loader) if loader.is_tuned else None,
+            is_vouched_for=loader._is_vouched_for(placement),
+            most_workers=_most_workers(loader) if loader._is_tuned else None,
         )
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
@@ -558,7 +558,7 @@ def _pinned(batch: Any, device: str | None) -> Any:
 
 
 def _most_workers(loader: BaseLoader[Any]) -> int:
-    return max(loader.tuning_state().tuner().bounds.threads, loader.num_workers)
+    return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
 
 
 def _open_pool(
@@ -572,11 +572,11 @@ def _open_pool(
 
     threads = WorkerPool(spec, stage)
     threads.stats.placement = placement
-    if stage is not None or not loader.may_move:
+    if stage is not None or not loader._may_move:
         return threads
     from .moving_pool import MovingPool
 
-    number = loader.num_processes_at_first
+    number = loader._num_processes_at_first
     trial = moved(number, "the GIL held the threads up, and processes are on trial")
     spec = replace(spec, num_workers=number)
     children = partial(_open_children, spec, stage, loader.multiprocessing_context, trial)
