@@ -309,7 +309,7 @@ def test_apply_keeps_the_order_of_stages_that_may_grow():
     """Those with one thread; what is in keep stays; a name that no stage has is refused."""
     params = PerfParams.auto(keep=["kept"])
     spec = params.apply(tuned_builder([]).aggregate(2).add_sink()).get_config()
-    assert [stage.output_order for stage in spec.stages] == [
+    assert [stage.output_order for stage in spec.pipes] == [
         *("input", "input", "completion", "completion")
     ]
     assert repr(params) == "PerfParams.auto()"

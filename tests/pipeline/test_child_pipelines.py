@@ -285,7 +285,7 @@ def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
         (
             lambda: in_child([threading.Lock()], same),
             pickle.PicklingError,
-            r"but config\.source\.iterable\[0\] cannot be pickled: <unlocked",
+            r"but config\.src\.source\[0\] cannot be pickled: <unlocked",
         ),
         (
             lambda: in_child([1], same, options={"initializer": lambda: None}),

@@ -317,5 +317,5 @@ def test_names_come_from_the_op():
     for op in ops:
         builder.pipe(op)
     builder.pipe(same, name="mine")
-    names = [stage.name for stage in builder.add_source([]).add_sink().get_config().stages]
+    names = [stage.name for stage in builder.add_source([]).add_sink().get_config().pipes]
     assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]

@@ -669,7 +669,7 @@ def test_stop_ends_a_merge_op_wherever_it_waits(op, caplog):
             with pipeline.auto_stop():
                 pipeline.get_item(PATIENCE_SECONDS)
             for source in run_of(pipeline).sources:
-                getattr(source.spec.iterable, "released", threading.Event()).set()
+                getattr(source.spec.source, "released", threading.Event()).set()
     assert caplog.text == ""
 
 

@@ -596,10 +596,10 @@ def test_pipeline_gives_the_same_when_it_was_estimated():
     assert params.build_options() == {"num_threads": 3 + 5 + 1}
     assert "element: 1,000 bytes (the largest of 5 samples, their median 1,000)" in text
     spec = params.apply(plain).get_config()
-    assert [stage.concurrency for stage in spec.stages] == [5, 3, 3, 1, 3]
-    assert [stage.buffer_size for stage in spec.stages] == [64, 64, 7, 64, 64]
-    assert spec.stages[0].output_order == "completion"  # as it was: not in order
-    assert spec.stages[1].output_order == "input"
+    assert [stage.concurrency for stage in spec.pipes] == [5, 3, 3, 1, 3]
+    assert [stage.buffer_size for stage in spec.pipes] == [64, 64, 7, 64, 64]
+    assert spec.pipes[0].output_order == "completion"  # as it was: not in order
+    assert spec.pipes[1].output_order == "input"
     pipeline = params.apply(plain.__class__.from_config(spec)).build(**params.build_options())
     with pipeline.auto_stop():
         found = torch.cat([batch[:, 0] for batch in pipeline])
