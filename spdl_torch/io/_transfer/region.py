@@ -137,7 +137,7 @@ class Region:
 
     def array(self, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return the first bytes. The array has no base, so it is the base of all its views."""
-        return np.asarray(_Window(self, self._address, num_bytes))
+        return np.asarray(_Exposed(self, self._address, num_bytes))
 
     def lent(self, num_bytes: int, give_back: Callable[[], object]) -> np.ndarray[Any, Any]:
         """Return the first bytes until they may be written again, which ``give_back`` is called
@@ -157,7 +157,7 @@ class Region:
             self._locker.unlock_pages(self._address)
 
 
-class _Window:
+class _Exposed:
     """The array interface of a region; numpy keeps this object as long as the array lives."""
 
     def __init__(self, region: Region, address: int, num_bytes: int) -> None:
