@@ -36,7 +36,7 @@ from .workers.device import AHEAD, check_device, most_pieces
 from .workers.stats import with_remarks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -160,7 +160,7 @@ class PipelineDataset(IterableDataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
         source, progress = self._begin_pass()
-        spec = replace(self._spec, source=source)
+        spec = replace(self._spec, src=source)
         target, ended = check_device(self._device), threading.Event()
         if target is not None:
             spec = replace(spec, pipes=_stages_to(target, spec.pipes, ended))
@@ -391,7 +391,7 @@ class PipelineDataset(IterableDataset[T_co]):
 
 
 def _stages_to(
-    device: torch.device, stages: tuple[StageSpec, ...], ended: threading.Event
+    device: torch.device, stages: Sequence[StageSpec], ended: threading.Event
 ) -> tuple[StageSpec, ...]:
     """Return the stages of a pass whose items go to a device: functions on the stages' own threads
     are offered pinned memory, and the transfer comes last.

@@ -186,7 +186,7 @@ def test_tracing_writes_to_an_open_file(tmp_path):
 
 SPOILED = """
 import sys
-from spdl_torch.io import load_video, utils
+from spdl_torch.spdl.io import load_video, utils
 sys.path.insert(0, "tests/helpers")
 from _videos import KINDS, write_video
 video = bytearray(write_video(KINDS["b-frames"]))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import AsyncGeneratorType, GeneratorType, GenericAlias
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from ...shown_text import printable_line
 from .ops import OpKind, locate
@@ -37,7 +37,7 @@ class SourceSpec:
     """Whether it is iterated again and again: one run over all epochs."""
     name: str = "src"
 
-    __class_getitem__ = classmethod(GenericAlias)
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable_line(self.name))
@@ -103,7 +103,7 @@ class StageSpec:
     batched: bool = False
     """For path variants: whether an item is a list, whose members ``op`` deals out."""
 
-    __class_getitem__ = classmethod(GenericAlias)
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable_line(self.name))
@@ -165,7 +165,7 @@ class SinkSpec:
 
     buffer_size: int = 3
 
-    __class_getitem__ = classmethod(GenericAlias)
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __post_init__(self) -> None:
         _check_positive("add_sink: buffer_size", self.buffer_size)
