@@ -37,7 +37,7 @@ PAGES = {
     "spdl_torch.autotune": ("autotune",),
     "spdl_torch.data": ("mixing", "packing", "caching", "pipeline"),
     "spdl_torch.data.sources": ("sources",),
-    "spdl_torch.io": ("io", "video", "arrays", "transfer", "sources"),
+    "spdl_torch.io": ("io", "video", "audio", "arrays", "transfer", "sources"),
     "spdl_torch.nn": ("transfer",),
     "spdl_torch.lightning": ("lightning",),
     "spdl_torch.observe": ("observe", "traces"),

@@ -264,7 +264,7 @@ WHAT_IS_PUBLIC = {
     ],
     "spdl_torch.nn": spdl_torch.nn.__all__,
     "ToFloat": parameters(spdl_torch.nn.ToFloat.__init__),
-    "spdl_torch.spdl": [
+    "SPDL's modules": [
         name
         for module in SPDL
         for name in importlib.import_module(f"spdl_torch.spdl.{module}").__all__
