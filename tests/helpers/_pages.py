@@ -16,7 +16,6 @@ from spdl_torch.observe import (
 )
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from spdl_torch.pipeline.recorder.timeline import (
-    TwoClocks,
     Instant,
     Outcome,
     Part,
@@ -24,6 +23,7 @@ from spdl_torch.pipeline.recorder.timeline import (
     Row,
     Timeline,
     Turn,
+    TwoClocks,
 )
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"

@@ -26,7 +26,6 @@ from spdl_torch.spdl.source.local_directory import LocalDirectory
 from spdl_torch.spdl.source.utils import MergeIterator, embed_shuffle, repeat_source
 
 
-
 def spdl(name):
     """A module of SPDL's."""
     return pytest.importorskip(name)

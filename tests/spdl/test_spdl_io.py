@@ -10,7 +10,6 @@ import _spdl_calls
 import numpy as np
 import pytest
 import torch
-from _folders import ROOT
 from _spdl_calls import IMAGE, VIDEO
 from _videos import KINDS, REAL, write_video
 from PIL import Image

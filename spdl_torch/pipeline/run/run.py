@@ -96,9 +96,7 @@ class Run:
 
         interval = check_interval(options.report_stats_interval, "build: report_stats_interval")
         interval = None if interval == -1 else interval
-        self.task_limit = make_task_limit(
-            spec, options.num_threads, adjustable=self._is_adjustable
-        )
+        self.task_limit = make_task_limit(spec, options.num_threads, adjustable=self._is_adjustable)
         wiring = Wiring(
             spec,
             make_queue=queue_maker(options.queue_class, interval),
