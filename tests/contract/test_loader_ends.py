@@ -168,5 +168,5 @@ class Waits(Rows):
 def test_definition_prints_the_beginning_of_its_source():
     """Not all of a list of 100,000 numbers."""
     config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
-    assert "iterable=[0, 1, 2, 3, 4, 5, ...]" in repr(config)
+    assert "source=[0, 1, 2, 3, 4, 5, ...]" in repr(config)
     assert len(repr(config)) < 1_000

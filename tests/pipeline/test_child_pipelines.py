@@ -322,7 +322,7 @@ def test_what_cannot_be_run_there_is_refused_at_once(make, error, match):
 
 def test_executor_of_a_stage_is_named_where_it_cannot_be_sent():
     """With what to do instead."""
-    match = r"stages\[0\]\.executor.*leave executor= out"
+    match = r"pipes\[0\]\.executor.*leave executor= out"
     with ThreadPoolExecutor(1) as executor, pytest.raises(pickle.PicklingError, match=match):
         in_child([1], same, executor=executor)
 
