@@ -229,7 +229,7 @@ def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for literal in list(doctree.findall(nodes.literal)):
         found = re.match(r"([A-Za-z_][\w.]*)(?=\(|$)", literal.astext())
         candidates = targets.get(found[1], []) if found else []
-        if not candidates or _is_in_a_link(literal) or _is_others(literal, docname):
+        if not candidates or is_in_a_link(literal) or _is_others(literal, docname):
             continue
         here = [target for target in candidates if target.page == docname]
         page, anchor, path = [*here, *candidates][0]
@@ -261,7 +261,7 @@ def _targets(app: Sphinx) -> dict[str, list[Target]]:
     return found
 
 
-def _is_in_a_link(literal: nodes.literal) -> bool:
+def is_in_a_link(literal: nodes.literal) -> bool:
     """Whether it has a target already, or is a heading."""
     parent = literal.parent
     while parent is not None and not isinstance(parent, nodes.reference | nodes.title):

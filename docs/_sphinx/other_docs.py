@@ -9,12 +9,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
+from entries import is_in_a_link
 from sphinx.ext.intersphinx import InventoryAdapter
 from sphinx.util import logging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sphinx.application import Sphinx
 
 NO_NAMES = "_sphinx/no_names.inv"
@@ -46,20 +45,13 @@ def say_what_is_missing(app: Sphinx) -> None:
 
 def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Sphinx's event ``doctree-resolved``: a whole name set as code leads to its project's page."""
-    for literal in _literals(doctree):
+    for literal in list(doctree.findall(nodes.literal)):
         found = _WHOLE_NAME.match(literal.astext())
-        item = found and _item(app, found[0])
+        item = found and not is_in_a_link(literal) and _item(app, found[0])
         if item:
             link = nodes.reference("", "", literal.deepcopy(), internal=False, refuri=item.uri)
             link["reftitle"] = f"{item.project_name} {item.project_version}".strip()
             literal.replace_self(link)
-
-
-def _literals(doctree: nodes.document) -> Iterator[nodes.literal]:
-    """Code spans that are no link yet, and no heading."""
-    for literal in list(doctree.findall(nodes.literal)):
-        if not isinstance(literal.parent, nodes.reference | nodes.title):
-            yield literal
 
 
 def _item(app: Sphinx, name: str) -> Any:
