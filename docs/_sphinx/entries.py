@@ -152,9 +152,12 @@ def _foreign_bases(cls: type) -> set[str]:
 
 
 def _unmentioned(cls: type, words: Counter[str]) -> set[str]:
-    """Members of private base classes that the page does not speak of: they are for us alone."""
-    bases = [base for base in cls.__mro__[1:] if _is_ours(base.__module__)]
-    names = {name for base in bases for name in vars(base)} - vars(cls).keys()
+    """Members that the page does not speak of: those of private base classes, which are for us
+    alone, and those that answer another package's call, as a callback's do."""
+    inherited = {True: set[str](), False: set[str]()}
+    for base in cls.__mro__[1:]:
+        inherited[_is_ours(base.__module__)] |= vars(base).keys()
+    names = (inherited[True] - vars(cls).keys()) | (inherited[False] & vars(cls).keys())
     return {"__init__"} | {name for name in names if not name.startswith("_") and not words[name]}
 
 
