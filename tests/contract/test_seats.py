@@ -131,6 +131,33 @@ def test_error_of_a_sample_is_the_users_and_costs_its_batch_alone(seat):
     assert any("sample index 9" in note for note in error.__notes__)
 
 
+@in_every_seat
+@pytest.mark.parametrize("replace", [False, True])
+def test_bad_sample_is_left_out_or_replaced(seat, replace):
+    """With on_error="skip": the same batches, skipped samples, failures and length everywhere."""
+    loader = seat.loader(BadRows(LENGTH), BATCH, on_error="skip", replace=replace)
+    expected = [[*range(n, min(n + 2, LENGTH))] for n in range(0, LENGTH, 2)]
+    expected[4] = [8, 10] if replace else [8]
+    assert indices_of(loader) == expected
+    assert [(sample.key, sample.stage) for sample in loader.skipped] == [(9, "fetch")]
+    assert len(loader) == len(expected)
+
+
+@in_every_seat
+@pytest.mark.parametrize("kind", [Rows, Stream])
+def test_statistics_have_every_sample(seat, kind):
+    """snapshot() has the stages of the epoch, and the samples of all workers; of workers that
+    move, those made since."""
+    loader = seat.loader(kind(LENGTH), BATCH)
+    for _ in range(2):  # workers of a stream move between epochs
+        list(loader)
+    fetch, collate = loader.snapshot().stages
+    assert (fetch.name, collate.name) == ("fetch", "collate")
+    if seat is not MOVING:
+        assert fetch.tasks.num_tasks == LENGTH
+        assert collate.tasks.num_tasks == len(list(loader))
+
+
 @with_workers
 @both_lives
 def test_broken_off_epoch_leaves_nothing_for_the_next(seat, persistent):
