@@ -125,6 +125,15 @@ class Border:
         for slab in self.mappings.freed().slabs:
             self.pool.give_back(slab)
 
+    def too_many_slabs(self, most):
+        """What to say where more of them are in use."""
+        number = len(self.pool._slabs)
+        return [f"{number} slabs are in use"] if number > most else []
+
+    def regions(self):
+        """Those that the trainer has mapped, by address."""
+        return {each._address: each for each in self.mappings._regions.values()}
+
 
 def written_by_a_child(device):
     """Batches lie in slabs that are written again as soon as the trainer lets go of them."""
@@ -141,8 +150,7 @@ def written_by_a_child(device):
         del batch
         device.step()
         border.free()
-    if len(border.pool._slabs) > transfer.MOST_BEHIND + 6:
-        problems.append(f"{len(border.pool._slabs)} slabs are in use")
+    problems += border.too_many_slabs(transfer.MOST_BEHIND + 6)
     border.mappings.close()
     del copies, border
     return judged(device, readings, problems)
@@ -158,7 +166,7 @@ def kept_on_both_sides_of_the_border(device):
         samples += [(made[:9], value)] if value % 4 == 0 else []
         batches = [*batches[-4:], (border.pass_on(made), value)]
         del made
-        shared = {each._address: each for each in border.mappings._regions.values()}
+        shared = border.regions()
         held = [(each.data_ptr(), n) for each, n in batches if each.data_ptr() in shared]
         if len(held) > 3:
             problems.append("the loop keeps more slabs than it may")
@@ -171,8 +179,7 @@ def kept_on_both_sides_of_the_border(device):
     for tensor, value in [*batches, *samples, *([forked] if forked else [])]:
         if not (tensor == value).all():
             problems.append(f"batch {value} was written again")
-    if len(border.pool._slabs) > len(samples) + 8:
-        problems.append(f"{len(border.pool._slabs)} slabs are in use")
+    problems += border.too_many_slabs(len(samples) + 8)
     del batches, held, tensor
     if border.mappings.num_held:
         problems.append("the trainer holds slabs that nothing views")

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS
-from _inside import pool_of
+from _inside import pool_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -406,7 +406,7 @@ def test_children_that_cannot_be_started_leave_the_work_to_the_threads(monkeypat
     monkeypatch.setattr(child_process, "_start", refuse)
     loader = loader_of()
     assert rows_of(loop(iter(loader), 3)) == expected()
-    assert "no more processes" in loader._state.moving.reason
+    assert "no more processes" in state_of(loader).moving.reason
 
 
 def test_moves_of_the_states_lead_from_the_first_to_an_end():
@@ -449,7 +449,7 @@ def moves(monkeypatch):
 def settle(loader):
     """Loop until the trial of processes is over, and a little more; return the iterator."""
     iterator = iter(loader)
-    while not loader._state.moving.is_settled:
+    while not state_of(loader).moving.is_settled:
         next(iterator)
     for _ in range(20):
         next(iterator)
@@ -636,9 +636,9 @@ def test_stays_on_threads_where_there_are_no_cores(monkeypatch, num_ranks):
     monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
     loader = loader_of(Draws(400))
     iterator = iter(loader)
-    while not loader._state.moving.is_on_trial and not loader._state.moving.is_settled:
+    while not state_of(loader).moving.is_on_trial and not state_of(loader).moving.is_settled:
         next(iterator)
-    assert ("only one core" in loader._state.moving.reason) == (num_ranks == "1000")
+    assert ("only one core" in state_of(loader).moving.reason) == (num_ranks == "1000")
 
 
 # -- over epochs -------------------------------------------------------------------------------
@@ -670,7 +670,7 @@ def test_bits_stay_when_epochs_begin_elsewhere(
     options = {"num_workers": num_workers, "persistent_workers": persistent}
     data = Stream() if is_iterable else Draws()
     moving, threads = loader_of(data, **options), loader_of(data, **options, isolation="thread")
-    memory = moving._state.moving
+    memory = state_of(moving).moving
     for decision, length in zip([None, *decisions], lengths, strict=False):
         if decision == "trial" and not memory.is_settled:
             memory.is_on_trial = True
@@ -693,7 +693,7 @@ def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
     loader = DataLoader(
         Python(40), batch_size=4, num_workers=2, persistent_workers=persistent, seed=1
     )
-    memory, placements = loader._state.moving, set()
+    memory, placements = state_of(loader).moving, set()
     while not memory.is_settled:
         assert len(list(loader)) == 10
         placements.add(loader.report().placement.num_processes)
@@ -709,7 +709,7 @@ def test_iterable_dataset_moves_between_epochs(monkeypatch):
     for name in ("LOOK_SECONDS", "TRIAL_SECONDS", "LONG_TRIAL_SECONDS"):
         monkeypatch.setattr(move_limits, name, 0.0)
     loader, seen = loader_of(Stream()), []
-    while not loader._state.moving.is_settled:
+    while not state_of(loader).moving.is_settled:
         list(loader)
         assert len(loader.report().placements) == 1
         seen.append(loader.report().placement.num_processes)
@@ -940,13 +940,13 @@ def test_stream_begins_again_on_threads_if_it_fails_in_children_at_once(fails_at
     loader = loader_of(FailsInChildren(fails_at))
     for epoch in range(3):
         expected = rows_of(whole)
-        loader._state.moving.is_on_trial = epoch == 1
+        state_of(loader).moving.is_on_trial = epoch == 1
         if epoch == 1 and fails_at:
             with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
                 list(loader)
         else:
             assert rows_of(loader) == expected
-    assert "in a worker process alone" in loader._state.moving.reason
+    assert "in a worker process alone" in state_of(loader).moving.reason
 
 
 class OnDevice(Draws):
@@ -971,7 +971,7 @@ def test_dataset_whose_batches_are_on_a_device_is_not_tried(monkeypatch, is_on_d
     monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
     loader = loader_of(OnDevice(400) if is_on_device else Draws(400), collate_fn=list)
     iterator = iter(loader)
-    while not loader._state.moving.is_on_trial and not loader._state.moving.is_settled:
+    while not state_of(loader).moving.is_on_trial and not state_of(loader).moving.is_settled:
         next(iterator)
-    assert loader._state.moving.is_settled is is_on_device
-    assert ("batches are on a device" in loader._state.moving.reason) is is_on_device
+    assert state_of(loader).moving.is_settled is is_on_device
+    assert ("batches are on a device" in state_of(loader).moving.reason) is is_on_device
