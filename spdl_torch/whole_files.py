@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+
+from .scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@contextmanager
+@scope
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file to write in the block; it takes its name when the block ends, and is not there if
     that fails.

@@ -8,11 +8,11 @@ import random
 import statistics
 import sys
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..pipeline.definition.ops import OpKind
+from ..scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
     return ElementSize(max(sizes), f"the largest of {len(sizes)} samples, their median {median:,}")
 
 
-@contextmanager
+@scope
 def _random_state_kept() -> Iterator[None]:
     """Restore the generators afterwards: measuring must not change what training draws."""
     own = random.getstate()

@@ -9,13 +9,13 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from .. import __version__
 from ..machine.limits import usable_cores
+from ..scopes import scope
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run_checks(
     sheet.at_most("seconds", time.monotonic() - started, most_seconds)
 
 
-@contextmanager
+@scope
 def ended_by_force(seconds: float) -> Iterator[None]:
     """End the process with status 1 if the block takes this long, by a thread that needs no GIL: a
     thread in CUDA may wait forever while it holds the GIL, and then no Python runs. The stack of

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 
 from ..io._transfer import runtime
+from ..scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,7 @@ class CudaGpu:
     def index_of(self, tensor: Tensor) -> int | None:
         return tensor.device.index
 
-    @contextmanager
+    @scope
     def on_stream(self, kind: StreamKind) -> Iterator[None]:
         streams: dict[StreamKind, Callable[[], AbstractContextManager[Any]]] = {
             "default": nullcontext,
@@ -91,7 +92,7 @@ class CudaGpu:
         return self._foreign
 
 
-@contextmanager
+@scope
 def unguarded() -> Iterator[None]:
     """Disable the call that shows the allocator who uses a batch's memory: for the self-test of a
     race check, which then has to find wrong batches.

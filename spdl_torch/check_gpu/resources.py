@@ -8,6 +8,7 @@ import torch
 
 from ..data.loader.dataloader import DataLoader
 from ..io._transfer.region import locked_bytes
+from ..pipeline.failures import notes_of
 from .races import KIBI, MEBI, Filled, num_wrong, sizes_between
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check_full_device(sheet: Sheet) -> None:
         next(batches)
         missed += 1
     except torch.OutOfMemoryError as error:
-        notes = getattr(error, "__notes__", ())
+        notes = notes_of(error)
         missed += not any("in the transfer to cuda" in note for note in notes)
     missed += int(next(batches).tolist() != [2])
     sheet.at_most("full_device_faults", missed, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..pipeline.failures import text_of
+from ..pipeline.failures import notes_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +31,9 @@ def copy_of(error: BaseException) -> BaseException:
         is_equal = False
     if not is_equal:
         copy = RuntimeError(text_of(error))
-    if notes := getattr(error, "__notes__", ()):
-        set_attribute(copy, "__notes__", list(notes))
-    copy.__cause__ = error.__cause__
+    if notes := notes_of(error):
+        set_attribute(copy, "__notes__", notes)
+    set_attribute(copy, "__cause__", error.__cause__)
     return copy
 
 
@@ -56,7 +56,7 @@ def of_parts(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Make an exception without its constructor."""
     built_in = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
     error: BaseException = built_in.__new__(kind, *args)
-    error.args = args
+    set_attribute(error, "args", args)
     return error
 
 
@@ -65,4 +65,4 @@ def set_attribute(error: BaseException, name: str, value: Any) -> None:
     try:
         setattr(error, name, value)
     except Exception:  # its class refuses it, as a frozen dataclass does
-        vars(error)[name] = value
+        BaseException.__setattr__(error, name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.failures import attach_note, describe, renew_note, text_of
+from ..pipeline.failures import attach_note, describe, notes_of, renew_note, text_of
 from .error_copies import copy_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def as_raised_in_loop(error: BaseException) -> BaseException:
 def _instead_of(error: BaseException, text: str) -> RuntimeError:
     """Return a RuntimeError with the notes of the error, which is its cause."""
     raised = RuntimeError(text)
-    for note in getattr(error, "__notes__", ()):
+    for note in notes_of(error):
         attach_note(raised, note)
     raised.__cause__ = error
     return raised

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..machine.limits import whole_cores
 from ..measuring.child_process import ChildFailure
 from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
+from ..scopes import scope
 from ..whole_files import write_text
 from .children import run_job
 from .jobs import (
@@ -152,7 +153,7 @@ def _holds_image(folder: Path) -> bool:
     )
 
 
-@contextmanager
+@scope
 def _image_folder(given: Path | None) -> Iterator[Path]:
     if given is not None:
         yield given

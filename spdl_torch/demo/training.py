@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import pkgutil
 import random
@@ -25,6 +24,7 @@ from torchvision.transforms import (
 )
 
 from ..machine.cpu_time import OtherPrograms, cpu_seconds
+from ..scopes import scope
 from .jobs import PICTURES, POOL, VARIANTS, Measure, Measurement, StageRow, Training, spread
 from .pictures import Pictures
 from .verdict import Verdict, bottleneck
@@ -112,7 +112,7 @@ def _make_resnet(num_classes: int) -> nn.Module:
     return network
 
 
-@contextlib.contextmanager
+@scope
 def intra_op_threads(number: int) -> Iterator[None]:
     """Compute with this many threads in the block."""
     before = torch.get_num_threads()

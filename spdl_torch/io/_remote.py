@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import re
 from typing import TYPE_CHECKING, Any, cast
 
+from ..scopes import scope
 from ._retry import note_failure
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def url_stamp(url: str, storage_options: Mapping[str, Any] | None = None) -> str
     return repr(sorted((name, known[name]) for name in known if name in _CHANGING))
 
 
-@contextlib.contextmanager
+@scope
 def _noted(url: str) -> Iterator[None]:
     """Name the URL in errors that do not, which is most of those that file systems raise."""
     try:

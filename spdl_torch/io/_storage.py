@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from ..scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,7 +109,7 @@ def room_in_batch(num_bytes: int) -> Tensor | None:
     return None if _of_thread.room is None else _of_thread.room(num_bytes)
 
 
-@contextmanager
+@scope
 def batch_room(room: Room) -> Iterator[None]:
     """Offer ``room(num_bytes)``, bytes or None, for batches that this thread makes."""
     before, _of_thread.room = _of_thread.room, room

@@ -14,6 +14,7 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any
 
+from ..scopes import scope
 from .memory import tree_bytes
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def answers_of(
                 next_sample = time.monotonic() + _SECONDS_BETWEEN_SAMPLES
 
 
-@contextlib.contextmanager
+@scope
 def _started(
     program: str | Path, argument: str, printed: IO[str]
 ) -> Iterator[subprocess.Popen[str]]:

@@ -90,22 +90,36 @@ def add_note(error: BaseException, stage: str, thread: str, number: int, item: A
 
 
 def attach_note(error: BaseException, note: str) -> None:
-    """Call ``error.add_note``, unless the exception's class refuses new attributes, as a frozen
-    dataclass does: the error matters more than its note."""
+    """Call ``error.add_note``, past a class that refuses new attributes, as a frozen dataclass
+    does, or answers every one. Never raises: the error matters more than its note.
+    """
     try:
         error.add_note(note)
     except Exception:
-        _logger.warning("%s refuses a note: %s", type(error).__name__, note)
+        try:
+            vars(error).setdefault("__notes__", []).append(note)
+        except Exception:  # the user's own __notes__ are no list
+            _logger.warning("%s refuses a note: %s", type(error).__name__, note)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an exception, [] where its class answers something else in their place,
+    as proxies that answer every attribute do. Never raises.
+    """
+    try:
+        notes: Any = error.__notes__
+    except Exception:  # there are none, or the class's own method fails
+        return []
+    return [str(each) for each in notes] if isinstance(notes, list | tuple) else []
 
 
 def renew_note(error: BaseException, where: str, note: str) -> None:
     """Attach a note that begins with ``where``, in place of one that is there: user code may raise
     one exception object again and again, and where it was raised before is of no use.
     """
-    notes: Any = getattr(error, "__notes__", None)
-    for number, each in enumerate(notes) if isinstance(notes, list) else ():
-        if each == where or str(each).startswith((f"{where} ", f"{where},", f"{where}\n")):
-            notes[number] = note
+    for number, each in enumerate(notes_of(error)):
+        if each == where or each.startswith((f"{where} ", f"{where},", f"{where}\n")):
+            vars(error)["__notes__"][number] = note
             return
     attach_note(error, note)
 
@@ -144,7 +158,7 @@ def _described(item: Any) -> str:
 
 
 def _last_note(error: BaseException) -> str:
-    return str(getattr(error, "__notes__", ["in a stage"])[-1])
+    return (notes_of(error) or ["in a stage"])[-1]
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from ..errors import PipelineStopped
+from ..scopes import scope
 from .recorder.flight_recorder import FlightRecorder
 from .report import profile_of, report_of
 from .run.build_options import BuildOptions
@@ -74,7 +74,7 @@ class Pipeline(Generic[T]):
         """
         self._run.stop(timeout)
 
-    @contextmanager
+    @scope
     def auto_stop(self, timeout: float | None = None) -> Iterator[Self]:
         """Start on entry, ``stop(timeout)`` on exit, however the block ends."""
         try:

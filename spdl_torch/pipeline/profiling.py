@@ -11,11 +11,11 @@ import random
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ..scopes import scope
 from .builder import build_pipeline
 from .definition.ops import OpKind
 from .definition.specs import MergeSpec, PipelineSpec, SinkSpec, SourceSpec
@@ -69,11 +69,11 @@ class ProfileHook(ABC):
 
 
 class _NoHook(ProfileHook):
-    @contextmanager
+    @scope
     def stage_profile_hook(self, stage: str, concurrency: int) -> Iterator[None]:
         yield
 
-    @contextmanager
+    @scope
     def pipeline_profile_hook(self) -> Iterator[None]:
         yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, TextIO
@@ -16,6 +15,7 @@ from spdl_torch.machine.limits import whole_cores
 from spdl_torch.measuring.progress_bar import ProgressBar, counted, time_left
 from spdl_torch.pipeline import PipelineBuilder
 
+from ..scopes import scope
 from .encode import Encoder, encoder_versions
 from .plan import PLAN_FILE, make_plan, shard_name
 from .verify import check_tars, index_tars, tars_in
@@ -133,7 +133,7 @@ def _plan(options: PrepareOptions, progress: TextIO) -> ShardPlan:
         bar.end()
 
 
-@contextmanager
+@scope
 def _locked(folder: str) -> Iterator[None]:
     """Keep other programs from writing there, until the block or this process ends."""
     if fcntl is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +19,7 @@ from ..data.rng.keys import StreamKey, epoch_seed
 from ..data.rng.owned import OwnedGenerators
 from ..data.rng.streams import SampleStreams
 from ..data.workers.worker_info import acting_as_worker
+from ..scopes import scope
 from ._interleaving import threads_interleaved
 from ._private_copies import private_copy
 
@@ -152,7 +152,7 @@ class BothWays:
         return batches
 
 
-@contextmanager
+@scope
 def _in_process_of(number: int) -> Iterator[None]:
     """Let ``multiprocessing.current_process()`` be that of worker ``number``: a dataset may divide
     itself by its name or number.

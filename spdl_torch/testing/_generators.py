@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from ..scopes import scope
 from ._differences import path_of_difference
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def set_generator_states(states: tuple[Any, ...]) -> None:
     np.random.set_state(states[2])
 
 
-@contextmanager
+@scope
 def generators_kept() -> Iterator[None]:
     """Restore the generators after the block."""
     states = generator_states()

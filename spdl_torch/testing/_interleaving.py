@@ -6,10 +6,10 @@ import inspect
 import itertools
 import sys
 import threading
-from contextlib import contextmanager
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from ..scopes import scope
 from ._members import is_library, is_ours
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MOST_PAUSES = 2_000
 Python."""
 
 
-@contextmanager
+@scope
 def threads_interleaved() -> Iterator[None]:
     """Make threads that start in the block switch often; afterwards restore how it was.
 

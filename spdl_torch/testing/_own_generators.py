@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ..data.workers.worker_info import acting_as_worker
 from ..objects.copies import deep_copy
 from ..objects.kinds import GENERATORS
 from ..objects.members import Unfinished, text_of, walk
+from ..scopes import scope
 from ._members import members_and_code
 from ._user_code import UserCode
 
@@ -62,7 +63,7 @@ class OwnGenerators:
             if digest != before[path]
         ]
 
-    @contextmanager
+    @scope
     def kept(self) -> Iterator[None]:
         """Restore all of them after the block."""
         states = {path: state_of(generator) for path, generator in self._found.items()}

@@ -11,11 +11,12 @@ import socket
 import sys
 import tempfile
 import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ..scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ class ProcessState:
                 _SETTINGS[name][1](was)
 
     @staticmethod
-    @contextmanager
+    @scope
     def kept() -> Iterator[ProcessState]:
         """Restore everything after the block, whatever happens in it."""
         state = ProcessState.now()

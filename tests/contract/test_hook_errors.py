@@ -54,7 +54,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
 ]
 ALL = tuple(KINDS)
-FEW = ("ordinary", "stop", "exit", "locked")
+FEW = ("ordinary", "stop", "exit", "locked", "frozen")
 EXCEPTIONS = tuple(each for each in ALL if isinstance(error_of(each, ""), Exception))
 
 some_kinds = pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_error_of_the_sampler_loses_no_batch(seat):
     With workers, torch loses the batch that it has in hand.
     """
     kinds = [each for each in EXCEPTIONS if each != "stop"]
-    loader = seat.loader(range(8), batch_sampler=Draws(kinds, 8), prefetch_factor=1)
+    loader = seat.loader(range(12), batch_sampler=Draws(kinds, 12), prefetch_factor=1)
     found = outcomes_of(iter(loader), 40)
     assert [plain(each) for each in found if not isinstance(each, Exception)] == [
-        [number] for number in range(8)
+        [number] for number in range(12)
     ]
     errors = [each for each in found if isinstance(each, Exception)]
     assert all(is_kind(e, k, on_worker=False) for e, k in zip(errors, kinds, strict=True))

@@ -239,6 +239,13 @@ class Frozen(Exception):
     code: int
 
 
+class Noted(Exception):
+    """Has notes of its own, which are none."""
+
+    def __init__(self):
+        self.__notes__ = 5
+
+
 class Key:
     """An index that does not like to be looked at."""
 
@@ -271,6 +278,7 @@ class RaisesBatches(Raises):
 ERRORS = {
     "whose text raises": lambda: (Raises(Mute()), {"batch_size": 3}),
     "that takes no note": lambda: (Raises(Frozen(3)), {"batch_size": 3}),
+    "with notes that are none": lambda: (Raises(Noted()), {"batch_size": 3}),
     "of an index that cannot be shown": lambda: (
         Raises(KeyError("a")),
         {"batch_size": None, "sampler": [Key()]},

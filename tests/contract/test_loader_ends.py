@@ -165,6 +165,73 @@ class Waits(Rows):
         return super().__getitem__(index)
 
 
+class WaitsAtItsBeginning(IterableDataset):
+    """Its iter() waits for somebody to write."""
+
+    thread_safe = True
+
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        self.path.read_text(encoding="utf-8")
+        return iter(range(4))
+
+
+@in_seats(THREADS, FORKED)
+def test_timeout_names_a_step_of_the_beginning(seat, tmp_path):
+    """A worker that has no batch yet may be at work on iter(dataset)."""
+    os.mkfifo(tmp_path / "held")
+    loader = seat.loader(WaitsAtItsBeginning(tmp_path / "held"), 1, timeout=1)
+    batches = iter(loader)
+    with pytest.raises(RuntimeError, match=r"iter\(WaitsAtItsBeginning\)(.|\n)*in __iter__"):
+        next(batches)
+    for _ in range(loader.num_workers):
+        (tmp_path / "held").write_text("on", encoding="utf-8")
+    loader.close()
+
+
+class BadAtFive(Rows):
+    """Sample 5 fails."""
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise ValueError("sample 5")
+        return index
+
+
+def refuses_four(samples):
+    """A collate function that fails for the second batch of four."""
+    if 4 in samples:
+        raise KeyError("batch 1")
+    return samples
+
+
+@in_every_seat
+def test_bad_samples_of_a_batch_that_cannot_be_collated_are_reported(seat, caplog):
+    """It costs the batch, and its samples count, as in every other batch."""
+    loader = seat.loader(BadAtFive(8), 4, collate_fn=refuses_four, on_error="skip")
+    batches = iter(loader)
+    assert next(batches) == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="batch 1"):
+        next(batches)
+    assert list(batches) == []
+    assert [each.key for each in loader.skipped] == [5]
+    assert "1 of 8 samples of the epoch failed" in caplog.text
+
+
+def test_dataset_that_is_nested_deeply_is_named():
+    """Its repr fails as its pickle does."""
+    data: list = []
+    for _ in range(100_000):
+        data = [data]
+    with pytest.raises((PicklingError, RecursionError), match="cannot be pickled") as caught:
+        iter(DataLoader([data], num_workers=1, multiprocessing_context="spawn"))
+    assert "dataset" in str(caught.value)
+    while data:  # level by level: freeing it at once needs a deep stack
+        data = data[0]
+
+
 def test_definition_prints_the_beginning_of_its_source():
     """Not all of a list of 100,000 numbers."""
     config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
@@ -41,6 +42,23 @@ def _refuse():
     raise KeyError("not here")
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Its class refuses every assignment, that of a traceback among them."""
+
+    text: str
+
+    def __str__(self):
+        return self.text
+
+
+class Proxy(Exception):
+    """It answers every attribute, as the errors of remote calls do."""
+
+    def __getattr__(self, name):
+        return None
+
+
 class Unloadable(Exception):
     """It can be pickled, and not loaded."""
 
@@ -65,6 +83,8 @@ KINDS = {
     "stop": StopIteration,
     "locked": Locked,
     "exit": SystemExit,
+    "frozen": Frozen,
+    "proxy": Proxy,
     "unloadable": Unloadable,
     "interrupt": KeyboardInterrupt,
     "twice": Twice,

@@ -14,13 +14,13 @@ from __future__ import annotations
 import base64
 import copy
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...scopes import scope
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
@@ -219,7 +219,7 @@ class Redrawn:
         return not resume.num_samples and torch.equal(self.trainers, torch.get_rng_state())
 
 
-@contextmanager
+@scope
 def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redrawn]:
     """Let an epoch that begins draw the order of ``resume``, if given.
 

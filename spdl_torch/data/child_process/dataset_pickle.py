@@ -278,6 +278,11 @@ def _state_of(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return the value's ``repr``, shortened to 120 characters."""
-    text = repr(value)
+    """Return the value's ``repr``, shortened to 120 characters; its type if that fails, as it does
+    for what is nested deeply.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"{type(value).__name__} object"
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from ...pipeline.failures import text_of
+from ...pipeline.failures import notes_of, text_of
 from .error_pickle import unpack_error
 from .signals import TRAINERS
 
@@ -88,7 +88,7 @@ def _raised_by(fatal: Fatal) -> RuntimeError:
     cause = unpack_error(fatal.error)
     raised = RuntimeError(f"DataLoader: {fatal.what}: {text_of(cause)}")
     raised.__cause__ = cause
-    for note in getattr(cause, "__notes__", ()):
+    for note in notes_of(cause):
         raised.add_note(note)
     return raised
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...pipeline.failures import text_of
+from ...pipeline.failures import notes_of, text_of
 from ..error_copies import attributes_of, of_parts, set_attribute
 from ..workers.jobs import Failed
 
@@ -70,7 +70,7 @@ class PackedError(NamedTuple):
 
 def pack_error(error: BaseException, depth: int = 0) -> PackedError:
     """Pack an exception in the process that raised it. Its traceback becomes a note."""
-    notes = (*getattr(error, "__notes__", ()), *_trace_of(error))
+    notes = (*notes_of(error), *_trace_of(error))
     cause = error.__cause__
     packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
     text, content, parts = text_of(error), None, None
@@ -94,9 +94,9 @@ def unpack_error(packed: PackedError) -> BaseException:
     if (text := text_of(error)) != packed.text and packed.text not in text:
         notes.insert(0, f"in the worker process it was {packed.text}")
     if notes:
-        error.__notes__ = notes
+        set_attribute(error, "__notes__", notes)
     if packed.cause is not None:
-        error.__cause__ = unpack_error(packed.cause)
+        set_attribute(error, "__cause__", unpack_error(packed.cause))
     return error
 
 

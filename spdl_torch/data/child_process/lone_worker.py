@@ -104,7 +104,8 @@ class LoneWorker:
 
     def _reply(self, question: str, argument: Any) -> Any:
         try:
-            if question == "at_work" and self._activity.job is None:
+            is_idle = self._activity.job is None and not self._activity.beginning
+            if question == "at_work" and is_idle:
                 return "None of its threads is at work."  # it waits for a job, in our own code
             if question == "at_work":
                 thread = threading.main_thread()

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing import process as processes
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ...machine.starting import num_other_threads
+from ...scopes import scope
 from ..workers.fork_rest import workers_at_rest
 from .signals import trainers_signals_held
 
@@ -174,7 +175,7 @@ def _start(process: BaseProcess, context: BaseContext) -> None:
         process.start()
 
 
-@contextmanager
+@scope
 def _warning_of_others_alone() -> Iterator[None]:
     """Let Python (3.12 and later) warn of forking a multi-threaded process only if some threads are
     not ours. Ours rest, or wait for what the child never asks for; and with torch's loader, which

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def leave_to_the_trainer() -> None:
         os.register_at_fork(after_in_child=lambda: _back_to_default(taken))
 
 
-@contextmanager
+@scope
 def trainers_signals_held() -> Iterator[None]:
     """Block the trainer's signals, so that a process started meanwhile gets none before it has
     called ``leave_to_the_trainer``."""
@@ -53,7 +54,7 @@ def trainers_signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
+@scope
 def handlers_deferred() -> Iterator[None]:
     """Let the program's signal handlers run after the block, so that none raises in its middle.
 

@@ -58,6 +58,7 @@ class BatchMaker:
         self.items: Items | None = None
         """The items of an iterable dataset; None = map-style."""
         self._samples: Samples | None = None
+        self._num_good = 0  # of the batch's samples, once that is known
         if iterable:
             kind = Items if auto_collation else SingleItems
             options: dict[str, Any] = {"resume": resume, "worker": worker, "drop_last": drop_last}
@@ -107,6 +108,7 @@ class BatchMaker:
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
         """Begin a batch on this thread, as ``Batch.begin``."""
         self._collating.has_begun = False
+        self._num_good = 0
         self._batch.begin(first, bad)
         if self._memory is not None:
             self._memory.begin()
@@ -129,6 +131,7 @@ class BatchMaker:
             num_good = len(samples) if hasattr(samples, "__len__") else 1
         elif samples is MISSING:
             num_good = 0
+        self._num_good = num_good
         tries = Tries.of(num_good, bad)
         if bad and not num_good:
             raise NoGoodSample(tries)
@@ -147,9 +150,10 @@ class BatchMaker:
 
     def tries(self) -> Tries | None:
         """Return the tries of a batch that failed, once; None = no sample may fail."""
-        bad = self._batch.bad
+        bad, num_good = self._batch.bad, self._num_good
+        self._num_good = 0
         self._batch.forget_bad()
-        return None if self._batch.tolerance is None else Tries.of(0, bad)
+        return None if self._batch.tolerance is None else Tries.of(num_good, bad)
 
     def progress(self, *, wanted: bool) -> WorkerState | None:
         """Return an iterable's progress, as ``Items.progress``; None for a map-style dataset."""

@@ -20,7 +20,6 @@ import logging
 import pickle
 import random
 import types
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from torch.utils.data import IterableDataset
 
 from ...objects.kinds import GENERATORS
 from ...objects.members import Unfinished, is_leaf, members, reachable, text_of, walk
+from ...scopes import scope
 from .keys import mix
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class OwnedGenerators:
         for seed, reseed in zip(self._seeds, self._reseed, strict=True):
             reseed(seed ^ bits)
 
-    @contextmanager
+    @scope
     def kept(self) -> Iterator[None]:
         """Restore the generators afterwards: without workers they are the trainer's own."""
         states = [state_of(generator) for generator in self._generators]

@@ -18,13 +18,13 @@ import random
 import sys
 import threading
 import types
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from ...scopes import scope
 from . import dispatch
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def install() -> bool:
     return _is_led_by_key
 
 
-@contextmanager
+@scope
 def process_generators_kept() -> Iterator[None]:
     """Restore torch's, Python's and numpy's global generators afterwards.
 

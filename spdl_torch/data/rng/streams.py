@@ -18,7 +18,7 @@ import _random
 import os
 import random
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ...objects.datasets import nested_datasets
+from ...scopes import scope
 from . import dispatch
 from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
@@ -188,7 +189,7 @@ class SampleStreams:
         if self._owned is not None:
             self._seed_owned(self._owned)
 
-    @contextmanager
+    @scope
     def sample_context(self, place: int) -> Iterator[torch.Generator]:
         """Draw from the stream of one sample of the batch, and yield its torch generator.
 
@@ -345,7 +346,7 @@ def borrowers_in(dataset: Any) -> list[Any]:
     return [each for each in nested_datasets(dataset) if hasattr(type(each), "sample_context")]
 
 
-@contextmanager
+@scope
 def lent(
     streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
 ) -> Iterator[None]:

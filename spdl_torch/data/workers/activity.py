@@ -35,9 +35,21 @@ class Activity:
     ``turns``: those of its pool; None = a worker by itself.
     """
 
-    __slots__ = ("__weakref__", "has_turn", "job", "lock", "maker", "since_ns", "thread", "turns")
+    __slots__ = (
+        "__weakref__",
+        "beginning",
+        "has_turn",
+        "job",
+        "lock",
+        "maker",
+        "since_ns",
+        "thread",
+        "turns",
+    )
 
     def __init__(self, turns: Turns | None = None) -> None:
+        self.beginning = ""
+        """The step of the worker's or its epoch's beginning that user code takes now."""
         self.maker: BatchMaker | None = None
         # Looked at without a lock before the process is forked, too: see begin_job().
         self.job: Job | None = None
@@ -52,7 +64,7 @@ class Activity:
         """Return the number of the worker's batch, -1 between batches, and a description."""
         job, maker = self.job, self.maker  # read once: the worker may clear them meanwhile
         if job is None or maker is None:
-            return -1, "between batches"
+            return -1, self.beginning or "between batches"
         seconds = (perf_counter_ns() - self.since_ns) / 1e9
         return job.number, f"batch {job.number} for {seconds:.1f} s: {maker.at_work(job.index)}"
 

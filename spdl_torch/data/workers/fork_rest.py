@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from ...pipeline.threads.shared_state import LiveObjects
+from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def begin_job(activity: Activity, job: Job) -> None:
             activity.job = job
 
 
-@contextmanager
+@scope
 def workers_at_rest() -> Iterator[None]:
     """Wait up to a second for all workers to finish their jobs, and keep them from beginning others
     until this block ends, and those of other threads that fork at the same time."""

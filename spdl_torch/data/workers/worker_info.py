@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import types
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from ...scopes import scope
 from ..rng.patches import install, of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@contextmanager
+@scope
 def acting_as_worker(
     number: int, num_workers: int, base_seed: int, dataset: Any, *, is_process: bool = False
 ) -> Iterator[None]:

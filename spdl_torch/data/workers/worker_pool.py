@@ -30,6 +30,7 @@ from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
+from ...pipeline.threads import stall
 from ...pipeline.threads.thread_group import ThreadGroup
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import process_generators_kept
@@ -415,9 +416,16 @@ class WorkerPool:
                     else:
                         num_started += 1
                 for _ in range(num_started):
-                    ready.get()
+                    stall.warn_when_stalled(ready.get, self._log_slow_start)
         finally:
             torch.set_num_threads(intra_op)
+
+    def _log_slow_start(self, seconds: float) -> None:
+        _logger.warning(
+            "DataLoader: iter() has waited %g s for the workers to start. %s",
+            seconds,
+            self.at_work(None),
+        )
 
     def _start_thread(self, number: int, ready: Channel[None]) -> None:
         if number == _TRANSFER:

@@ -18,7 +18,7 @@ from ...pipeline.channel.waits import ChannelClosed, Dismissed
 from ...pipeline.failures import renew_note
 from ...pipeline.recorder.timeline import Outcome
 from ..error_notes import add_thread_note, describe_batch
-from ..fetching.bad_samples import NoGoodSample
+from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
 from ..fetching.broken import Broken
 from ..fetching.items import EndOfIterable
@@ -90,10 +90,10 @@ class Worker:
         """
         spec, number = self._spec, self._number
         is_new = self._made is None
+        self._activity.thread = threading.current_thread()
         if self._made is None:
             self._made = self._make_parts()
         dataset, broken, make_batches = self._made
-        self._activity.thread = threading.current_thread()
         take_part(self._activity)
         budget.belongs_to(self._activity)
         info = acting_as_worker(
@@ -169,6 +169,7 @@ class Worker:
         """Return the worker's own dataset, and why it could not be copied, if so."""
         try:
             dataset = self._spec.dataset
+            self._activity.beginning = f"copying {type(dataset).__name__}"
             if self._private is not None:
                 # One at a time: Python 3.11 crashes where two threads make an object's __dict__.
                 with self._copying:
@@ -179,6 +180,8 @@ class Worker:
                 each.sample_context = self._streams.sample_context
         except BaseException as error:
             return self._spec.dataset, self._failed_to_start(error, "in copying the dataset")
+        finally:
+            self._activity.beginning = ""
         return dataset, None
 
     def _own_functions(self, dataset: Any) -> tuple[Callable[[Any], Any], Any]:
@@ -207,9 +210,12 @@ class Worker:
             if spec.device_index is not None:
                 torch.accelerator.set_device_index(spec.device_index)
             if spec.worker_init_fn is not None:
+                self._activity.beginning = f"worker_init_fn({number})"
                 rebound(spec.worker_init_fn, spec.dataset, dataset)(number)
         except BaseException as error:
             return self._failed_to_start(error, f"in worker_init_fn({number})")
+        finally:
+            self._activity.beginning = ""
         return None
 
     def _failed_to_start(self, error: BaseException, where: str) -> Broken:
@@ -246,11 +252,15 @@ class Worker:
 
     def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
         """Return the maker of the epoch's batches, or what stands in for it."""
+        step = f"iter({type(self._spec.dataset).__name__})"
+        self._activity.beginning = step
         try:
             return make_batches()
         except BaseException as error:
-            add_thread_note(error, f"in iter({type(self._spec.dataset).__name__})")
+            add_thread_note(error, f"in {step}")
             return Broken(error, ends=self._spec.iterable)
+        finally:
+            self._activity.beginning = ""
 
     def _do(
         self, job: Job, maker: BatchMaker | Broken, epoch: Epoch, ring: Ring, since_ns: int
@@ -343,12 +353,13 @@ class Worker:
 
     def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
         """Build the result of a shared job whose samples are all finished."""
+        tries = None if self._spec.tolerance is None else Tries.of(0, job.bad)
         if job.errors:
             error = job.errors[min(job.errors)]
             job.errors.clear()  # their frames refer to the job: break the cycle
             again = isinstance(maker, Broken) and maker.is_again
-            return Failed(job.number, error, again=again)
-        samples, tries = job.samples, None
+            return Failed(job.number, error, tries=tries, again=again)
+        samples = job.samples
         try:
             if self._spec.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
@@ -358,7 +369,7 @@ class Worker:
             return NoBatch(job.number, nothing.args[0])
         except BaseException as error:
             self._explain(error)
-            return Failed(job.number, error)
+            return Failed(job.number, error, tries=tries)
 
     def _look_at_arrays(self, job: Job) -> None:
         """Raise an error if this worker has written into a tensor that all share."""

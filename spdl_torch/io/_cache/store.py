@@ -26,12 +26,12 @@ import struct
 import threading
 import weakref
 import zlib
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...pipeline.threads.shared_state import LiveObjects
+from ...scopes import scope
 from .own_files import open_own_file, open_own_folder
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Store:
             self._turn_off(_reason(error))
             return None
 
-    @contextmanager
+    @scope
     def making(self, number: int) -> Iterator[None]:
         """Wait while another thread or process makes the content of this number, then exclude
         others from making it. Whoever enters checks again whether it is there by now.
@@ -435,7 +435,7 @@ class _Files:
             return False
         return os.path.samestat(there, os.fstat(self.index))
 
-    @contextmanager
+    @scope
     def locked(self) -> Iterator[None]:
         """Exclude other threads by a lock, and other processes by one on the file, which a forked
         child does not inherit.
@@ -448,7 +448,7 @@ class _Files:
             finally:
                 fcntl.lockf(self.index, fcntl.LOCK_UN)
 
-    @contextmanager
+    @scope
     def making(self, number: int) -> Iterator[None]:
         """Exclude other processes from making the content of a number, by a lock on one byte of
         ``data``, whether or not it is written.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 
 from ...pipeline.threads.thread_group import takes_over
+from ...scopes import scope
 from . import runtime
 from .readers import Readers
 from .region import PageLocker, Region, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from torch import Tensor
@@ -136,7 +137,7 @@ class CudaBackend:
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.is_pinned()
 
-    @contextmanager
+    @scope
     def on_copy_stream(self) -> Iterator[None]:
         # The device first, here and elsewhere: whatever is asked of CUDA may create a context (500
         # MB) on the one that is current on this thread.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 
 
-@contextmanager
+@scope
 def captures_unharmed() -> Iterator[None]:
     """Keep what this thread asks of CUDA from spoiling a graph that another thread captures.
 

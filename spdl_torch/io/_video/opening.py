@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError
 
+from ...scopes import scope
 from .._cache.paths import CachedPath
 from .._remote import is_url
 from .._resuming import open_resuming
@@ -53,7 +54,7 @@ _SOUND = (
 """The same, of formats that hold nothing but sound."""
 
 
-@contextlib.contextmanager
+@scope
 def decode_errors(name: str) -> Iterator[None]:
     """Turn FFmpeg's complaints about the data into a DecodeError that names the source."""
     try:
@@ -64,7 +65,7 @@ def decode_errors(name: str) -> Iterator[None]:
         raise DecodeError(f"{name}: {error.strerror or error}.") from error
 
 
-@contextlib.contextmanager
+@scope
 def open_video(
     source: Source, config: DemuxConfig | None = None, name: str | None = None
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
@@ -81,7 +82,7 @@ def open_video(
         yield container, stream
 
 
-@contextlib.contextmanager
+@scope
 def open_audio(
     source: Source, config: DemuxConfig | None = None, name: str | None = None
 ) -> Iterator[tuple[InputContainer, AudioStream]]:
@@ -101,7 +102,7 @@ def is_sound_only(container: InputContainer) -> bool:
     return container.format.name in _SOUND.split(",")
 
 
-@contextlib.contextmanager
+@scope
 def _opened(
     source: Source,
     config: DemuxConfig | None,

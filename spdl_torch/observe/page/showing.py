@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...pipeline.threads.thread_group import ThreadGroup
+from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ class _Reporting(Protocol):
         ...
 
 
-@contextmanager
+@scope
 def showing(loader: _Reporting, *, interval_seconds: float = 2.0) -> Iterator[None]:
     """Show ``loader.report()`` in the notebook cell that runs the block, and refresh it there until
     the block ends, also by an exception; the last report stays in the cell.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
+
+from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +15,7 @@ EpochWatcher = Callable[[], AbstractContextManager[None]]
 """Opened by a loader when it ends an epoch and begins another; closed when that is done."""
 
 
-@contextmanager
+@scope
 def between_epochs(watchers: tuple[EpochWatcher, ...]) -> Iterator[None]:
     """Run the block, which ends a loader's epoch and begins another, with its watchers."""
     with ExitStack() as stack:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...machine.probes import is_probing, probe_counters, probes_between
 from ...pipeline.hooks.stats_queue import StatsQueue
 from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
+from ...scopes import scope
 from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def recorders(log: Log, interval: float | None = None, *, pipeline_id: int = 0) 
     return {"queue_class": make_queue, "task_hook_factory": make_hooks}
 
 
-@contextmanager
+@scope
 def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
     """Log ``gc_start`` and ``gc_stop`` of garbage collections while the block runs.
 

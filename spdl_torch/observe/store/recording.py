@@ -8,12 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ...pipeline.threads.thread_group import ThreadGroup
+from ...scopes import scope
 from ..verdict.intervals import interval_between
 from .entries import EventLogEntry, entries_of, num_delivered
 from .logger_feed import LoggerFeed
@@ -113,7 +114,7 @@ def recording(
     )
 
 
-@contextmanager
+@scope
 def _recording(
     loaders: Any,
     path: str | os.PathLike[str] | None,
@@ -182,7 +183,7 @@ def _source_of(loader: Any) -> Any:
     )
 
 
-@contextmanager
+@scope
 def _repeating(logs: list[_SourceLog], interval_seconds: float) -> Iterator[None]:
     """Write what is new, again and again, on a thread of its own, while the block runs."""
     stop = threading.Event()
@@ -247,7 +248,7 @@ class _SourceLog:
         self._source._epoch_watchers = left
         self.write()
 
-    @contextmanager
+    @scope
     def _between_epochs(self) -> Iterator[None]:
         """Run while the loader ends an epoch, if it has one, and begins the next."""
         if os.getpid() != self._pid:  # a forked child has a copy of the lock, maybe taken

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ...scopes import scope
 
 if TYPE_CHECKING:
     import os
@@ -141,7 +143,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     return connection
 
 
-@contextmanager
+@scope
 def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     """Open an existing file for the block, whether or not somebody writes to it.
 

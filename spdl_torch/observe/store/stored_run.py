@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...machine.probes import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...scopes import scope
 from ...shown_text import printable_line
 from ..verdict.placement import PLACEMENT_EVENT, Placement
 from ..verdict.report import Report, make_report
@@ -64,7 +64,7 @@ def _name_of(event: EventLogEntry) -> str:
     return printable_line(str(event.details["name"]))
 
 
-@contextmanager
+@scope
 def _checking_details(db_path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what events without their details raise into an error of the file."""
     try:

@@ -6,7 +6,6 @@ import logging
 import signal
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...pipeline.recorder.flight_recorder import live_recorders
 from ...pipeline.threads.stacks import describe_busy
 from ...pipeline.threads.thread_group import ThreadGroup
+from ...scopes import scope
 from .tracing import profile_of, rank_of_process
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _logger = logging.getLogger("spdl_torch.observe")
 _LOOK_SECONDS = 1.0  # how often it checks whether a wait is too long
 
 
-@contextmanager
+@scope
 def flight_recorder(
     folder: str | os.PathLike[str],
     *,
@@ -146,7 +146,7 @@ def _at_work() -> str:
     )
 
 
-@contextmanager
+@scope
 def _handling(number: int | None, watch: Watch) -> Iterator[None]:
     if number is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ...pipeline.recorder.flight_recorder import (
     RecordingSession,
 )
 from ...pipeline.stats.perf_stats import PipelineStats
+from ...scopes import scope
 from ..verdict.cached_steps import against_cached_steps, step_seconds
 from ..verdict.report import Report, make_report
 from .json_file import path_to_write, write_to_descriptor
@@ -34,7 +34,7 @@ _logger = logging.getLogger("spdl_torch.observe")
 _JOIN_SECONDS = 1.0  # how long the end of a block waits for the probe to end
 
 
-@contextmanager
+@scope
 def tracing(
     path: str | os.PathLike[str] | int,
     enable: bool = True,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING
+
+from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ class ProgramLog:
 _open_logs: list[ProgramLog] = []
 
 
-@contextmanager
+@scope
 def trace_event(name: str) -> Iterator[None]:
     """Show the block as a slice of that name in the trace of :func:`tracing`, on the row of the
     thread that runs it. Costs next to nothing while nothing is traced.

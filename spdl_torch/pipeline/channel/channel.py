@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import contextmanager
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from ...scopes import scope
 from ..stats.counters import QueueCounters
 from .async_methods import AsyncMethods
 from .capacity import Capacity
@@ -446,7 +446,7 @@ class Channel(AsyncMethods, Generic[T]):
         # Perhaps nobody waited: then nobody is on the way to wake the next one.
         self._getter_woken = self._putter_woken = False
 
-    @contextmanager
+    @scope
     def _all_awake_if_cut_off(self) -> Iterator[None]:
         try:
             yield

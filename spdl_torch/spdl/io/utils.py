@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...observe import trace_counter, trace_event
 from ...observe import tracing as _tracing
+from ...scopes import scope
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +33,7 @@ _QUIET = -8
 _log_level = _QUIET  # PyAV's default; PyAV has no way to ask for it
 
 
-@contextmanager
+@scope
 def tracing(
     output: str | os.PathLike[str] | int,
     buffer_size: int = 4096,

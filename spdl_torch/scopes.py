@@ -1,0 +1,77 @@
+"""Contexts written as generators, through which every exception passes as it is.
+
+``contextlib.contextmanager`` puts the traceback of an exception back by assigning it, and an
+exception whose class refuses assignments, as a frozen dataclass does, comes out as another one.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ContextDecorator
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_END = object()
+
+
+def scope(function: Callable[P, Iterator[T]]) -> Callable[P, _Scope[T]]:
+    """Return a function whose result is a context: as ``contextlib.contextmanager`` makes it, for
+    any exception.
+    """
+
+    @wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> _Scope[T]:
+        return _Scope(partial(function, *args, **kwargs))
+
+    return make
+
+
+class _Scope(AbstractContextManager[T], ContextDecorator):
+    """One context, entered once; as a decorator, once a call."""
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin = begin
+        self._running: Any = None
+
+    def _recreate_cm(self) -> _Scope[T]:  # ContextDecorator's hook
+        return _Scope(self._begin)
+
+    def __enter__(self) -> T:
+        self._running = self._begin()
+        for value in self._running:
+            return value  # type: ignore[no-any-return]  # the generator's
+        raise RuntimeError("the context's generator did not yield")
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool | None:
+        if error is None:
+            if next(self._running, _END) is not _END:
+                raise RuntimeError("the context's generator did not stop")
+            return False
+        try:
+            self._running.throw(error)
+        except StopIteration as end:  # it has handled the error, unless that is what it raises
+            return end is not error
+        except BaseException as raised:
+            if raised is not error and not _stands_for(raised, error):
+                raise
+            _put_back(error, traceback)
+            return False
+        raise RuntimeError("the context's generator did not stop after an error")
+
+
+def _stands_for(raised: BaseException, error: BaseException) -> bool:
+    """Return whether this is the RuntimeError in which a generator wraps StopIteration."""
+    return isinstance(error, StopIteration) and raised.__cause__ is error
+
+
+def _put_back(error: BaseException, traceback: Any) -> None:
+    """Take the generator's own frames off the traceback, if the class lets it be assigned."""
+    try:
+        error.__traceback__ = traceback
+    except Exception:
+        pass  # then they stay
