@@ -201,7 +201,7 @@ def test_loader_runs_in_a_forked_process():
 def test_daemonic_process_may_start_none_and_the_error_says_so():
     """Such as a worker of torch's loader."""
     with forked(in_a_daemon) as answer:
-        assert "forbids in a daemonic process, such as a worker of torch's" in answer()
+        assert "forbids in a daemonic process, such as a worker of a DataLoader" in answer()
 
 
 def in_a_daemon():

@@ -509,7 +509,7 @@ REMARKS = {
     "failures": (
         stage("decode", num_failures=10),
         QUIET,
-        "decode: 10 of 1000 tasks failed and their items were dropped (1.0 %)",
+        "decode: 10 of 1000 tasks failed (1.0 %)",
     ),
     "many failures": (stage("decode", num_failures=60), QUIET, "more than the 5 %"),
     "dropped": (stage("filter", num_dropped=7), QUIET, "filter: the op dropped 7 items"),

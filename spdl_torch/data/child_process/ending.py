@@ -101,8 +101,8 @@ def _described(code: int | None) -> str:
         )
     if code >= 0:
         return (
-            f"ended by itself with exit code {code}: something in it called exit, or it could not "
-            "be started; its last output is on stderr."
+            f"ended by itself with exit code {code}: something in it called exit or closed all "
+            "files, or it could not be started; its last output is on stderr."
         )
     name = _signal_name(-code)
     if name == "SIGKILL":

@@ -45,7 +45,9 @@ class Losses:
     def end(self, connection: ChildConnection, jobs: Sequence[Submit] = ()) -> None:
         """Note the process whose end ends the epoch, and the jobs that it had."""
         if jobs and connection.is_up:  # it may have been at work on the first
-            self._fatal_job = describe_batch(jobs[0].number, jobs[0].index)
+            number, index = jobs[0].number, jobs[0].index
+            is_iterables = isinstance(index, list) and None in index  # it has no indices
+            self._fatal_job = f"batch {number}" if is_iterables else describe_batch(number, index)
         self._fatal = connection
 
     @property

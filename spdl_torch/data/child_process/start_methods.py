@@ -30,7 +30,7 @@ def context_of(given: Any) -> BaseContext:
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
             "DataLoader: this loader starts worker processes, which multiprocessing forbids in a "
-            "daemonic process, such as a worker of torch's DataLoader. Pass "
+            "daemonic process, such as a worker of a DataLoader. Pass "
             'isolation="thread" if the dataset may be used by several threads, or num_workers=0.'
         )
     if isinstance(given, str):

@@ -62,9 +62,9 @@ _CUT_SHORT = (
 )
 
 _STOPPED = (
-    "DataLoader: the workers of this iterator were ended, because the interpreter exits or another "
-    "thread closed the loader. Call iter(loader) for new ones; end a thread that loads before the "
-    "program ends."
+    "DataLoader: the workers of this iterator were ended: the interpreter exits, or another thread "
+    "closed the loader or had the end of this epoch. Call iter(loader) for new ones, and end a "
+    "thread that loads before the program ends."
 )
 
 _NO_BATCH = object()

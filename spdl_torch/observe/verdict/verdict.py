@@ -103,15 +103,20 @@ def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
 
 
 def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
-    num_tasks = sum(stage.tasks.num_tasks for stage in stats.stages)
-    why = "every item failed or was dropped" if num_tasks else "no stage was given any item"
-    action = "See the notes" if remarks else "Look at the source"
+    if any(stage.tasks.num_failures or stage.num_dropped for stage in stats.stages):
+        why = "every item failed or was dropped"
+        action = "Read the notes, and the first errors in the log of spdl_torch."
+    elif any(stage.tasks.num_tasks for stage in stats.stages):
+        why, action = "the first item is still under way", "Wait for it, and look again."
+    else:
+        why = "no stage was given any item"
+        action = "Look at the source: it may be empty, or make its first item still."
     return Verdict(
         cause=Cause.UNKNOWN,
         stage=None,
         wait_ratio=stats.consumer_wait_ratio,
         finding=f"Nothing was delivered in {stats.elapsed:.2g} s: {why}.",
-        action=f"{action}, and at the log of spdl_torch for the first errors.",
+        action=action,
         gain=0.0,
         remarks=remarks,
     )
@@ -147,8 +152,8 @@ def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
             share = tasks.num_failures / tasks.num_tasks
             grave = ", more than the 5 % that should concern you" if share > _FAILURES else ""
             remarks.append(
-                f"{stage.name}: {tasks.num_failures} of {tasks.num_tasks} tasks failed and their "
-                f"items were dropped ({_percent(share)}{grave})."
+                f"{stage.name}: {tasks.num_failures} of {tasks.num_tasks} tasks failed "
+                f"({_percent(share)}{grave})."
             )
         if stage.num_dropped:
             remarks.append(f"{stage.name}: the op dropped {stage.num_dropped} items (None).")
