@@ -104,7 +104,7 @@ def test_timeout_names_an_iterator_that_cannot_be_opened():
             return iter([1])
 
     text = message_of_timeout(DataLoader(Opening(), num_workers=1, timeout=0.2), gate, entered)
-    assert "spdl-loader-0, between batches\n" in text
+    assert "spdl-loader-0, iter(Opening)\n" in text
     assert "in __iter__\n" in text
 
 

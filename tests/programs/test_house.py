@@ -29,6 +29,7 @@ LAYERS = [
     *(
         "errors",
         "lazy_names",
+        "scopes",
         "shown_text",
         "whole_files",
         "command_options",

@@ -146,13 +146,13 @@ class BatchMaker:
 
     def forget_bad(self) -> None:
         """Let go of the errors of the batch, which may refer to the frames of the training loop."""
+        self._num_good = 0
         self._batch.forget_bad()
 
     def tries(self) -> Tries | None:
         """Return the tries of a batch that failed, once; None = no sample may fail."""
         bad, num_good = self._batch.bad, self._num_good
-        self._num_good = 0
-        self._batch.forget_bad()
+        self.forget_bad()
         return None if self._batch.tolerance is None else Tries.of(num_good, bad)
 
     def progress(self, *, wanted: bool) -> WorkerState | None:
