@@ -12,7 +12,7 @@ from pickle import PicklingError
 
 import pytest
 from _datasets import Rows
-from _inside import children_of
+from _inside import children_of, placement_of
 from _loader_helpers import DataLoader, no_thread_left
 from _seats import FORKED, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
@@ -94,7 +94,7 @@ def test_context_that_starts_threads_has_threads():
     """It is what the program asks for; processes by it are refused."""
     loader = DataLoader(Rows(8), 2, num_workers=2, multiprocessing_context=ThreadContext())
     assert [batch["index"].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert loader._placement().num_processes == 0
+    assert placement_of(loader).num_processes == 0
     assert not loader._may_move
     loader = DataLoader(
         Rows(8), num_workers=2, multiprocessing_context=ThreadContext(), isolation="process"

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as transforms
-from _inside import kept_by
+from _inside import kept_by, placement_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -461,13 +461,13 @@ def test_cache_loads_on_threads_when_the_dataset_may():
 
     def place(**options):
         kept = cached(Made(3), **options)
-        return spdl_torch.DataLoader(kept, num_workers=1)._placement().num_processes
+        return placement_of(spdl_torch.DataLoader(kept, num_workers=1)).num_processes
 
     assert place() == place(transform=transforms.RandomHorizontalFlip()) == 0
     silent = Made(3)
     silent.thread_safe = None
     loader = spdl_torch.DataLoader(cached(silent), num_workers=1)
-    assert loader._placement().num_processes == 1
+    assert placement_of(loader).num_processes == 1
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 import torchvision.transforms.v2 as transforms
+from _inside import placement_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -314,13 +315,13 @@ def test_mixture_loads_on_threads_when_every_source_may():
     """As each source would by itself; otherwise the log names the one that may not."""
     of_ranges = mix({"a": range(5), "b": Noisy(0, 5)})
     loader = spdl_torch.DataLoader(of_ranges, sampler=of_ranges.sampler(), num_workers=1)
-    assert loader._placement().num_processes == 0
+    assert placement_of(loader).num_processes == 0
     mixed = mix({"a": range(5), "b": Unknown(0, 5)})
     loader = spdl_torch.DataLoader(mixed, sampler=mixed.sampler(), num_workers=1)
-    assert loader._placement().num_processes == 1
-    assert "Unknown is not known to be safe on threads" in loader._placement().reason
+    assert placement_of(loader).num_processes == 1
+    assert "Unknown is not known to be safe on threads" in placement_of(loader).reason
     streams = mix({"a": Counting("a", 3, keeps=True), "b": Counting("b", 3, keeps=True)})
-    assert spdl_torch.DataLoader(streams, num_workers=1)._placement().num_processes == 1
+    assert placement_of(spdl_torch.DataLoader(streams, num_workers=1)).num_processes == 1
 
 
 def test_report_names_the_shares():

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from _inside import placement_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, default_collate
@@ -370,7 +371,7 @@ def test_groups_load_on_threads_when_the_dataset_may():
     loader = spdl_torch.DataLoader(
         texts, batch_size=None, sampler=texts.sampler(), num_workers=1, isolation="auto"
     )
-    assert loader._placement().num_processes == 0
+    assert placement_of(loader).num_processes == 0
     of_lists = bucket([[1], [2, 3]], 4, size_of=[1, 2])
     for dataset, is_known in (
         (of_lists, True),
@@ -379,7 +380,7 @@ def test_groups_load_on_threads_when_the_dataset_may():
         loader = spdl_torch.DataLoader(
             dataset, batch_size=None, sampler=dataset.sampler(), num_workers=1
         )
-        assert (loader._placement().num_processes == 0) is is_known
+        assert (placement_of(loader).num_processes == 0) is is_known
 
 
 def test_copy_of_a_worker_has_no_plan():

@@ -19,6 +19,7 @@ import _idioms_process  # noqa: F401
 from _folders import ROOT
 from _idioms import IDIOMS
 from _idioms_runs import load, own_process
+from _inside import placement_of
 
 import spdl_torch
 from spdl_torch.testing._interleaving import threads_interleaved
@@ -61,7 +62,7 @@ def ours_by_default(name, folder):
         idiom = IDIOMS[name](folder)
         options = {"batch_size": 8, "num_workers": 2, "multiprocessing_context": "fork"}
         loader = spdl_torch.DataLoader(idiom.dataset, **{**options, **idiom.options})
-        where = "in processes" if loader._placement().num_processes else "on threads"
+        where = "in processes" if placement_of(loader).num_processes else "on threads"
         return f"{RIGHT}, {where}"
 
 

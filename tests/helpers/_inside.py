@@ -66,3 +66,18 @@ def iterator_of(loader):
 def watchers_of(source):
     """Who is told of the epochs of a loader or a pipeline's dataset."""
     return source._epoch_watchers
+
+
+def placement_of(loader):
+    """Where a loader's workers would be now, and why."""
+    return loader._placement()
+
+
+def is_tuned(loader):
+    """Whether the number of its workers is found by trying."""
+    return loader._is_tuned
+
+
+def tuning_of(loader):
+    """What tuning has found out, from epoch to epoch."""
+    return loader._tuning_state()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
-from _inside import pool_of, tuner_of
+from _inside import is_tuned, pool_of, tuner_of
 from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner
@@ -190,7 +190,7 @@ def test_number_stays_where_it_would_show(dataset, options, at_random):
     """An iterable dataset divides itself among its workers; with rng="worker" each has a stream."""
     loader = DataLoader(dataset, num_workers=auto(at_random), **options)
     number = loader.num_workers
-    assert not loader._is_tuned
+    assert not is_tuned(loader)
     fixed = DataLoader(dataset, num_workers=int(number), **options)
     torch.manual_seed(0)
     found = epoch_of(loader)
@@ -206,9 +206,9 @@ def test_number_is_an_int_and_stays_auto_in_copies():
     assert loader.num_workers >= 1
     again = DataLoader(MapData(8), num_workers=loader.num_workers)
     for each in (loader, again, copy.copy(loader), pickle.loads(pickle.dumps(again))):
-        assert each._is_tuned
+        assert is_tuned(each)
         assert each.num_workers == loader.num_workers
-    assert not DataLoader(MapData(8), num_workers=int(loader.num_workers))._is_tuned
+    assert not is_tuned(DataLoader(MapData(8), num_workers=int(loader.num_workers)))
     assert DataLoader(MapData(8), num_workers="auto", prefetch_factor=3).prefetch_factor == 3
 
 

@@ -12,7 +12,7 @@ import weakref
 import pytest
 import torch
 from _gates import num_fds, until
-from _inside import children_of, pool_of, state_of, tuner_of
+from _inside import children_of, is_tuned, pool_of, state_of, tuner_of, tuning_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _tuners import RandomTuner
 from test_autotune_live import Augmented, auto
@@ -59,7 +59,7 @@ def test_batches_are_those_of_any_fixed_number(options, at_random):
     torch.manual_seed(5)
     dataset = Subset(Augmented(), range(60))
     loader = DataLoader(dataset, num_workers=auto(at_random), **options)
-    assert loader._is_tuned
+    assert is_tuned(loader)
     found, numbers = rows(loader), {decision.to_count for decision in loader.decisions}
     assert len(numbers) > 2
     torch.manual_seed(5)
@@ -118,7 +118,7 @@ def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random,
     assert found == [[batch.tolist() for batch in fixed] for _ in found]
     decisions = loader.decisions[before:]
     assert len({decision.to_count for decision in decisions}) > 2
-    assert loader._tuning_state().are_processes == moving.has_moved
+    assert tuning_of(loader).are_processes == moving.has_moved
     placement = loader.report().placement
     assert placement.num_workers == loader.num_workers
     assert placement.num_processes == (loader.num_workers if moving.has_moved else 0)
@@ -239,7 +239,7 @@ def test_number_settles(caplog):
     loader = DataLoader(Slow(), num_workers=auto(options), batch_size=1)
     assert loader.num_workers == 1
     for _ in loader:
-        if loader._tuning_state().tuner().is_settled:
+        if tuning_of(loader).tuner().is_settled:
             break
     assert loader.num_workers > 1
     text = str(loader.report())

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS
-from _inside import pool_of, state_of
+from _inside import placement_of, pool_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -619,7 +619,7 @@ def test_report_says_why_threads_that_the_gil_holds_up_may_not_move(dataset, opt
     loader = DataLoader(dataset, **{"batch_size": 4, "num_workers": 2} | options)
     for cause in Cause:
         report = SimpleNamespace(
-            verdict=SimpleNamespace(cause=cause), placement=loader._placement()
+            verdict=SimpleNamespace(cause=cause), placement=placement_of(loader)
         )
         remark = loader._remark_on_threads(report)
         is_said = bool(why) and cause is Cause.GIL
@@ -888,7 +888,7 @@ def test_what_fails_in_children_alone_is_made_by_threads(fails_from, way, on_err
     assert rows_of(loop(iterator, 2)) == expected
     assert pool_of(iterator).state is State.STAYED
     assert "a batch failed in a worker process alone" in loader.report().placement.reason
-    assert not loader._placement().num_processes
+    assert not placement_of(loader).num_processes
 
 
 def test_what_fails_everywhere_leaves_the_trial_on():

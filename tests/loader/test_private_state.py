@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from _inside import placement_of
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from spdl_torch import DataLoader
@@ -434,8 +435,8 @@ class Noting(dict):
 def test_lists_load_on_threads_if_they_hold_nothing_but_data(dataset, is_plain):
     """An object of the user's may keep state in any of its methods."""
     loader = DataLoader(dataset, num_workers=2)
-    assert (loader._placement().num_processes == 0) == is_plain
-    assert loader._is_vouched_for(loader._placement()) == is_plain
+    assert (placement_of(loader).num_processes == 0) == is_plain
+    assert loader._is_vouched_for(placement_of(loader)) == is_plain
     if isinstance(dataset, list | tuple | np.ndarray):
         assert is_plain_data(dataset) == is_plain
 
