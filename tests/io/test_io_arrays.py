@@ -1,8 +1,12 @@
 """Arrays and archives of them: what numpy wrote is read, without a copy where that can be."""
 
+import ast
+import contextlib
+import gc
 import io
 import mmap
 import os
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -266,6 +270,53 @@ def test_npz_file_when_threads_share_it():
     with ThreadPoolExecutor(4) as executor:
         for array in executor.map(archive.__getitem__, ["smooth"] * 50):
             assert np.array_equal(array, SMOOTH)
+
+
+@contextlib.contextmanager
+def collecting_all_the_time():
+    """Threads switch and garbage is collected wherever they can be."""
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+
+    def run_python(phase, info):  # in which another thread may take over
+        sum(range(50))
+
+    gc.callbacks.append(run_python)
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+        gc.callbacks.remove(run_python)
+
+
+def errors_of_threads(function, arguments):
+    """What a function raised for some of these, on four threads at once."""
+
+    def call(argument):
+        try:
+            function(argument)
+        except Exception as error:
+            return error
+        return None
+
+    with collecting_all_the_time(), ThreadPoolExecutor(4) as pool:
+        return [error for error in pool.map(call, arguments) if error is not None]
+
+
+def test_headers_are_read_whatever_other_threads_parse():
+    """Some Pythons count the depth of all threads' parsing together, and fail where they differ."""
+    nested = "(" * 20 + "0," + ")" * 20
+    arrays = [np.zeros((number + 1, *[1] * 20), np.uint8) for number in range(500)]
+    files = [io.BytesIO() for _ in arrays]
+    for file, array in zip(files, arrays, strict=True):
+        np.save(file, array)
+    found = errors_of_threads(load_npy, [file.getvalue() for file in files])
+    assert not found
+    if sys.version_info < (3, 11, 8):  # where the parser itself fails, in one of some rounds
+        rounds = (errors_of_threads(ast.literal_eval, [nested] * 500) for _ in range(50))
+        assert any(type(error) is SystemError for errors in rounds for error in errors)
 
 
 def test_spdl_reads_the_same():

@@ -28,6 +28,7 @@ _USUAL_VERSION_AND_LENGTH = b"\1\0\x76\0"
 _LARGEST_HEADER = 10_000
 """The most characters, as in numpy: Python's parser is not made for hostile text."""
 _KEYS = {"descr", "fortran_order", "shape"}
+_EVALUATIONS = 100  # of one header; one in some hundred fails in the worst case
 
 
 def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
@@ -136,7 +137,7 @@ def _parse(header: bytes) -> _Layout:
     version = header[6]
     text = header[10 if version == 1 else 12 :]
     try:
-        values = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").lstrip())
+        values = _evaluated(text.decode("utf-8" if version == 3 else "latin-1").lstrip())
     except Exception as error:  # literal_eval documents five classes for text like this
         raise MalformedError(f"the header is not a literal: {error}") from error
     if not isinstance(values, dict) or values.keys() != _KEYS:
@@ -150,6 +151,18 @@ def _parse(header: bytes) -> _Layout:
     if num_bytes > sys.maxsize:  # Python also refuses to print numbers of any length
         raise MalformedError(f"{dtype} of shape {_short(shape)} takes more bytes than there are.")
     return _Layout(dtype, shape, "F" if fortran else "C", num_bytes)
+
+
+def _evaluated(literal: str) -> Any:
+    """Return the value of a literal. Raises: what ``ast.literal_eval`` raises for its text."""
+    for _ in range(_EVALUATIONS):
+        try:
+            return ast.literal_eval(literal)
+        except SystemError:
+            # CPython gh-106905: up to 3.11.7 and 3.12.1 all threads share one counter of the depth.
+            # Where a garbage collection lets another thread parse meanwhile, the count is wrong.
+            continue
+    return ast.literal_eval(literal)
 
 
 def _dtype_of(descr: Any) -> np.dtype[Any]:
