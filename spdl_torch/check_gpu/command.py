@@ -21,6 +21,8 @@ from .sheet import Sheet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from .gpu import Gpu
+
     Check = tuple[str, Callable[[], None]]
 
 MOST_SECONDS = 9 * 60.0
@@ -167,7 +169,7 @@ def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Che
             ("batches", partial(correctness.check_batches, gpu, sheet)),
             ("loaders", partial(correctness.check_loaders, gpu, sheet)),
             ("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
-            ("clips", partial(correctness.check_clips, gpu, sheet)),
+            ("clips", partial(_check_clips, gpu, sheet)),
         ],
         "races": [
             ("race_self_test", partial(races.check_self_test, gpu, sheet)),
@@ -187,3 +189,14 @@ def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Che
             ("training", train),
         ],
     }
+
+
+def _check_clips(gpu: Gpu, sheet: Sheet) -> None:
+    try:
+        from .clips import check_clips
+    except ModuleNotFoundError as error:
+        if error.name != "av":
+            raise
+        sheet.skip("clips", "PyAV is not installed")
+    else:
+        check_clips(gpu, sheet)

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 def write_video(path: Path, *, seconds: int = 10, rate: int = 28) -> None:
     """Write a moving picture of noise, with the size and keyframe interval of Kinetics-400."""
-    import av
     import numpy as np
     import torch
     from torch.nn.functional import interpolate
+
+    from ..io._video import av
 
     rng = np.random.default_rng(0)
     gray = rng.integers(40, 216, (1, 1, 40, 60)) + rng.integers(-30, 31, (1, 3, 10, 15)).repeat(

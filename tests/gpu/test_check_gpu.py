@@ -20,7 +20,7 @@ from _loader_helpers import no_thread_left
 from test_transfer_races import FreeAtOnce
 
 from spdl_torch.__main__ import main
-from spdl_torch.check_gpu import command, correctness, exits, races, rates
+from spdl_torch.check_gpu import clips, command, correctness, exits, races, rates
 from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
@@ -178,7 +178,7 @@ def clips_found(gpu, monkeypatch, decoded, version="0.17.0+cu130"):
     """The lines about clips, with frames of a function in the place of torchcodec's decoder."""
     monkeypatch.setattr(torchcodec_video, "_loaded_version", lambda: version)
     monkeypatch.setattr(torchcodec_video, "_decoded", decoded)
-    return lines_of(partial(correctness.check_clips, gpu))
+    return lines_of(partial(clips.check_clips, gpu))
 
 
 def no_frames(*_):
