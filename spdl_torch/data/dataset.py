@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..io._transfer.batch_memory import BatchMemory
+    from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.transfer import Transfer
     from ..observe.store.epoch_watchers import EpochWatcher
     from ..observe.trace.profile import Profile
@@ -146,6 +147,7 @@ class PipelineDataset(IterableDataset[T_co]):
         self._resume: PassState | None = None
         self._has_warned = False
         self._wants_states = False
+        self._keeper: TransferKeeper | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next pass, which a source with ``set_epoch`` gets for its shuffle;
@@ -162,8 +164,10 @@ class PipelineDataset(IterableDataset[T_co]):
         source, progress = self._begin_pass()
         spec = replace(self._spec, src=source)
         target, ended = check_device(self._device), threading.Event()
+        give_back: Callable[[], None] | None = None
         if target is not None:
-            spec = replace(spec, pipes=_stages_to(target, spec.pipes, ended))
+            transfer, give_back = self._keeper_of_transfers().lend(target)
+            spec = replace(spec, pipes=_stages_to(transfer, spec.pipes, ended))
         recorder = FlightRecorder(
             "PipelineDataset", self._pipeline_number, enabled=self._options.stats
         )
@@ -186,6 +190,8 @@ class PipelineDataset(IterableDataset[T_co]):
         finally:
             ended.set()
             self._end_pass(current)
+            if give_back is not None:
+                give_back()
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics of every stage in the running pass or, between passes, the last.
@@ -341,7 +347,7 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
-        unused = ("_pass", "_last", "_cached_step", "_progress")
+        unused = ("_pass", "_last", "_cached_step", "_progress", "_keeper")
         return {**self.__dict__, **dict.fromkeys(unused), "_epoch_watchers": ()}
 
     def __repr__(self) -> str:
@@ -377,6 +383,13 @@ class PipelineDataset(IterableDataset[T_co]):
         part = progress.begin(part, resume, is_fixed=is_fixed)
         return replace(self._spec.src, source=part), progress
 
+    def _keeper_of_transfers(self) -> TransferKeeper:
+        from ..io._transfer.kept import TransferKeeper  # for a device alone
+
+        if self._keeper is None:
+            self._keeper = TransferKeeper()
+        return self._keeper
+
     def _end_pass(self, ending: _Pass) -> None:
         report = ending.report()
         try:
@@ -391,14 +404,11 @@ class PipelineDataset(IterableDataset[T_co]):
 
 
 def _stages_to(
-    device: torch.device, stages: Sequence[StageSpec], ended: threading.Event
+    transfer: Transfer, stages: Sequence[StageSpec], ended: threading.Event
 ) -> tuple[StageSpec, ...]:
     """Return the stages of a pass whose items go to a device: functions on the stages' own threads
     are offered pinned memory, and the transfer comes last.
     """
-    from ..io._transfer.transfer import Transfer  # for a device alone
-
-    transfer = Transfer(device)
     memory = transfer.batch_memory(most_pieces(sum(map(_most_under_way, stages)) + AHEAD))
     offered = [
         replace(stage, op=_InMemory(stage.op, memory, is_last=stage is stages[-1]))

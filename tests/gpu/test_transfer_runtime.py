@@ -95,6 +95,14 @@ def test_loop_goes_on_when_the_device_was_full(facts):
     assert facts["out_of_memory"]["next"] == facts["out_of_memory"]["kept"] + 1
 
 
+@pytest.mark.parametrize(("seat", "most"), [("none", 5), ("threads", 7), ("persistent", 9)])
+def test_pages_are_locked_once(facts, seat, most):
+    """In four epochs no more than one may need; where nothing is kept, almost all of it in each."""
+    kept, thrown_away = (found[seat] for found in facts["locks"])
+    assert sum(kept) <= most
+    assert seat == "persistent" or min(thrown_away) > 2
+
+
 def test_other_device_is_asked_for_nothing(facts):
     """By a trainer on the second of two; on its threads, and those of its processes' batches."""
     assert facts["calls_of_the_first"] == [0] * 4

@@ -11,7 +11,8 @@
 //   looks      looks in vain at an event until it is done; many: the model is far behind
 //   memory     bytes that each device has
 //   registers  0: the system locks no pages of memory that somebody else made
-// There are two devices; `standin_calls(device)` counts what was asked of one while it was current.
+// There are two devices; `standin_calls(device)` counts what was asked of one while it was current,
+// and `standin_locks()` how often pages were locked.
 
 #include <cstdint>
 #include <cstdlib>
@@ -58,7 +59,7 @@ constexpr int kPoison = 0xDD, kNumDevices = 2;
 
 std::recursive_mutex mutex;
 std::map<std::string, long> switches{{"looks", 1}, {"memory", 8L << 30}, {"registers", 1}};
-long num_calls[kNumDevices];
+long num_calls[kNumDevices], num_locks = 0;
 Stream default_streams[kNumDevices];
 std::vector<Stream*> streams{&default_streams[0], &default_streams[1]};  // by age
 std::map<uintptr_t, size_t> locked_pages;
@@ -132,6 +133,8 @@ extern "C" __attribute__((visibility("default"))) long standin_calls(int device)
     return num_calls[device];
 }
 
+extern "C" __attribute__((visibility("default"))) long standin_locks() { return num_locks; }
+
 // -- devices --------------------------------------------------------------------------------------
 
 API cudaGetDeviceCount(int* count) { return *count = kNumDevices, cudaSuccess; }
@@ -195,6 +198,7 @@ API cudaHostRegister(void* memory, size_t size, unsigned) {
     LOCKED;
     count_call();
     if (!switches.at("registers")) return cudaErrorNotSupported;
+    ++num_locks;
     locked_pages[reinterpret_cast<uintptr_t>(memory)] = size;
     return cudaSuccess;
 }

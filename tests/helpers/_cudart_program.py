@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.check_gpu.gpu import STREAMS, CudaGpu
 from spdl_torch.io import Transfer, batch_storage, transfer_tensor
-from spdl_torch.io._transfer import cuda, readers, slabs, transfer
+from spdl_torch.io._transfer import cuda, kept, readers, slabs, transfer
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.pipeline.threads import thread_group
 
@@ -441,6 +441,27 @@ def calls_of_the_first(device, **options):
         return STAND_IN.standin_calls(0) - before
 
 
+def locks_of_epochs(options):
+    """How often each of four epochs locks pages."""
+    loader, found = DataLoader(Filled(), 1, device="cuda", **options), []
+    for _ in range(4):
+        before = STAND_IN.standin_locks()
+        assert num_wrong(iter(loader)) == 0
+        gc.collect()
+        found.append(STAND_IN.standin_locks() - before)
+    return found
+
+
+def locks():
+    """The same in each seat, and where nothing is kept from one epoch to the next."""
+    persistent = {**FORKED, "persistent_workers": True}
+    seats = {"none": {"num_workers": 0}, "threads": THREADS, "processes": FORKED}
+    seats["persistent"] = persistent
+    kept_ones = {seat: locks_of_epochs(options) for seat, options in seats.items()}
+    with patch.object(kept.TransferKeeper, "_take_back", nothing):
+        return kept_ones, {seat: locks_of_epochs(options) for seat, options in seats.items()}
+
+
 class away(torch.cuda.device):
     """Chooses no device, but on the thread that trains."""
 
@@ -464,6 +485,7 @@ def main():
     ]
     with patch.object(thread_group, "_taken_over", []), patch.object(torch.cuda, "device", away):
         facts["calls_without_a_device"] = calls_of_the_first("cuda:1", **THREADS)
+    facts["locks"] = locks()
     facts["wrong"] = wrong()
     facts["reserved"] = torch.cuda.memory_reserved() / MEBI
     facts["without"] = without()

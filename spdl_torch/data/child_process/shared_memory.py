@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ...io._transfer.region import Region
+from ...io._transfer.region import Region, mapped_file
 from ...io._transfer.slabs import rounded_up
 from ...pipeline.threads.shared_state import LiveObjects
 from .messages import Free, Span
@@ -220,9 +220,7 @@ class Mappings:
             memory = mmap.mmap(-1, ticket.size, ticket.tag)  # type: ignore[arg-type]  # Windows' tag
         else:
             try:
-                # The child has already touched the pages, so mapping them all at once is quick.
-                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                memory = mmap.mmap(descriptor, ticket.size, flags=flags)
+                memory = mapped_file(descriptor, ticket.size)
             finally:
                 os.close(descriptor)
         self._regions[ticket.slab] = self._region_of(memory)

@@ -86,7 +86,7 @@ class InlineIterator(EpochIterator):
         self._stages = [
             TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
         ]
-        self._device_stage = _open_device_stage(device, stats=stats)
+        self._device_stage = _open_device_stage(loader, device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
         self._stats = InlineStats(self._stages, recorder, loader.dataset)
@@ -258,7 +258,7 @@ class ThreadIterator(EpochIterator):
             settle(loader._state.moving)
         placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
-        stage = _open_device_stage(device, stats=stats)
+        stage = _open_device_stage(loader, device, stats=stats)
         self._pool = _open_pool(loader, placement, spec, stage)
         self._pool.stats.skipped = self._skipped
         # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
@@ -532,7 +532,9 @@ class ThreadIterator(EpochIterator):
         return self._pool.stats
 
 
-def _open_device_stage(device: Device, *, stats: bool) -> DeviceStage | None:
+def _open_device_stage(
+    loader: BaseLoader[Any], device: Device, *, stats: bool
+) -> DeviceStage | None:
     """Return a new iterator's transfer stage, or None for host memory.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device.
@@ -541,10 +543,16 @@ def _open_device_stage(device: Device, *, stats: bool) -> DeviceStage | None:
     if place is None:
         return None
     # Copies, pinned memory and their threads are imported for a device alone.
-    from ...io._transfer.transfer import Transfer
+    from ...io._transfer.kept import TransferKeeper
     from ..workers.transfer_stage import DeviceStage
 
-    return DeviceStage(Transfer(place), stats=stats)
+    if loader._state.keeper is None:
+        loader._state.keeper = TransferKeeper()
+    transfer, give_back = loader._state.keeper.lend(place)
+    stage = DeviceStage(transfer, stats=stats)
+    # When the threads have ended that use it, however the epoch ends.
+    weakref.finalize(stage, give_back).atexit = False
+    return stage
 
 
 def _pinned(batch: Any, device: str | None) -> Any:

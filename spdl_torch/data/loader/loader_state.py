@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
 
     from ...autotune.tuning import TuningState
+    from ...io._transfer.kept import TransferKeeper
     from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
     from ..workers.stats import EpochStats
@@ -48,6 +49,8 @@ class LoaderState:
         self.moving = Moving()
         self.stats: EpochStats | None = None
         """The statistics of the running epoch or, between epochs, of the last one."""
+        self.keeper: TransferKeeper | None = None
+        """The owner of pinned memory between epochs; None = no epoch went to a device."""
         self.tuning: TuningState | None = None
         """The findings of ``num_workers="auto"`` so far."""
         self.first_seconds: float | None = None

@@ -46,7 +46,7 @@ class BatchMemory:
         """``let_go``: called where no piece is free, to free those that have been copied."""
         self._locker = locker
         self._most_pieces = most_pieces
-        self._let_go = let_go
+        self.let_go = let_go
         self._lock = threading.Lock()
         self._free: list[Region] = []
         self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
@@ -59,6 +59,11 @@ class BatchMemory:
     def grow(self, most_pieces: int) -> None:
         """Allow more pieces, for a loader that prefetches more."""
         self._most_pieces = max(self._most_pieces, most_pieces)
+
+    @property
+    def free_bytes(self) -> int:
+        """The bytes of the pieces that nothing uses."""
+        return sum(len(piece) for piece in (*self._free, *self._freed.copy()))
 
     def begin(self) -> None:
         """Begin a batch on this thread."""
@@ -92,7 +97,7 @@ class BatchMemory:
 
     def _take(self, num_bytes: int) -> Tensor | None:
         if not (self._free or self._freed) and self._num_pieces >= self._most_pieces:
-            self._let_go()  # without the lock: it asks the device
+            self.let_go()  # without the lock: it asks the device
         with self._lock:
             while self._freed:
                 self._free.append(self._freed.popleft())

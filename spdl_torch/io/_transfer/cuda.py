@@ -12,7 +12,7 @@ from ...pipeline.threads.thread_group import takes_over
 from ...scopes import scope
 from . import runtime
 from .readers import Readers
-from .region import PageLocker, Region, mapped
+from .region import PageLocker, Region, keepers, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,6 +110,14 @@ class CudaBackend:
         self.own_stream = _stream_of(stream, device, use)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
+        if self._lock_pages(address, num_bytes):
+            return True
+        idle = [keeper for keeper in keepers.now() if keeper.idle_bytes]
+        for keeper in idle:
+            keeper.let_go()
+        return bool(idle) and self._lock_pages(address, num_bytes)
+
+    def _lock_pages(self, address: int, num_bytes: int) -> bool:
         with torch.cuda.device(self.device), runtime.captures_unharmed():
             is_locked = int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
             if not is_locked:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ...pipeline.threads.shared_state import LiveObjects
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,9 +33,37 @@ def mapped(num_bytes: int) -> mmap.mmap:
     return memory
 
 
+def mapped_file(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Return a file in memory, mapped with all of its pages.
+
+    MAP_POPULATE would find them under the GIL, which is most of what mapping takes. Reading a byte
+    of each needs no GIL, and changes nothing that another process has written.
+    """
+    memory = mmap.mmap(descriptor, num_bytes)
+    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()
+    return memory
+
+
 def locked_bytes() -> int:
     """Return how many bytes of this process's memory are locked in regions."""
     return sum(list(_locked.values()))
+
+
+class Keeper(Protocol):
+    """An owner of locked memory that nobody uses now."""
+
+    @property
+    def idle_bytes(self) -> int:
+        """The bytes of that memory."""
+        ...
+
+    def let_go(self) -> None:
+        """Give it back to the system."""
+        ...
+
+
+keepers: LiveObjects[Keeper] = LiveObjects()
+"""Those of this process. What they keep goes when the system refuses to lock more."""
 
 
 class PageLocker(Protocol):

@@ -166,6 +166,12 @@ class Slab:
         """Mark the slab and ``sources`` as in use by copies that are done at ``event``."""
         self._busy_until, self._sources = event, list(sources)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of its memory."""
+        memory = self._memory
+        return 0 if memory is None else memory.nbytes
+
     def let_go(self) -> None:
         """Let go of the sources if the copies are done. Never blocks; any thread may call it."""
         # In this order: if the slab is taken meanwhile, the event is that of later copies.
@@ -195,6 +201,11 @@ class SlabRing:
         # Only after the wait, which may raise: then the same slab is next.
         self._next = (self._next + 1) % len(self._slabs)
         return slab
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of their memory."""
+        return sum(slab.num_bytes for slab in self._slabs)
 
     def let_go(self) -> None:
         """Let go of whatever has been copied. Never blocks; any thread may call it."""

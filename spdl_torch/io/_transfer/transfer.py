@@ -180,7 +180,14 @@ class Transfer:
         target = cuda.resolve(_cuda_device(device, "Transfer"))
         self._backend: cuda.Backend = cuda.CudaBackend(target, _stream_of(device))
         self._readers = self._backend.readers
-        self._ring = SlabRing(self._backend.pinned, num_slabs)
+        self._ring = ring = SlabRing(self._backend.pinned, num_slabs)
+        readers = self._readers
+
+        def let_go() -> None:  # without this object, which would not go by itself
+            ring.let_go()
+            readers.look()
+
+        self._memory = BatchMemory(self._backend, 0, let_go)
         self._team = Team()
         # Held while a batch is staged, waits included: the ring and the team serve one at a time.
         # receive() does not take it, so a receiver never waits for a batch that is being packed.
@@ -236,12 +243,20 @@ class Transfer:
         return LimitedLocker(self._backend, most_regions)
 
     def batch_memory(self, most_pieces: int) -> BatchMemory:
-        """Return pinned memory in which to make batches, which are then copied without a slab."""
-        return BatchMemory(self._backend, most_pieces, self._let_go)
+        """Return pinned memory in which to make batches, which are then copied without a slab: the
+        same each time, of no fewer pieces than before.
+        """
+        self._memory.grow(most_pieces)
+        return self._memory
 
-    def _let_go(self) -> None:
-        self._ring.let_go()
-        self._readers.look()
+    def rest(self) -> None:
+        """Let go of batches whose copies are done. Never blocks; any thread may call it."""
+        self._memory.let_go()
+
+    @property
+    def idle_bytes(self) -> int:
+        """The bytes of pinned memory that this would keep if it were not used."""
+        return self._ring.num_bytes + self._memory.free_bytes
 
     def _await_the_model(self, is_wanted: Callable[[], bool]) -> None:
         while len(self._behind) > MOST_BEHIND:
