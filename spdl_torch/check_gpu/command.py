@@ -34,6 +34,14 @@ CHECKS = ("correctness", "races", "exits", "capture", "memory", "rates")
 _NUM_PHOTOGRAPHS = 1024
 
 
+class Extent(NamedTuple):
+    """How much the checks load."""
+
+    num_batches: int = 2000
+    most_bytes: int = 64 << 20
+    workers: Sequence[int] = (0, 4, 16)
+
+
 class CheckOptions(NamedTuple):
     """The command's options."""
 
@@ -45,8 +53,17 @@ class CheckOptions(NamedTuple):
     """Whether to leave out the groups that the JSON file has whole."""
 
 
-def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
+def run_check_gpu(
+    options: CheckOptions,
+    out: TextIO,
+    errors: TextIO,
+    *,
+    gpu: Gpu | None = None,
+    extent: Extent | None = None,
+) -> int:
     """Run the checks; return 0 if every one passes, 1 if one fails, 2 if there is no GPU.
+
+    gpu: None = the current CUDA device. extent: None = the whole.
 
     After 9 minutes the process ends, whatever hangs, with status 1; if what hangs never releases
     the GIL, it ends a few seconds later, and no line can say which check it was.
@@ -78,10 +95,12 @@ def run_check_gpu(options: CheckOptions, out: TextIO, errors: TextIO) -> int:
             print(f"spdl-torch check-gpu: {error}.", file=errors)
             return 2
     with tempfile.TemporaryDirectory() as folder:
-        groups = _groups(sheet, options.data, Path(folder))
+        groups = _groups(sheet, options.data, Path(folder), gpu, extent or Extent())
         chosen = chosen_checks(groups, sheet, options.only)
         with ended_by_force(MOST_SECONDS + _GRACE_SECONDS):
             run_checks(chosen, sheet, MOST_SECONDS, end=partial(_end_process, out, folder))
+    for line in sheet.three_figures():
+        print(f"# {line}", file=out, flush=True)
     return 0 if sheet.has_passed else 1
 
 
@@ -148,11 +167,13 @@ def _end_process(out: TextIO, folder: str) -> None:
     os._exit(1)
 
 
-def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Check]]:
-    from . import correctness, devices, exits, races, rates, resources
+def _groups(
+    sheet: Sheet, data: Path | None, folder: Path, gpu: Gpu | None, extent: Extent
+) -> dict[str, list[Check]]:
+    from . import allocators, correctness, devices, exits, races, rates, resources, ways
     from .gpu import CudaGpu
 
-    gpu = CudaGpu()
+    gpu = gpu or CudaGpu()
 
     def train() -> None:
         photographs = data
@@ -163,30 +184,46 @@ def _groups(sheet: Sheet, data: Path | None, folder: Path) -> dict[str, list[Che
             write_photographs(photographs, _NUM_PHOTOGRAPHS)
         rates.check_training(sheet, photographs)
 
+    def by_kernels(name: str, check: Callable[[], None]) -> Check:
+        return name, check if gpu.launches else partial(sheet.skip, name, "it runs no kernels")
+
+    # A share of what the races load, in batches of a sixteenth of their largest.
+    few = {"num_batches": extent.num_batches // 20, "num_bytes": extent.most_bytes // 16}
+    more = {**few, "num_batches": extent.num_batches // 10}
+    far = {**few, "num_batches": extent.num_batches // 4}
+    sizes = {"num_batches": extent.num_batches // 2, "most_bytes": extent.most_bytes // 4}
     return {
         "correctness": [
             ("devices", partial(devices.check_devices, sheet)),
             ("batches", partial(correctness.check_batches, gpu, sheet)),
             ("loaders", partial(correctness.check_loaders, gpu, sheet)),
-            ("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
+            by_kernels("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
             ("clips", partial(_check_clips, gpu, sheet)),
         ],
         "races": [
             ("race_self_test", partial(races.check_self_test, gpu, sheet)),
-            ("race_drop", partial(races.check_races, gpu, sheet)),
-            ("race_isolation", partial(races.check_isolation, gpu, sheet)),
-            ("sizes", partial(resources.check_sizes, gpu, sheet)),
+            ("race_drop", partial(races.check_races, gpu, sheet, **extent._asdict())),
+            ("race_isolation", partial(races.check_isolation, gpu, sheet, **more)),
+            ("race_ways", partial(ways.check_ways, gpu, sheet, **few)),
+            by_kernels("race_nvjpeg", partial(correctness.check_nvjpeg_race, gpu, sheet)),
+            by_kernels("race_allocators", partial(allocators.check_allocators, sheet)),
+            ("sizes", partial(resources.check_sizes, gpu, sheet, **sizes)),
         ],
-        "exits": [("exits", partial(exits.check_exits, sheet))],
-        "capture": [("capture", partial(resources.check_capture, sheet))],
+        "exits": [by_kernels("exits", partial(exits.check_exits, sheet))],
+        "capture": [
+            by_kernels("capture", partial(resources.check_capture, sheet)),
+            by_kernels("compiled", partial(resources.check_compiled, sheet)),
+        ],
         "memory": [
-            ("device_memory", partial(resources.check_memory, gpu, sheet)),
+            ("device_memory", partial(resources.check_memory, gpu, sheet, **far)),
+            ("kept_memory", partial(ways.check_kept_memory, gpu, sheet)),
             ("full_device", partial(resources.check_full_device, sheet)),
         ],
         "rates": [
-            ("hand_over", partial(rates.check_hand_over, sheet)),
-            ("copies", partial(rates.check_copies, sheet)),
-            ("training", train),
+            by_kernels("launches", partial(rates.check_launches, sheet)),
+            by_kernels("hand_over", partial(rates.check_hand_over, sheet)),
+            by_kernels("copies", partial(rates.check_copies, sheet)),
+            by_kernels("training", train),
         ],
     }
 

@@ -13,6 +13,7 @@ from ..data.loader.dataloader import DataLoader
 from ..io._image.geometry import Crop
 from ..io._image.images import load_image_batch
 from ..io._transfer.transfer import Transfer, cuda_config
+from .races import num_wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +82,28 @@ def check_nvjpeg(sheet: Sheet, device_index: int = 0) -> None:
     for name, times in (("crop", 1), ("crop_together", 3)):
         levels = _levels_apart([*pictures.values()] * times, config, crop=_flipped_middle)
         sheet.at_most(f"nvjpeg_{name}", max(levels), 2)
+
+
+def check_nvjpeg_race(
+    gpu: Gpu, sheet: Sheet, device_index: int = 0, *, num_batches: int = 100
+) -> None:
+    """Drop batches of nvJPEG's while late kernels read them: every one is the first one's."""
+    pictures, config = [*_pictures().values()], cuda_config(device_index)
+    options: dict[str, Any] = {"width": 160, "height": 128, "device_config": config}
+    sources = [[pictures[number % len(pictures)]] * 4 for number in range(num_batches)]
+    from ..io._image.nvjpeg import load_image_batch_nvjpeg
+
+    try:
+        firsts = [load_image_batch_nvjpeg(each, **options).cpu() for each in sources[:6]]
+    except RuntimeError as error:
+        if "needs nvJPEG" not in str(error):
+            raise
+        sheet.skip("race_nvjpeg", "no nvJPEG here")
+        return
+    expected = [float(first.sum(dtype=torch.float64)) for first in firsts]
+    batches = (load_image_batch_nvjpeg(each, **options) for each in sources)
+    wrong = num_wrong(gpu, batches, [expected[number % 6] for number in range(num_batches)])
+    sheet.at_most("race_nvjpeg", wrong, 0)
 
 
 def _levels_apart(sources: list[bytes], config: CUDAConfig, **options: Any) -> list[float]:

@@ -25,6 +25,9 @@ _LATE_CYCLES = 4_000_000  # some 2 ms
 class Gpu(Protocol):
     """A device whose kernels can be delayed."""
 
+    launches: bool
+    """Whether it runs kernels; without, the checks that need some are skipped."""
+
     def make_late(self) -> None:
         """Delay everything queued on the current stream from now on by a few milliseconds."""
         ...
@@ -52,6 +55,8 @@ class Gpu(Protocol):
 
 class CudaGpu:
     """The current CUDA device."""
+
+    launches = True
 
     def __init__(self) -> None:
         self._foreign: torch.cuda.Stream | None = None  # one is enough: it is never destroyed

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, RandomSampler
 from ..data.folder import ImageFolder
 from ..data.loader.dataloader import DataLoader
 from ..data.workers.device import most_pieces
+from ..io._transfer import cuda
 from ..io._transfer.transfer import Staged, Transfer
 from ..machine.limits import whole_cores
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP
@@ -178,6 +179,32 @@ def check_hand_over(sheet: Sheet, num_batches: int = 300) -> None:
         sheet.at_most(f"hand_over_{name}_microseconds", receiving, 40)
         sheet.note(f"asking_{name}_microseconds", asking)
         sheet.note(f"next_{name}_microseconds", total)
+
+
+def check_launches(sheet: Sheet, num_launches: int = 2000) -> None:
+    """Measure how long launching a kernel takes, alone and while another thread locks memory."""
+    place, backend = torch.zeros(1, device="cuda"), cuda.CudaBackend(torch.device("cuda", 0))
+    is_over, megabytes = threading.Event(), 38.5
+
+    def lock() -> None:
+        while not is_over.is_set():
+            backend.pinned(int(megabytes * 1e6))
+
+    locking = threading.Thread(target=lock, name="check-gpu-lock", daemon=True)
+    for name in ("idle", "while_locking"):
+        if name == "while_locking":
+            locking.start()
+        took = list[float]()
+        for _ in range(num_launches):
+            start = time.perf_counter()
+            place.add_(1)
+            took.append((time.perf_counter() - start) * 1e6)
+        torch.cuda.synchronize()
+        for share in (0.5, 0.99):
+            sheet.note(f"launch_{name}_p{share * 100:.0f}_microseconds", quantile(took, share))
+        sheet.note(f"launch_{name}_longest_microseconds", max(took))
+    is_over.set()
+    locking.join()
 
 
 _PLACES: dict[str, Literal["thread", "process"]] = {"threads": "thread", "processes": "process"}

@@ -39,6 +39,36 @@ def check_capture(sheet: Sheet, num_graphs: int = 50) -> None:
     sheet.at_most("capture_wrong", wrong, 0)
 
 
+_SHAPES = 4
+"""Different batches, each of which the compiled model meets, and captures, beside the loader."""
+
+
+def check_compiled(sheet: Sheet, num_batches: int = 40) -> None:
+    """Run a model that torch.compile captures in graphs, beside a loader, with batches that it has
+    not met before.
+    """
+    model = torch.nn.Linear(64, 64, device="cuda").requires_grad_(requires_grad=False)
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    try:
+        for _ in range(3):
+            compiled(torch.zeros(_SHAPES + 1, 64, device="cuda"))
+    except Exception as error:  # no compiler, no Triton: its own exceptions are many
+        sheet.skip("compiled", f"torch.compile does not work here: {type(error).__name__}")
+        return
+    data = [torch.full((index % _SHAPES + 1, 64), float(index)) for index in range(num_batches)]
+    loader = DataLoader(data, batch_size=None, num_workers=2, isolation="thread", device="cuda")
+    failed = wrong = 0
+    for batch in loader:
+        try:
+            found = compiled(batch).clone()  # its own memory is used again by the next call
+        except RuntimeError:
+            failed += 1
+            continue
+        wrong += not torch.allclose(found, model(batch), rtol=1e-3, atol=1e-3)
+    sheet.at_most("compiled_failed", failed, 0)
+    sheet.at_most("compiled_wrong", wrong, 0)
+
+
 def check_full_device(sheet: Sheet) -> None:
     """Ask for more than the device has: the error is torch's, says where, and the loop goes on."""
     size = 2 * torch.cuda.get_device_properties(0).total_memory
@@ -61,14 +91,15 @@ def check_full_device(sheet: Sheet) -> None:
     sheet.at_most("full_device_faults", missed, 0)
 
 
-def check_memory(gpu: Gpu, sheet: Sheet, num_batches: int = 500) -> None:
+def check_memory(gpu: Gpu, sheet: Sheet, num_batches: int = 500, num_bytes: int = 4 * MEBI) -> None:
     """Launch faster than the device works, and count the batches that it holds.
 
     It is asked as each batch arrives. The peak would have in it what the check's own kernels take
     for a moment; what is in use then includes batches that were dropped under their kernels.
     """
-    data = Filled([4 * MEBI] * num_batches)
+    data = Filled([num_bytes] * num_batches)
     torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # now the allocator takes back what earlier checks have used
     before, held = _active_bytes(), list[int]()
 
     def seen(batch: Tensor) -> Tensor:
@@ -77,7 +108,7 @@ def check_memory(gpu: Gpu, sheet: Sheet, num_batches: int = 500) -> None:
 
     loader = DataLoader(data, batch_size=None, num_workers=2, isolation="thread", device="cuda")
     wrong = num_wrong(gpu, loader, data.expected(), use=seen)
-    sheet.at_most("batches_in_device_memory", (max(held) - before) / (4 * MEBI), 12)
+    sheet.at_most("batches_in_device_memory", (max(held) - before) / num_bytes, 12)
     sheet.at_most("batches_wrong_far_ahead", wrong, 0)
 
 

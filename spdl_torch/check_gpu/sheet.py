@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+_TRAINED = ("ours", "synthetic", "torch")
+_COPIES, _BARE = "copy_38.5MB_slots_over_bare", "copy_38.5MB_bare_gigabytes_per_second"
+_HAND_OVER = "hand_over_threads_microseconds"
+
 Outcome = Literal["PASS", "FAIL", "SKIP"]
 
 
@@ -96,6 +100,25 @@ class Sheet:
     def fail(self, name: str, why: str) -> None:
         """Add a check that broke."""
         self._add(Line(name, f"({why})", "-", "FAIL"))
+
+    def three_figures(self) -> list[str]:
+        """Return what to tell others, as far as it was measured: training, copies, hand-over."""
+        found = {line.name: line.value for line in self._lines if isinstance(line.value, float)}
+        said = list[str]()
+        if {f"train_{name}_images_per_second" for name in _TRAINED} <= found.keys():
+            ours, idle, torch = (found[f"train_{name}_images_per_second"] for name in _TRAINED)
+            said.append(
+                f"training: {ours:.0f} images/s beside the loader, {ours / idle:.2f} of the speed "
+                f"without loading; {torch:.0f} with torch's DataLoader"
+            )
+        if {_COPIES, _BARE} <= found.keys():
+            said.append(
+                f"copies: {found[_COPIES] * found[_BARE]:.1f} GB/s, {found[_COPIES]:.2f} of bare "
+                "copies from pinned memory"
+            )
+        if _HAND_OVER in found:
+            said.append(f"hand-over: {found[_HAND_OVER]:.0f} us of the training thread for a batch")
+        return said
 
     @property
     def has_passed(self) -> bool:

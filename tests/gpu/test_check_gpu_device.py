@@ -387,8 +387,11 @@ class Greedy(BatchMemory):
     """Locks new memory for each batch, and keeps it."""
 
     def __init__(self, locker, most_pieces, let_go):
-        super().__init__(locker, 100 * most_pieces, let_go)
+        super().__init__(locker, most_pieces, let_go)
         self.kept = []
+
+    def grow(self, most_pieces):
+        super().grow(100 * most_pieces)
 
     def _take(self, num_bytes):
         self.kept += [*self._free, *self._freed]

@@ -26,8 +26,8 @@ HOST_DEFINES = """
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
-    """What the program found, in a process of its own."""
+def run(tmp_path_factory):
+    """A function that runs a program over the stand-in."""
     headers = pathlib.Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include"
     compiler = shutil.which("g++")
     if compiler is None or not headers.is_dir() or not (torch.version.cuda or "").startswith("13."):
@@ -44,14 +44,26 @@ def facts(tmp_path_factory):
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{folder}", f"-I{headers}"]
     subprocess.run([*command, str(HELPERS / "_cudart.cpp"), "-o", str(library)], check=True)
     environment = {**os.environ, "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, str(HELPERS / "_cudart_program.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def run(name):
+        command = [sys.executable, str(HELPERS / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def facts(run):
+    """What the program found, in a process of its own."""
+    return json.loads(run("_cudart_program.py")[-1])
+
+
+@pytest.fixture(scope="module")
+def checked(run):
+    """The lines of check-gpu."""
+    return run("_cudart_check.py")
 
 
 def test_it_is_the_stand_in_that_runs(facts):
@@ -114,6 +126,32 @@ def test_guard_that_is_taken_out_is_missed(facts):
     assert len(facts["without"]) == 14
     for guard, wrong in facts["without"].items():
         assert min(wrong) >= 1, guard
+
+
+def test_check_gpu_runs_as_a_whole(checked):
+    """Every group; what needs a kernel is skipped and says so, and the rest passes."""
+    lines = [line for line in checked[:-1] if not line.startswith("#")]
+    outcomes = {line.split()[0]: line.rsplit(maxsplit=1)[1] for line in lines}
+    assert {*outcomes.values()} == {"PASS", "SKIP"}
+    by_kernels = [line.split()[0] for line in lines if "(it runs no kernels)" in line]
+    assert by_kernels == [
+        *("nvjpeg", "race_nvjpeg", "race_allocators", "exits", "capture", "compiled"),
+        *("launches", "hand_over", "copies", "training"),
+    ]
+    skipped = {name for name, outcome in outcomes.items() if outcome == "SKIP"}
+    assert skipped - {*by_kernels} <= {"clips_torchcodec"}
+    assert len(outcomes) - len(skipped) >= 40
+
+
+def test_check_gpu_finds_what_is_not_guarded(checked):
+    """The test before can fail: on every way where the allocator is told nothing, and on the one
+    where the loop leaves memory to what moves itself."""
+    found = json.loads(checked[-1])
+    moves_itself = ["race_moves_itself_threads", "race_moves_itself_processes"]
+    raced = [line.split()[0] for line in checked if line.startswith("race_")]
+    ways = raced[raced.index(moves_itself[0]) : raced.index("race_nvjpeg")]
+    assert found["record_stream"] == [way for way in ways if way not in moves_itself]
+    assert found["Readers"] == moves_itself[1:]
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "error")])

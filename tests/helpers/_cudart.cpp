@@ -358,8 +358,8 @@ API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
 // -- the driver, of which torch asks a little when it begins: this file is libcuda.so.1, too -------
 
 extern "C" int cuInit(unsigned) { return 0; }
-extern "C" int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* is_active) {
-    return *flags = 0, *is_active = 1, 0;
+extern "C" int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* is_active) {
+    return *flags = 0, *is_active = num_calls[device] > 0, 0;
 }
 extern "C" int cuPointerGetAttribute(void* value, int, unsigned long long) {
     return *static_cast<int*>(value) = 0, 0;

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...pipeline.threads.shared_state import LiveObjects
+from ...pipeline.threads.shared_state import LiveObjects, SharedCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# By address. Each operation on it is atomic, making a list of its values included.
-_locked: dict[int, int] = {}
+# By address, the number and the size of what is locked there. Each operation on it is atomic,
+# making a list of its values included.
+_locked: dict[int, tuple[int, int]] = {}
+_numbers = SharedCounter()
 
 
 def mapped(num_bytes: int) -> mmap.mmap:
@@ -44,9 +46,16 @@ def mapped_file(descriptor: int, num_bytes: int) -> mmap.mmap:
     return memory
 
 
+def locked_regions() -> dict[int, int]:
+    """Return the sizes in bytes of the regions of this process that are locked, by numbers of which
+    none is given twice.
+    """
+    return dict(list(_locked.values()))
+
+
 def locked_bytes() -> int:
     """Return how many bytes of this process's memory are locked in regions."""
-    return sum(list(_locked.values()))
+    return sum(locked_regions().values())
 
 
 class Keeper(Protocol):
@@ -154,7 +163,7 @@ class Region:
             return
         if locker.lock_pages(self._address, len(self._memory)):
             self._locker = locker
-            _locked[self._address] = len(self._memory)
+            _locked[self._address] = next(_numbers), len(self._memory)
 
     def __len__(self) -> int:
         """Return the size in bytes."""
