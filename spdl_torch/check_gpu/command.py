@@ -11,7 +11,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from .. import __version__
 from ..machine.limits import usable_cores
@@ -188,7 +188,10 @@ def _groups(
         return name, check if gpu.launches else partial(sheet.skip, name, "it runs no kernels")
 
     # A share of what the races load, in batches of a sixteenth of their largest.
-    few = {"num_batches": extent.num_batches // 20, "num_bytes": extent.most_bytes // 16}
+    few: dict[str, Any] = {
+        "num_batches": extent.num_batches // 20,
+        "num_bytes": extent.most_bytes // 16,
+    }
     more = {**few, "num_batches": extent.num_batches // 10}
     far = {**few, "num_batches": extent.num_batches // 4}
     sizes = {"num_batches": extent.num_batches // 2, "most_bytes": extent.most_bytes // 4}

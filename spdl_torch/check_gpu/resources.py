@@ -55,8 +55,12 @@ def check_compiled(sheet: Sheet, num_batches: int = 40) -> None:
     except Exception as error:  # no compiler, no Triton: its own exceptions are many
         sheet.skip("compiled", f"torch.compile does not work here: {type(error).__name__}")
         return
-    data = [torch.full((index % _SHAPES + 1, 64), float(index)) for index in range(num_batches)]
-    loader = DataLoader(data, batch_size=None, num_workers=2, isolation="thread", device="cuda")
+    data: Any = [
+        torch.full((index % _SHAPES + 1, 64), float(index)) for index in range(num_batches)
+    ]
+    loader = DataLoader[Any](
+        data, batch_size=None, num_workers=2, isolation="thread", device="cuda"
+    )
     failed = wrong = 0
     for batch in loader:
         try:

@@ -108,7 +108,9 @@ def _ways(gpu: Gpu, data: Filled, device: str) -> dict[str, Way]:
             lambda: DataLoader(data, 1, collate_fn=moving, **processes), _bytes_of
         ),
         "pipeline_dataset": Way(lambda: PipelineDataset(stages().add_sink(), device=device)),
-        "transfer_tensor": Way(lambda: (transfer_tensor(batch, device) for batch in data)),
+        "transfer_tensor": Way(
+            lambda: (transfer_tensor(data[n], device) for n in range(len(data)))
+        ),
         "transfer_tensor_in_a_pipeline": Way(pipeline_of_calls),
         "epochs": Way(lambda: epochs_of(**threads), epochs=EPOCHS),
         "persistent_threads": Way(
