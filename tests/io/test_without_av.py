@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from _folders import HELPERS
 from _without_av import NEEDS_AV
 
-PROGRAM = Path(__file__).with_name("_without_av.py")
+PROGRAM = HELPERS / "_without_av.py"
 ADVICE = "pip install 'av>=18'"
 
 

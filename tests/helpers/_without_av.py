@@ -1,6 +1,6 @@
 """Loads what needs no PyAV where there is none, and says what happens to the rest, as JSON.
 
-A program of its own: ``python tests/_without_av.py`` may be run on an installed wheel, too.
+A program of its own: ``python tests/helpers/_without_av.py`` takes an installed wheel, too.
 """
 
 import importlib
