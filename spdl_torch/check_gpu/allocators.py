@@ -27,7 +27,7 @@ ALLOCATORS = {
 }
 _PATIENCE_SECONDS = 90.0
 
-_PROGRAM = """
+PROGRAM = """
 import json
 from spdl_torch.check_gpu.allocators import found_here
 from spdl_torch.check_gpu.gpu import CudaGpu
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def check_allocators(
-    sheet: Sheet, allocators: Mapping[str, str] = ALLOCATORS, program: str = _PROGRAM
+    sheet: Sheet, allocators: Mapping[str, str] = ALLOCATORS, program: str = PROGRAM
 ) -> None:
     """Drop batches while late kernels read them, where memory comes from each."""
     for name, setting in allocators.items():

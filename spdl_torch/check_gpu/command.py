@@ -201,7 +201,7 @@ def _groups(
             ("batches", partial(correctness.check_batches, gpu, sheet)),
             ("loaders", partial(correctness.check_loaders, gpu, sheet)),
             by_kernels("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
-            ("clips", partial(_check_clips, gpu, sheet)),
+            ("clips", partial(check_clips, gpu, sheet)),
         ],
         "races": [
             ("race_self_test", partial(races.check_self_test, gpu, sheet)),
@@ -231,12 +231,13 @@ def _groups(
     }
 
 
-def _check_clips(gpu: Gpu, sheet: Sheet) -> None:
+def check_clips(gpu: Gpu, sheet: Sheet) -> None:
+    """Check clips, where PyAV is installed."""
     try:
-        from .clips import check_clips
+        from . import clips
     except ModuleNotFoundError as error:
         if error.name != "av":
             raise
         sheet.skip("clips", "PyAV is not installed")
     else:
-        check_clips(gpu, sheet)
+        clips.check_clips(gpu, sheet)

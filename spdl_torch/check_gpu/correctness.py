@@ -88,7 +88,7 @@ def check_nvjpeg_race(
     gpu: Gpu, sheet: Sheet, device_index: int = 0, *, num_batches: int = 100
 ) -> None:
     """Drop batches of nvJPEG's while late kernels read them: every one is the first one's."""
-    pictures, config = [*_pictures().values()], cuda_config(device_index)
+    pictures, config = [*made_pictures().values()], cuda_config(device_index)
     options: dict[str, Any] = {"width": 160, "height": 128, "device_config": config}
     sources = [[pictures[number % len(pictures)]] * 4 for number in range(num_batches)]
     from ..io._image.nvjpeg import load_image_batch_nvjpeg

@@ -103,7 +103,7 @@ class Sheet:
 
     def three_figures(self) -> list[str]:
         """Return what to tell others, as far as it was measured: training, copies, hand-over."""
-        found = {line.name: line.value for line in self._lines if isinstance(line.value, float)}
+        found = {line.name: line.value for line in self.lines if isinstance(line.value, float)}
         said = list[str]()
         if {f"train_{name}_images_per_second" for name in _TRAINED} <= found.keys():
             ours, idle, torch = (found[f"train_{name}_images_per_second"] for name in _TRAINED)

@@ -77,14 +77,15 @@ def check_ways(
 ) -> None:
     """Check batches that are dropped while late kernels read them, on each way."""
     data = Filled([num_bytes] * num_batches)
-    for name, way in _ways(gpu, data, device).items():
+    for name, way in all_ways(gpu, data, device).items():
         wrong = num_wrong(
             gpu, way.batches(), data.expected() * way.epochs, stream=way.stream, use=way.use
         )
         sheet.at_most(f"race_{name}", wrong, 0)
 
 
-def _ways(gpu: Gpu, data: Filled, device: str) -> dict[str, Way]:
+def all_ways(gpu: Gpu, data: Filled, device: str) -> dict[str, Way]:
+    """Return them by their names."""
     threads: dict[str, Any] = {"num_workers": 2, "isolation": "thread", "device": device}
     processes = {**threads, "isolation": "process"}
 

@@ -34,8 +34,10 @@ WAYS = [
 @pytest.fixture
 def wrong_ways(gpu, monkeypatch):
     """A function that returns those on which batches were wrong."""
-    all_ways = ways._ways
-    monkeypatch.setattr(ways, "_ways", lambda *args: {name: all_ways(*args)[name] for name in WAYS})
+    all_ways = ways.all_ways
+    monkeypatch.setattr(
+        ways, "all_ways", lambda *args: {name: all_ways(*args)[name] for name in WAYS}
+    )
 
     def found():
         lines = lines_of(partial(ways.check_ways, gpu), num_batches=20, num_bytes=1 << 16)
@@ -64,11 +66,11 @@ def test_races_in_pinned_memory_are_found_over_epochs(wrong_ways, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("take_back", "outcome"), [(TransferKeeper._take_back, "PASS"), (None, "FAIL")]
+    ("take_back", "outcome"), [(TransferKeeper.take_back, "PASS"), (None, "FAIL")]
 )
 def test_memory_that_is_not_kept_is_found(gpu, monkeypatch, take_back, outcome):
     """It would be locked in every epoch."""
-    monkeypatch.setattr(TransferKeeper, "_take_back", take_back or (lambda *_: None))
+    monkeypatch.setattr(TransferKeeper, "take_back", take_back or (lambda *_: None))
     check = partial(ways.check_kept_memory, gpu)
     found = lines_of(check, num_batches=20, num_bytes=1 << 16)
     assert found == [("kept_memory_wrong", "PASS"), ("kept_memory_locked_again", outcome)]
@@ -110,7 +112,7 @@ def test_batches_on_an_allocator_are_checked(gpu, monkeypatch):
 def test_program_of_the_allocators_runs():
     """Here up to the first question that only a machine with a GPU answers."""
     with pytest.raises((RuntimeError, AssertionError), match="CUDA"):
-        exec(allocators._PROGRAM, {"__name__": "__main__"})
+        exec(allocators.PROGRAM, {"__name__": "__main__"})
 
 
 # -- kernels of others -----------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_races_of_nvjpegs_batches_are_looked_for(gpu, monkeypatch):
         pictures.append(0)
         return [torch.ops.image.decode_jpeg(each, 0, False).expand(3, -1, -1) for each in coded]
 
-    monkeypatch.setattr(nvjpeg, "_gpu_decoder", lambda: decode)
+    monkeypatch.setattr(nvjpeg, "gpu_decoder", lambda: decode)
     monkeypatch.setattr(gpu, "total", lambda tensor: tensor.sum(dtype=torch.float64))
     monkeypatch.setattr(gpu, "values", lambda totals: [float(total) for total in totals])
     check = partial(correctness.check_nvjpeg_race, gpu, num_batches=12)
@@ -135,7 +137,7 @@ def test_races_of_nvjpegs_batches_are_looked_for(gpu, monkeypatch):
     def missing():
         raise RuntimeError("load_image_batch_nvjpeg needs nvJPEG, which this torchvision lacks")
 
-    monkeypatch.setattr(nvjpeg, "_gpu_decoder", missing)
+    monkeypatch.setattr(nvjpeg, "gpu_decoder", missing)
     assert lines_of(check) == [("race_nvjpeg", "SKIP")]
 
 
@@ -187,11 +189,11 @@ def test_launches_are_measured(gpu, monkeypatch):
     """Alone, and while memory is locked, which a thread does that ends."""
     with as_torchs(gpu, monkeypatch, rates):
         rates.check_launches(sheet := Sheet(io.StringIO(), {}), num_launches=50)
-    names = [line.name for line in sheet._lines]
+    names = [line.name for line in sheet.lines]
     kinds = "p50", "p99", "longest"
     states = "idle", "while_locking"
     assert names == [f"launch_{state}_{kind}_microseconds" for state in states for kind in kinds]
-    assert all(math.isfinite(line.value) and line.value > 0 for line in sheet._lines)
+    assert all(math.isfinite(line.value) and line.value > 0 for line in sheet.lines)
 
 
 # -- what is told at the end -----------------------------------------------------------------------

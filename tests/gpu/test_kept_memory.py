@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import until
+from _inside import state_of
 from _lazy_device import LazyDevice, install, put_to_rest
 from _loader_helpers import assert_threads_end
 from torch.utils.data import Dataset
@@ -132,7 +133,7 @@ def test_memory_is_locked_once(device, make, epochs):
 @SEATS
 def test_memory_is_locked_in_each_epoch_where_nothing_is_kept(device, make, monkeypatch):
     """The test before can fail."""
-    monkeypatch.setattr(TransferKeeper, "_take_back", lambda *_: None)
+    monkeypatch.setattr(TransferKeeper, "take_back", lambda *_: None)
     _, num_again = epochs_of(device, make(), WHOLE)
     assert num_again >= 2 * 3
 
@@ -169,9 +170,13 @@ def test_copies_of_a_loader_begin_without_memory(device):
     """Pickles and copies, which may go to other processes."""
     run_epoch(loader := in_threads())
     for other in (pickle.loads(pickle.dumps(loader)), copy.copy(loader), copy.deepcopy(loader)):
-        assert other._state.keeper is None
+        assert state_of(other).keeper is None
+    num_keepers = len(keepers.now())
     run_epoch(dataset := of_pipeline())
-    assert copy.deepcopy(dataset)._keeper is None
+    copied = copy.deepcopy(dataset)
+    assert len(keepers.now()) == num_keepers + 1
+    run_epoch(copied)
+    assert len(keepers.now()) == num_keepers + 2
 
 
 def test_forked_process_does_not_use_what_its_parent_keeps(device, monkeypatch):

@@ -53,7 +53,7 @@ def wrong_ways():
     """Those on which batches are wrong."""
     sheet = Sheet(io.StringIO(), {})
     ways.check_ways(CopyingGpu(), sheet, num_batches=16, num_bytes=1 << 16)
-    return [line.name for line in sheet._lines if line.outcome == "FAIL"]
+    return [line.name for line in sheet.lines if line.outcome == "FAIL"]
 
 
 def without_guards():

@@ -458,7 +458,7 @@ def locks():
     seats = {"none": {"num_workers": 0}, "threads": THREADS, "processes": FORKED}
     seats["persistent"] = persistent
     kept_ones = {seat: locks_of_epochs(options) for seat, options in seats.items()}
-    with patch.object(kept.TransferKeeper, "_take_back", nothing):
+    with patch.object(kept.TransferKeeper, "take_back", nothing):
         return kept_ones, {seat: locks_of_epochs(options) for seat, options in seats.items()}
 
 

@@ -96,10 +96,10 @@ def refused(folder):
 
 def checked():
     """The lines of check-gpu's check of clips."""
-    from spdl_torch.check_gpu.command import _check_clips
+    from spdl_torch.check_gpu.command import check_clips
     from spdl_torch.check_gpu.sheet import Sheet
 
-    _check_clips(None, Sheet(out := io.StringIO(), {}))
+    check_clips(None, Sheet(out := io.StringIO(), {}))
     return out.getvalue()
 
 

@@ -59,9 +59,10 @@ class TransferKeeper:
         if idle is None or (idle.device, idle.pid) != (place, os.getpid()):
             _make_room()
             idle = _Idle(Transfer(place), place, os.getpid())
-        return idle.transfer, partial(self._take_back, idle)
+        return idle.transfer, partial(self.take_back, idle)
 
-    def _take_back(self, idle: _Idle) -> None:
+    def take_back(self, idle: _Idle) -> None:
+        """Keep a transfer that was lent."""
         if idle.pid == os.getpid():
             idle.transfer.rest()
             self._idle.append(idle)
