@@ -150,4 +150,5 @@ def _arrived(gpu: Gpu, expected: Tensor, found: Tensor) -> bool:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors, wherever they are, have one type and equal values."""
     return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())

@@ -506,7 +506,8 @@ def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, n
 
     monkeypatch.setattr(cuda, "resolve", resolve)
     list(loader)
-    assert asked == [(None, threading.current_thread())]
+    here = threading.current_thread()
+    assert asked == [(None, here), (2, here)]  # from then on it has its number
     assert backends[0].place == torch.device("cuda", 2)
 
 

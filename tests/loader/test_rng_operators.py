@@ -27,9 +27,11 @@ KEY = StreamKey(epoch_seed=1234)
 
 
 def schemas_with_generator():
-    """Every operator of torch that takes a generator, by its full name."""
+    """Every operator of torch that takes a generator, by its full name; but not those that name the
+    dimensions of tensors, which newer releases have no more."""
     for schema in torch._C._jit_get_all_schemas():
-        takes = any(argument.name == "generator" for argument in schema.arguments)
+        names = {argument.name for argument in schema.arguments}
+        takes = "generator" in names and "names" not in names
         name = schema.name.removeprefix("aten::")
         if takes and schema.name.startswith("aten::") and not name.startswith("_no_grad_"):
             yield f"{name}.{schema.overload_name}" if schema.overload_name else name, schema
