@@ -195,9 +195,10 @@ def test_forked_process_does_not_use_what_its_parent_keeps(device, monkeypatch):
 
 def test_memory_that_is_kept_goes_to_who_is_refused_more(device):
     """What the system lets this process lock is enough for one of the loaders."""
-    run_epoch(first := in_threads())
+    run_epoch(first := without_workers())
+    assert device.locked
     device.most_bytes = sum(device.locked.values())
-    run_epoch(second := in_threads())
+    run_epoch(second := without_workers())
     assert [each.idle_bytes > 0 for each in keepers.now()] == [False, True]
     run_epoch(first)
     assert [each.idle_bytes > 0 for each in keepers.now()] == [True, False]
@@ -228,7 +229,7 @@ def available(num_bytes, monkeypatch):
 @pytest.fixture
 def loaders(device):
     """Three that have had an epoch."""
-    made = [in_threads() for _ in range(3)]
+    made = [without_workers() for _ in range(3)]
     for loader in made:
         run_epoch(loader)
     return made
@@ -240,10 +241,10 @@ def test_loaders_that_wait_keep_a_share_of_the_memory(loaders, monkeypatch):
     with available(8 * sum(sizes) - 1, monkeypatch):
         run_epoch(loaders[1])
         assert all(each.idle_bytes for each in keepers.now())
-        run_epoch(new := in_threads())
+        run_epoch(new := without_workers())
         assert [each.idle_bytes > 0 for each in keepers.now()] == [False, True, True, True]
     with available(0, monkeypatch):
-        run_epoch(in_threads())
+        run_epoch(without_workers())
         assert not any(each.idle_bytes for each in keepers.now()[:4])
     del new
 
@@ -251,7 +252,7 @@ def test_loaders_that_wait_keep_a_share_of_the_memory(loaders, monkeypatch):
 def test_loaders_keep_their_memory_where_there_is_enough(loaders, monkeypatch):
     """The test before can fail: the share is of what the machine has."""
     with available(8 * sum(each.idle_bytes for each in keepers.now()), monkeypatch):
-        run_epoch(new := in_threads())
+        run_epoch(new := without_workers())
         assert all(each.idle_bytes for each in keepers.now())
     del new
 
