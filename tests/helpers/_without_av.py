@@ -75,12 +75,13 @@ def loaded(folder):
 
 def refused(folder):
     """The errors of what needs PyAV."""
-    from spdl_torch import io as spdl_io
+    from spdl_torch import io
+    from spdl_torch.spdl import io as spdl_io
 
     uses = {
-        "load_video": lambda: spdl_io.load_video(b""),
-        "load_audio": lambda: spdl_io.load_audio(b""),
-        "load_clip": lambda: spdl_io.load_clip(b"", None),
+        "load_video": lambda: io.load_video(b""),
+        "load_audio": lambda: io.load_audio(b""),
+        "load_clip": lambda: io.load_clip(b"", None),
         "filter_desc": lambda: spdl_io.load_image(folder / "cat/1.jpg", filter_desc="vflip"),
         "get_ffmpeg_versions": lambda: spdl_io.utils.get_ffmpeg_versions(),
     }

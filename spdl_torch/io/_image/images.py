@@ -178,7 +178,7 @@ def load_image_batch(
             "decode_config=decode_config(decoder_options={'lowres': '2'}) decodes at a quarter."
         )
     else:
-        from .filtered import load_filtered_batch, stretch_filter  # with PyAV, as above
+        from .filtered import load_filtered_batch, stretch_filter  # with PyAV, for this alone
 
         if filter_desc == RGB24:
             filter_desc = stretch_filter(width, height, pix_fmt)

@@ -66,7 +66,7 @@ def set_ffmpeg_log_level(val: int, /) -> None:
 
     val: -8: nothing, the default; 16: errors; 24: warnings; 32: information; up to 56.
     """
-    from ._video import av
+    from ...io._video import av
 
     global _log_level
     _log_level = val
@@ -82,14 +82,14 @@ def get_ffmpeg_log_level() -> int:
 
 def get_ffmpeg_filters() -> list[str]:
     """Return the names of the filters for ``filter_desc=``, sorted."""
-    from ._video import av
+    from ...io._video import av
 
     return sorted(av.filter.filters_available)
 
 
 def get_ffmpeg_versions() -> dict[str, tuple[int, int, int]]:
     """Return the versions of the libraries, by name, of the FFmpeg that PyAV brings."""
-    from ._video import av
+    from ...io._video import av
 
     return dict(av.library_versions)
 
