@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from .tables import BenchOptions, Contender, Table
 
 _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is_better=False)
-_SECONDS_OF_A_START = 4.0
-"""The time until a process measures anything: torch's import, and an uncounted first pass."""
-
 _NOT_SHOWN = frozenset(
     ("folder", "shards", "no_spdl_decoder", "crop", "num_workers", "workers", "smoke")
 )
@@ -109,6 +106,8 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
     wanted = list(table.contenders)
     if options.smoke and not options.only:
         wanted = [c for c in wanted if c.smoke]
+    elif not options.full and not options.only:
+        wanted = [c for c in wanted if c.is_usual]
     if options.goals_only and table.goals:
         wanted = [c for c in wanted if any(goal.compares(c.name) for goal in table.goals)]
     for start in options.only:
@@ -165,7 +164,7 @@ class _Bench:
             self.report.remarks.append(str(no_spdl))
             contenders = [c for c in contenders if not c.decodes_with_spdl]
         rounds, start = self._options.rounds, time.monotonic()
-        seconds = self._table.passes * self._options.seconds + _SECONDS_OF_A_START
+        seconds = self._table.passes * self._options.seconds + self._table.start_seconds
         expected = rounds * len(contenders) * seconds
         if not self._options.smoke:
             how_many = f"{counted(len(contenders), 'contender')}, {counted(rounds, 'round')}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
+from .losses import add_mean, disturbance, least_ratio, losses
 from .ordinary.catalogue import ORDINARY, Ordinary
 from .report import Metric
 from .tables import Contender, Table
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from .tables import BenchOptions
 
 
-_LOSS_WITHOUT_WORKERS, _LOSS = 0.97, 1.0
-"""Ratios below these are losses. Without workers both loaders do the same in the loop's thread,
-with noise of a few percent."""
-_QUIET_CORES = 0.2
-"""Cores that other programs may use before the ratios with workers mean little."""
 _WORKERS = (2, 4)
 """The numbers of workers besides 0, unless others are given."""
 MEAN = "geometric mean"
@@ -45,12 +40,8 @@ def _pair(count: int) -> Iterator[Metric]:
     for name, heading in (("torch", f"{_workers(count)}: torch, 1/s"), ("ours", "ours, 1/s")):
         yield Metric(key=f"{name}_{count}", heading=heading, has_spread=False)
     yield Metric(
-        key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=_least_ratio(count)
+        key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=least_ratio(count)
     )
-
-
-def _least_ratio(count: int) -> float:
-    return _LOSS if count else _LOSS_WITHOUT_WORKERS
 
 
 def _workers(count: int) -> str:
@@ -149,45 +140,18 @@ def conclude(report: Report) -> list[str]:
     """
     datasets = [row for row, series in report.rows.items() if "ratio_0" in series]
     ratios = [metric.key for metric in report.metrics if metric.key.startswith("ratio_")]
-    for key in ratios:
-        series = [report.rows[row][key] for row in datasets]
-        # A round that was interrupted has other datasets than the others, so it has no mean.
-        for number in sorted(set(series[0]).intersection(*series[1:])) if series else ():
-            report.add(MEAN, {key: geometric_mean(one[number] for one in series)}, number)
+    add_mean(report, MEAN, datasets, ratios)
     if not report.shows_goals:
         return []
-    losses = [_losses(report, datasets, key) for key in ratios]
-    return losses + _disturbance(report, datasets)
+    return [
+        *(_losses(report, datasets, key) for key in ratios),
+        *disturbance(report, datasets),
+    ]
 
 
 def _losses(report: Report, datasets: list[str], key: str) -> str:
     count = int(key.removeprefix("ratio_"))
-    least = _least_ratio(count)
-    found = sorted((report.median(row, key), row) for row in datasets)
-    losses = [(value, row) for value, row in found if value < least]
-    always = [row for _, row in losses if max(report.rows[row][key].values()) < least]
-    named = "; ".join(
-        f"{row} {value:.2f}{' in every round' if row in always else ''}" for value, row in losses
-    )
-    return (
-        f"LOSSES with {_workers(count)}: {len(losses)} of {len(datasets)} medians are below "
-        f"{least:.2f}, {len(always)} in every round{named and f': {named}'}."
-    )
-
-
-def _disturbance(report: Report, datasets: list[str]) -> list[str]:
-    """Warn if other programs took the cores that torch's worker processes would have used."""
-    others = [report.median(row, "other_cores") for row in datasets if _has_others(report, row)]
-    if not others or median(others) <= _QUIET_CORES:
-        return []
-    return [
-        f"Other programs kept {median(others):.1f} cores busy: on a quiet machine torch's worker "
-        "processes are faster, and the ratios with workers smaller."
-    ]
-
-
-def _has_others(report: Report, row: str) -> bool:
-    return bool(report.rows[row].get("other_cores"))
+    return losses(report, datasets, key, least_ratio(count), f"with {_workers(count)}")
 
 
 def _table(counts: tuple[int, ...] = _WORKERS) -> Table:

@@ -30,6 +30,7 @@ TABLES = {
     "draws": "samples that draw a random number, and samples that do not",
     "engine": "stages that do nothing",
     "ordinary": "datasets as people write them, 0, 2 and 4 workers, over torch's loader",
+    "program": "whole programs, from Python's start to its exit, over torch's loader",
     "what-if": "what reports predict of other settings, beside what is then measured",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
@@ -103,6 +104,8 @@ class Contender:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     smoke: bool = False
     """Whether a smoke run measures it too."""
+    is_usual: bool = True
+    """Whether it is measured where neither ``--full`` nor ``--only`` asks for it."""
 
 
 # What a table's contenders share: numbers, strings and paths, since they travel as JSON.
@@ -128,6 +131,8 @@ class Table:
     """Makes remarks on the report, at the end."""
     passes: float = 1.0
     """Passes of ``--seconds`` that a measurement makes, for the estimate printed at the start."""
+    start_seconds: float = 4.0
+    """The time until a process measures anything: torch's import, and an uncounted first pass."""
     is_strict: bool = False
     """Whether a row that fails makes the exit status 1: here a row is also a check."""
     workers: tuple[int, ...] = (2,)

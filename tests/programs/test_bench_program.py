@@ -1,0 +1,115 @@
+"""``python examples/bench program``: the programs, what they see, what counts as a loss."""
+
+from dataclasses import asdict
+
+import pytest
+from _loader_helpers import library
+from bench import table_program
+from bench.command import choose
+from bench.program.fresh import run_program
+from bench.program.plans import DATASETS, Plan, all_plans
+from bench.program.train import Settings, make_network, train
+from bench.report import Report
+from bench.tables import BenchOptions, load_table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the datasets' data are written, once."""
+    return tmp_path_factory.mktemp("programs")
+
+
+def plan_of(dataset="rows", **more):
+    """One epoch with the light network, without workers."""
+    return Plan(dataset=dataset, **{"network": "light", "num_workers": 0, "num_epochs": 1, **more})
+
+
+def settings_of(plan, folder, num_samples=None):
+    """What the program is told, with the fewest samples."""
+    fields = asdict(plan)
+    del fields["dataset"]
+    count = plan.num_samples(1e-3) if num_samples is None else num_samples
+    return Settings(ordinary=plan.ordinary.name, folder=str(folder), num_samples=count, **fields)
+
+
+@pytest.mark.parametrize("network", ["light", "heavy"])
+def test_every_way_to_train_is_there_once(network):
+    """Seven datasets, 1, 3 and 10 epochs, with and without workers, persistent or not."""
+    plans = [plan for plan in all_plans((0, 2)) if plan.network == network]
+    kept = {(p.num_workers, p.num_epochs, p.is_persistent) for p in plans}
+    assert kept == {
+        *((workers, epochs, False) for workers in (0, 2) for epochs in (1, 3, 10)),
+        *((2, epochs, True) for epochs in (3, 10)),
+    }
+    assert len({plan.name for plan in plans}) == len(plans) == 8 * len(DATASETS)
+
+
+@pytest.mark.parametrize("module", ["torch.utils.data", "spdl_torch"])
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_program_trains_on_every_dataset(dataset, module, folder):
+    """By either loader, whatever its batches look like."""
+    plan = plan_of(dataset, num_epochs=3)
+    for needed in plan.ordinary.needs:
+        library(needed)
+    said = train(module, settings_of(plan, folder, 2 * plan.ordinary.batch_size))
+    assert set(said) == {"import_ms", "first_batch_ms"}
+    assert said["first_batch_ms"] > 0
+
+
+def test_heavy_network_takes_any_batch():
+    """Of shapes other than pictures', too: they are cut, or end with zeros."""
+    import torch
+
+    network = make_network("heavy")
+    for inputs in (torch.zeros(2, 3, 40, 40), torch.zeros(2, 5, dtype=torch.long)):
+        assert network(inputs).shape == (2, 10)
+
+
+def test_missing_samples_are_an_error(tmp_path):
+    """A loader that leaves some out would seem to be faster."""
+    plan = plan_of("iterable")
+    train("spdl_torch", settings_of(plan, tmp_path, 64))
+    with pytest.raises(RuntimeError, match="the loader gave 64 samples, not 128"):
+        train("spdl_torch", settings_of(plan, tmp_path, 128))
+
+
+def test_program_that_fails_says_why(tmp_path):
+    """With its own last words."""
+    missing = tmp_path / "no folder"
+    with pytest.raises(RuntimeError, match=r"ours: status 1\n(.|\n)*No such file or directory"):
+        run_program("ours", plan_of("iterable"), missing, 64)
+
+
+def names(**options):
+    """The programs that a run measures."""
+    chosen, _ = choose(load_table("program"), BenchOptions(table="program", **options))
+    return {contender.name for contender in chosen}
+
+
+def test_usual_programs_are_few_and_the_others_can_be_had():
+    """By ``--full``, or by name."""
+    usual, full = names(), names(full=True)
+    assert usual < full
+    assert len(usual) == 5 * len(DATASETS)
+    assert names(only=("heavy, 0 workers, 10 epochs:",)) <= full - usual
+
+
+@pytest.mark.parametrize(
+    ("way", "ratio", "is_loss"),
+    [
+        ("light, 2 workers, 3 epochs", 0.995, True),
+        ("light, 0 workers, 3 epochs", 0.975, False),
+        ("light, 0 workers, 3 epochs", 0.965, True),
+        ("heavy, 2 workers, 3 epochs", 0.995, False),
+        ("heavy, 2 workers, 3 epochs, persistent", 0.985, True),
+    ],
+)
+def test_losses_are_named_for_each_way_to_train(way, ratio, is_loss):
+    """By the bound of that way; means are no rows of their own."""
+    report = Report(title="", metrics=table_program.METRICS, settings={})
+    for dataset, value in (("rows", ratio), ("text", 2.0)):
+        report.add(f"{way}: {dataset}", {"ratio": value, "cpu_ratio": 1.0}, 0)
+    (line,) = table_program.conclude(report)
+    assert line.startswith(f"LOSSES {way}: {int(is_loss)} of 2")
+    assert (f"{way}: rows {ratio:.2f} in every round" in line) is is_loss
+    assert report.median(f"{way}: geometric mean", "ratio") == pytest.approx((2 * ratio) ** 0.5)
