@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import os
 import re
 import selectors
 import tempfile
@@ -16,18 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PACKAGE = Path(__file__).parents[2]
-# Files of the package on the way from a thread's start to the user's code.
-_OURS = {
+# What is on the way from a thread's start to the user's code: a file, or all files of a folder.
+_OURS = (
     threading.__file__,
-    *(str(path) for path in (_PACKAGE / "pipeline").rglob("*.py")),
+    f"{_PACKAGE / 'pipeline'}{os.sep}",
     *(
-        str(path)
+        f"{_PACKAGE / 'data' / room}{os.sep}"
         for room in ("child_process", "fetching", "rng", "workers")
-        for path in (_PACKAGE / "data" / room).glob("*.py")
     ),
     # A worker that has a process to itself is its main thread.
-    *(str(path) for path in Path(multiprocessing.__file__).parent.glob("*.py")),
-}
+    f"{Path(multiprocessing.__file__).parent}{os.sep}",
+)
 _CHILD = str(_PACKAGE / "data" / "child_process" / "child.py")
 # Files in which a thread waits for others of its run, or only watches.
 _WAITING = {
@@ -84,7 +84,7 @@ def _text_of(thread: threading.Thread, all_calls: dict[int, traceback.StackSumma
         return "  (the event loop waits for its coroutines)"
     # A forked child's stack begins with that of the trainer, which started it.
     bottom = max((n for n, call in enumerate(calls) if call.filename == _CHILD), default=0)
-    above = (n for n in range(bottom, len(calls)) if calls[n].filename not in _OURS)
+    above = (n for n in range(bottom, len(calls)) if not calls[n].filename.startswith(_OURS))
     first = next(above, len(calls) - 1)
     return "".join(traceback.format_list(calls[first:])).rstrip()
 
