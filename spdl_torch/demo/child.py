@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..machine.limits import whole_cores
 from ..measuring.lifeline import end_with_the_parent
 from ..measuring.reporter import Reporter
-from .jobs import POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
+from .jobs import AMOUNTS, POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,8 +64,10 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
 
     from spdl_torch.io import image_codec
 
-    from .training import intra_op_threads, make_dataset
+    from .training import intra_op_threads, make_dataset, resnet_seconds
 
+    # By CPU time: what the first run reads from a disk, the later ones find in memory.
+    start_seconds = time.thread_time()
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     with intra_op_threads(1):  # as in a worker; several would spin
@@ -88,6 +90,11 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
         mean_bytes=_read([path for path, _ in folder.samples], reporter),
         codec=image_codec().partition(" ")[0],
         image_seconds=image_seconds,
+        resnet_seconds={
+            workload: resnet_seconds(AMOUNTS[workload, device, job.is_smoke][0], device)
+            for workload in job.workloads
+        },
+        start_seconds=start_seconds,
     )
 
 

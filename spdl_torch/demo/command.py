@@ -182,6 +182,7 @@ class _Demo:
             num_photographs=count if self._options.data is None else 0,
             # Users who bring images want to see those measured.
             workloads=tuple(WORKLOADS) if self._options.data is None else (PHOTOGRAPHS,),
+            is_smoke=self._options.smoke,
             # Several intra-op threads spin while they wait for each other, which beside other
             # programs makes a short run a long one.
             num_threads=1 if self._options.smoke else None,

@@ -67,6 +67,8 @@ class Workload:
     title: str
     about: str
     """A description of a sample and of how it is made."""
+    why_level: str
+    """The reason why our DataLoader alone changes little, and what gains more."""
     variants: tuple[str, ...]
 
 
@@ -74,11 +76,18 @@ WORKLOADS = {
     PICTURES: Workload(
         title="Pictures",
         about="32 x 32 pixels in memory, through Pillow and torchvision's transforms",
+        why_level="This dataset stays in worker processes, as with torch's loader, because its "
+        "many short calls hold the GIL: our DataLoader alone saves only what surrounds the "
+        "samples. For more, give the dataset __getitems__, which makes a batch's samples in one "
+        "call.",
         variants=("torch", "loader"),
     ),
     PHOTOGRAPHS: Workload(
         title="Photographs",
         about="JPEG files, cropped at random and resized",
+        why_level="torchvision's ImageFolder stays in worker processes, as with torch's loader, "
+        "and decodes there as before: our DataLoader alone saves only what surrounds the samples. "
+        "For more, import ImageFolder from spdl_torch, too.",
         variants=("torch", "loader", "both"),
     ),
 }
@@ -96,9 +105,10 @@ class WorkloadPlan:
     """Images of the pass without a model."""
     light_images: int
     """Images of an epoch of the light network."""
+    light_epochs: int
     resnet_images: int
     """Images of an epoch of resnet18."""
-    epochs: int
+    resnet_epochs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +120,7 @@ class Prepare:
     """0: ``folder`` is the user's and stays as it is."""
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     seed: int = 0
+    is_smoke: bool = False
     num_threads: int | None = None
     """Intra-op threads of what follows in the same process; None = torch's default."""
 
@@ -136,6 +147,10 @@ class Environment:
     """The library that decodes crops for our ImageFolder."""
     image_seconds: Mapping[str, float]
     """CPU seconds that a dataset of torchvision takes for one image, by measured workload."""
+    resnet_seconds: Mapping[str, float]
+    """Seconds that resnet18 trains on one image, alone, by measured workload."""
+    start_seconds: float
+    """Seconds until a process has imported what a run needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +218,8 @@ class Training:
     for the workers to start."""
 
     images_per_second: float
+    epochs: tuple[float, ...]
+    """The same of each epoch."""
     wait_ratio: float
     """Share of the time spent waiting for batches."""
     cpu_seconds: float
@@ -260,43 +277,44 @@ def make_plan(
 ) -> WorkloadPlan:
     """Choose amounts with which the demo ends within 90 seconds on 2 cores, 15 with ``smoke``.
 
-    Loading and the light network have amounts that take torch's workers about a second each, by
-    what one image costs on this machine. With ``epochs`` both networks train on every photograph
-    that many times, however long that takes.
+    They follow from what one image costs on this machine. With ``epochs`` both networks train on
+    every photograph that many times, however long that takes.
     """
-    crop, batch, fewest, resnet = _AMOUNTS[workload, environment.device, smoke]
+    crop, batch, fewest = AMOUNTS[workload, environment.device, smoke]
     cost = _loading_seconds(workload, environment, num_workers)
+    step = _step_seconds(workload, environment, num_workers)
 
-    def images_in(seconds: float) -> int:
-        return batch * (fewest if smoke else max(fewest, round(seconds / cost / batch)))
+    def images_in(seconds: float, each: float) -> int:
+        return batch * (fewest if smoke else max(fewest, round(seconds / each / batch)))
 
-    light = images_in(_LIGHT_SECONDS)
     whole = environment.num_images
     return WorkloadPlan(
         crop_pixels=crop,
         batch_size=batch,
-        loading_images=images_in(_LOADING_SECONDS),
-        light_images=light if epochs is None else whole,
-        resnet_images=(resnet * batch if resnet else light) if epochs is None else whole,
-        epochs=epochs or 1,
+        loading_images=images_in(_LOADING_SECONDS, cost),
+        light_images=images_in(_LIGHT_SECONDS, cost) if epochs is None else whole,
+        light_epochs=epochs or (1 if smoke else _LIGHT_EPOCHS),
+        resnet_images=images_in(_RESNET_SECONDS, step) if epochs is None else whole,
+        resnet_epochs=epochs or 1,
     )
 
 
-_LOADING_SECONDS, _LIGHT_SECONDS = 1.5, 1.2
+_LOADING_SECONDS, _LIGHT_SECONDS, _RESNET_SECONDS = 0.8, 0.7, 1.2
+_LIGHT_EPOCHS = 3
 
-# Pixels, images in a batch, the fewest batches, batches of resnet18 (None: as many as of the light
-# network). A CPU trains resnet18 on 10 to 15 images of 224 pixels a second, whatever the loader
-# does; at 128 pixels it takes 60, and decoding, which is what a loader is for, costs the same.
-_AMOUNTS: dict[tuple[str, str, bool], tuple[int, int, int, int | None]] = {
-    (PICTURES, "cpu", False): (32, 128, 8, 6),
-    (PICTURES, "cpu", True): (32, 32, 6, 2),
-    (PICTURES, "cuda", False): (32, 128, 8, None),
-    (PICTURES, "cuda", True): (32, 32, 6, None),
-    (PHOTOGRAPHS, "cpu", False): (128, 32, 8, 4),
-    (PHOTOGRAPHS, "cpu", True): (64, 16, 4, 2),
-    (PHOTOGRAPHS, "cuda", False): (224, 64, 8, None),
-    (PHOTOGRAPHS, "cuda", True): (224, 32, 4, None),
+AMOUNTS: dict[tuple[str, str, bool], tuple[int, int, int]] = {
+    (PICTURES, "cpu", False): (32, 128, 3),
+    (PICTURES, "cpu", True): (32, 32, 4),
+    (PICTURES, "cuda", False): (32, 128, 8),
+    (PICTURES, "cuda", True): (32, 32, 6),
+    (PHOTOGRAPHS, "cpu", False): (128, 32, 3),
+    (PHOTOGRAPHS, "cpu", True): (64, 16, 3),
+    (PHOTOGRAPHS, "cuda", False): (224, 64, 8),
+    (PHOTOGRAPHS, "cuda", True): (224, 32, 4),
 }
+"""Pixels, images in a batch, the fewest batches, by workload, device and ``smoke``. A CPU trains
+resnet18 on 10 to 15 images of 224 pixels a second, whatever the loader does; at 128 pixels it takes
+60, and decoding, which is what a loader is for, costs the same."""
 
 
 # The part of the workers' cores that goes into samples; the rest collates them and hands them over.
@@ -316,19 +334,23 @@ def expected_seconds(
     nothing else keeps the cores busy.
     """
     load = _loading_seconds(workload, environment, num_workers)
-    pixels = plan.crop_pixels**2
-    if environment.device == "cpu":
-        # The model and the loader share the cores.
-        step = environment.image_seconds[workload] / environment.num_cores
-        step += _RESNET_SECONDS_PER_PIXEL * pixels / environment.num_cores
-    else:
-        step = max(load, 1e-3)
-    training = plan.epochs * (plan.light_images * load + plan.resnet_images * step)
-    return _START_SECONDS + plan.loading_images * load + training
+    step = _step_seconds(workload, environment, num_workers)
+    first_batch = _START_SECONDS + plan.batch_size * environment.image_seconds[workload]
+    loading = plan.loading_images * load + first_batch
+    light = plan.light_epochs * (plan.light_images * load + first_batch)
+    resnet = plan.resnet_epochs * (plan.resnet_images * step + first_batch)
+    return environment.start_seconds + loading + light + resnet
 
 
-_START_SECONDS = 3.5  # 2.5 to import torch and torchvision, the rest to start workers three times
-_RESNET_SECONDS_PER_PIXEL = 1 / 40 / 128**2  # 40 images of 128 x 128 a second on a core
+_START_SECONDS = 0.15  # of an epoch's workers, and of their end
+
+
+def _step_seconds(workload: str, environment: Environment, num_workers: int) -> float:
+    """Return about how long resnet18 takes per image while a loader feeds it."""
+    load = _loading_seconds(workload, environment, num_workers)
+    resnet = environment.resnet_seconds[workload]
+    # On a CPU the network and the loader share the cores.
+    return resnet + load if environment.device == "cpu" else max(resnet, load)
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -367,6 +389,9 @@ def decode_answer(fields: dict[str, Any]) -> Environment | Measurement:
     fields = dict(fields)
     if fields.pop("type") == "Environment":
         return Environment(**fields)
-    networks = {name: Training(**fields[name]) for name in ("light", "resnet")}
+    networks = {
+        name: Training(**{**fields[name], "epochs": tuple(fields[name]["epochs"])})
+        for name in ("light", "resnet")
+    }
     stages = tuple(StageRow(**row) for row in fields["stages"])
     return Measurement(**{**fields, **networks, "stages": stages})

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .jobs import VARIANTS, WORKLOADS
-from .verdict import Verdict, compare, noise_of, quiet_rounds, rate_of
+from .verdict import Verdict, compare, noises, quiet_rounds, rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .jobs import Environment, Measure, Measurement, StageRow, WorkloadPlan
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,7 +88,7 @@ def _workload(outcome: Outcome, workload: str) -> dict[str, Any]:
     return {
         "plan": dataclasses.asdict(outcome.plans[workload]),
         "num_left_out": outcome.num_left_out(workload),
-        "noise_ratio": noise_of(quiet),
+        "noise_ratios": noises(quiet),
         "verdict": None if verdict is None else dataclasses.asdict(verdict),
         "variants": {
             variant: {

@@ -24,6 +24,7 @@ def page_of(outcome: Outcome) -> Page:
             title = WORKLOADS[workload].title
             sections.append(Text(word=title, text=verdict.finding, tone="verdict"))
             sections.append(Text(word="", text=verdict.advice, tone="action"))
+            sections.append(Text(word="", text=WORKLOADS[workload].why_level, tone="action"))
     if outcome.is_smoke:
         sections.append(Text(word="NOTE", text="A smoke run is too short to compare."))
     for workload in outcome.measured():

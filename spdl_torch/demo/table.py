@@ -10,23 +10,23 @@ from .jobs import VARIANTS, Measurement, StageRow
 from .verdict import rate_of, wait_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_Figure = tuple[str, str, "Callable[[Measurement], float | None]", float, str]
+_Figure = tuple[str, str, "Callable[[Measurement], float | Sequence[float] | None]", float, str]
 
 _FIGURES: tuple[_Figure, ...] = (
     ("loading alone", "images/s", lambda m: m.loading_images_per_second, 1, "higher"),
-    ("training light network", "images/s", lambda m: m.light.images_per_second, 1, "higher"),
+    ("training light network", "images/s", lambda m: m.light.epochs, 1, "higher"),
     ("  waiting for data", "% of time", lambda m: m.light.wait_ratio, 100, "lower"),
-    ("training resnet18", "images/s", lambda m: m.resnet.images_per_second, 1, "higher"),
+    ("training resnet18", "images/s", lambda m: m.resnet.epochs, 1, "higher"),
     ("  waiting for data", "% of time", lambda m: m.resnet.wait_ratio, 100, "lower"),
     ("time to first batch", "ms", lambda m: m.first_batch_seconds, 1e3, "lower"),
     ("CPU time, loading alone", "ms/image", lambda m: m.loading_cpu_seconds, 1e3, "lower"),
     ("memory, all processes", "MiB, peak", lambda m: m.peak_bytes, 2**-20, "lower"),
     ("other programs", "cores", lambda m: m.other_cores, 1, ""),
 )
-"""Name, unit, where it is, factor from the measurement to the unit, which way is better; a value
-that does not depend on the loader has no better, and no ratio."""
+"""Name, unit, where it is (several: of each epoch), factor from the measurement to the unit, which
+way is better; a value that does not depend on the loader has no better, and no ratio."""
 
 _LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 10, 14, 8, 7
 
@@ -45,14 +45,14 @@ class Row:
 
 def comparison_rows(results: Mapping[str, Sequence[Measurement]]) -> list[Row]:
     """Return a row for every value, a cell for each variant in ``results``: the median of its
-    rounds.
+    rounds, of training of its epochs.
 
-    ``±`` is half the difference between the best and the worst round.
+    ``±`` is half the difference between the best and the worst.
     """
     rows = []
     for name, unit, value_of, factor, better in _FIGURES:
-        rounds = [[value_of(m) for m in results[key]] for key in results]
-        cells = tuple(_cell([v * factor for v in values if v is not None]) for values in rounds)
+        rounds = [_values(map(value_of, results[key])) for key in results]
+        cells = tuple(_cell([v * factor for v in values]) for values in rounds)
         ratios = tuple(_ratio(rounds[0], each) if better else "" for each in rounds[1:])
         rows.append(Row(name=name, unit=unit, cells=cells, ratios=ratios, better=better))
     return rows
@@ -102,9 +102,15 @@ def _cell(values: Sequence[float]) -> str:
     return text
 
 
-def _ratio(first: Sequence[float | None], last: Sequence[float | None]) -> str:
-    before = [value for value in first if value is not None]
-    after = [value for value in last if value is not None]
+def _values(found: Iterable[float | Sequence[float] | None]) -> list[float]:
+    """Return the values that there are, those of all epochs in one list."""
+    known = (each for each in found if each is not None)
+    return [
+        value for each in known for value in (each if isinstance(each, tuple | list) else [each])
+    ]
+
+
+def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
     if not before or not after or median(before) == 0:
         return ""
     return f"{median(after) / median(before):.2f}x"

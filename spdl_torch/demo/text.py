@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..measuring.progress_bar import counted
 from .jobs import WORKLOADS
 from .table import comparison_table, stage_table, waiting_table
-from .verdict import noise_of
+from .verdict import noises
 
 if TYPE_CHECKING:
     from .outcome import Outcome
@@ -29,13 +29,16 @@ def title_of(workload: str) -> str:
 def amounts(outcome: Outcome, workload: str) -> str:
     """Return how much each run does."""
     plan = outcome.plans[workload]
-    epochs = "" if plan.epochs == 1 else f" in {plan.epochs} epochs"
     return (
         f"{plan.crop_pixels} x {plan.crop_pixels} pixels for the networks, batches of "
         f"{plan.batch_size}; {plan.loading_images:,} images alone, "
-        f"{plan.light_images * plan.epochs:,} for the light network, "
-        f"{plan.resnet_images * plan.epochs:,} for resnet18{epochs}"
+        f"{_epochs(plan.light_epochs)}{plan.light_images:,} for the light network, "
+        f"{_epochs(plan.resnet_epochs)}{plan.resnet_images:,} for resnet18"
     )
+
+
+def _epochs(count: int) -> str:
+    return "" if count == 1 else f"{count} epochs of "
 
 
 def workload_text(outcome: Outcome, workload: str) -> str:
@@ -54,12 +57,13 @@ def workload_text(outcome: Outcome, workload: str) -> str:
 
 def noise_text(outcome: Outcome, workload: str) -> str:
     """Return how large a difference must be to count; "" where nothing was repeated."""
-    noise = noise_of(outcome.quiet(workload))
-    if noise is None:
+    noise = noises(outcome.quiet(workload))
+    if not noise:
         return ""
+    parts = ", ".join(f"{100 * ratio:.0f} % {what}" for what, ratio in noise.items())
     return (
-        f"Noise: rounds of one and the same loader differ by up to {100 * noise:.0f} % in loading "
-        "alone; between loaders, less than that means nothing."
+        f"Noise: one and the same loader differs by up to {parts}; between loaders, less than that "
+        "means nothing."
     )
 
 
@@ -81,6 +85,7 @@ def ending_text(outcome: Outcome) -> str:
         if verdict := outcome.verdict(workload):
             parts.append(_wrapped(f"{WORKLOADS[workload].title + ':':13}", verdict.finding))
             parts.append(_wrapped(" " * 13, verdict.advice))
+            parts.append(_wrapped(" " * 13, WORKLOADS[workload].why_level))
     return "\n".join(parts)
 
 

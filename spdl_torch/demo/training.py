@@ -7,7 +7,7 @@ import pkgutil
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -53,10 +53,17 @@ def measure(job: Measure, progress: Progress) -> Measurement:
     # One thread, which is all that such a network needs; more would spin on the loader's cores.
     with intra_op_threads(1):
         light, loader = _train(
-            job, _make_light_network, "a light network", plan.light_images, progress
+            job,
+            _make_light_network,
+            "a light network",
+            plan.light_images,
+            plan.light_epochs,
+            progress,
         )
     stages, found = _read_report(loader, light.wait_ratio)
-    resnet, _ = _train(job, _make_resnet, "resnet18", plan.resnet_images, progress)
+    resnet, _ = _train(
+        job, _make_resnet, "resnet18", plan.resnet_images, plan.resnet_epochs, progress
+    )
     return Measurement(
         loading_images_per_second=loading.images_per_second,
         first_batch_seconds=loading.first_batch_seconds,
@@ -123,6 +130,20 @@ def intra_op_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def resnet_seconds(crop_pixels: int, device: str) -> float:
+    """Return how long resnet18 trains on one image, by itself."""
+    network = _make_resnet(10).to(device)
+    step = _make_step(network, device)
+    images, labels = torch.zeros(_PROBED, 3, crop_pixels, crop_pixels), torch.zeros(_PROBED).long()
+    step(images, labels)  # sets up its kernels
+    start = time.perf_counter()
+    step(images, labels)
+    return (time.perf_counter() - start) / _PROBED
+
+
+_PROBED = 16
+
+
 def _augmentation(crop_pixels: int) -> Compose:
     return Compose(
         [
@@ -173,35 +194,48 @@ def _train(
     make_network: Callable[[int], nn.Module],
     name: str,
     num_images: int,
+    num_epochs: int,
     progress: Progress,
 ) -> tuple[Training, Any]:
     """Train a new network; return the measurements and the loader that fed it."""
     _seed(job.seed)
-    total, size = num_images * job.plan.epochs, job.plan.crop_pixels
+    total, size = num_images * num_epochs, job.plan.crop_pixels
     progress.phase(f"training {name}", total)
     loader = _make_loader(job, num_images)
-    step = _make_step(make_network(_num_classes(loader.dataset)).to(job.device), job)
+    step = _make_step(make_network(_num_classes(loader.dataset)).to(job.device), job.device)
     step(torch.zeros(2, 3, size, size), torch.zeros(2).long())  # sets up a GPU
-    cpu, clock = cpu_seconds(), _Pace()
+    cpu, clocks, done = cpu_seconds(), list[_Reading](), 0
     loss = float("nan")
-    for _ in range(job.plan.epochs):
+    for _ in range(num_epochs):
+        clock = _Pace()
         for waited, (images, labels) in _timed(loader):
             loss = step(images, labels)
             clock.count(len(images), waited)
-            progress.done(clock.total)
-    seconds, wait_seconds, counted = clock.read()
+            progress.done(done + clock.total)
+        clocks.append(clock.read())
+        done += clock.total
+    seconds = sum(each.seconds for each in clocks)
     training = Training(
-        images_per_second=counted / seconds,
-        wait_ratio=wait_seconds / seconds,
+        images_per_second=sum(each.num_images for each in clocks) / seconds,
+        epochs=tuple(each.num_images / each.seconds for each in clocks),
+        wait_ratio=sum(each.wait_seconds for each in clocks) / seconds,
         cpu_seconds=(cpu_seconds() - cpu) / total,
         loss=loss,
     )
     return training, loader
 
 
+class _Reading(NamedTuple):
+    """The steps of one epoch that count."""
+
+    seconds: float
+    wait_seconds: float
+    num_images: int
+
+
 class _Pace:
-    """Counts from the end of the first step on, which sets up kernels for the batch's shape and
-    waits for the workers' start; from the beginning if there is no second one.
+    """Counts an epoch from the end of the first step on, which sets up kernels for the batch's
+    shape and waits for the workers' start; from the beginning if there is no second one.
     """
 
     def __init__(self) -> None:
@@ -218,23 +252,25 @@ class _Pace:
         if self._num_steps == 1:
             self._first = time.perf_counter(), self._wait_seconds, self.total
 
-    def read(self) -> tuple[float, float, int]:
-        """Return the seconds, how many of them were spent waiting, and the images."""
+    def read(self) -> _Reading:
+        """Return what was counted until now."""
         since, waited, images = self._first if self._num_steps > 1 else self._start
-        return time.perf_counter() - since, self._wait_seconds - waited, self.total - images
+        return _Reading(
+            time.perf_counter() - since, self._wait_seconds - waited, self.total - images
+        )
 
 
 def _num_classes(dataset: Any) -> int:
     return len(getattr(dataset, "dataset", dataset).classes)
 
 
-def _make_step(model: torch.nn.Module, job: Measure) -> Callable[[Any, Any], float]:
+def _make_step(model: torch.nn.Module, device: str) -> Callable[[Any, Any], float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     model.train()
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> float:
-        images = images.to(job.device, non_blocking=True)
-        labels = labels.to(job.device, non_blocking=True)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
