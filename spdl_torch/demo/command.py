@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..machine.limits import whole_cores
 from ..measuring.child_process import ChildFailure
-from ..measuring.progress_bar import ProgressBar, counted, duration, time_left
+from ..progress_bar import ProgressBar, counted, duration, time_left
 from ..scopes import scope
 from ..whole_files import write_text
 from .children import run_job

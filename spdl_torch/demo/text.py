@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from ..measuring.progress_bar import counted
+from ..progress_bar import counted
 from .jobs import WORKLOADS
 from .table import comparison_table, stage_table, waiting_table
 from .verdict import noises

@@ -4,7 +4,7 @@
 
     command ─▶ child_process ─▶ the measuring process, which ends by its lifeline
        ▲            └─ answers and progress, as JSON lines from its reporter
-       └─ progress_bar, memory (of a process tree)
+       └─ memory (of a process tree)
 
 Importing it does not import torch, and it does not know which command it serves.
 """

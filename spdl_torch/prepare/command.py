@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._retry import is_transient
 from spdl_torch.machine.limits import whole_cores
-from spdl_torch.measuring.progress_bar import ProgressBar, counted, time_left
 from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.progress_bar import ProgressBar, counted, time_left
 
 from ..scopes import scope
 from .encode import Encoder, encoder_versions

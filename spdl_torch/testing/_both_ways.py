@@ -51,15 +51,17 @@ class BothWays:
     timeout: float
     seed: int
 
-    def on_threads(self) -> tuple[list[Any], Exception | None]:
-        """Return the batches up to the first error, and that error."""
+    def on_threads(self, done: Callable[[int], None]) -> tuple[list[Any], Exception | None]:
+        """Return the batches up to the first error, and that error; tell how many are done."""
         batches: list[Any] = []
         error: Exception | None = None
         others = set(threading.enumerate())
         with threads_interleaved():
             iterator = iter(self._loader())
             try:
-                batches.extend(islice(iterator, self.num_batches))
+                for batch in islice(iterator, self.num_batches):
+                    batches.append(batch)
+                    done(len(batches))
             except Exception as raised:
                 error = raised
             del iterator  # its threads finish their samples, and end
@@ -116,6 +118,12 @@ class BothWays:
             order = self._order()
             for first in range(0, len(order), size):
                 yield order[first : first + size]
+
+    def most_batches(self) -> int:
+        """Return how many batches a round has at most."""
+        if self._is_iterable:
+            return self.num_batches
+        return min(self.num_batches, -(-len(self.dataset) // (self.batch_size or 1)))
 
     def _share(self, number: int, dataset: Any, collate_fn: Any) -> list[Any]:
         """Return the batches of worker ``number``, with the random numbers that it draws."""

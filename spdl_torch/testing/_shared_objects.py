@@ -61,6 +61,10 @@ class SharedObjects:
         """Name what had changed at any look."""
         return list(self._changed)
 
+    def written(self) -> list[str]:
+        """Name the tensors and arrays whose contents had changed at any look."""
+        return [name for name in self._changed if name.startswith("the contents of ")]
+
     def suspects(self) -> list[str]:
         """Name, with their types, the shared objects that cannot be looked into, and small
         containers, which may be unchanged again by the time they are looked at.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ..progress_bar import ProgressBar
 from ._both_ways import BothWays
 from ._differences import path_of_difference
 from ._generators import generators_kept
@@ -37,8 +39,13 @@ def assert_thread_safe(
     one after the other. Loading must not change the process either: its working directory, its
     environment and its settings are the trainer's, too.
 
-    Passing means that no fault was seen: a race inside a library may need more rounds. A library
-    that is not made for threads may end the process.
+    Passing means that no fault was seen. How sure that is: the threads switch between the steps of
+    the dataset's code, so what they share there is found in each round; within a library's call
+    they switch as they happen to, and a race there may need more rounds. If the threads change a
+    tensor or an array that they share, and no sample differs, a warning says so. A library that is
+    not made for threads may end the process.
+
+    On a terminal a bar shows how far it is.
 
     Args:
         dataset: map-style, with a length, or iterable. It is changed if loading it changes it.
@@ -90,13 +97,18 @@ def _compare(both_ways: BothWays, num_rounds: int) -> None:
     shared, process = SharedObjects(dataset, functions, code), ProcessState.now()
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
-    for _ in range(num_rounds):
-        rounds.append(both_ways.on_threads())
+    bar = ProgressBar(sys.stderr, "batches") if sys.stderr.isatty() else None
+    for number in range(num_rounds):
+        _begin(bar, f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches())
+        rounds.append(both_ways.on_threads(bar.advance if bar is not None else _nothing))
         shared.look()
         changes = {**process.changed(), **changes}
         process.put_back()  # each round begins alike
     evidence = _Evidence(shared, code, list(changes.values()))
+    _begin(bar, "alone", 0)
     expected = both_ways.alone(*copies)
+    if bar is not None:
+        bar.end()
     for number, (got, error) in enumerate(rounds):
         difference = _difference(expected, got, error)
         if difference is not None:
@@ -110,6 +122,22 @@ def _compare(both_ways: BothWays, num_rounds: int) -> None:
             f"changed {evidence.changes}. All threads share that, the trainer's too. "
             f"{evidence.calls}Set it in the training program, {_OR_PROCESSES}."
         )
+    if written := shared.written():
+        warnings.warn(
+            f"assert_thread_safe: no sample differed, but the threads share {_listed(written)}, "
+            "which loading changed. That is safe only if each sample writes places of its own "
+            "there; what a library writes may be seen too rarely to be found here.",
+            stacklevel=3,
+        )
+
+
+def _begin(bar: ProgressBar | None, label: str, total: int) -> None:
+    if bar is not None:
+        bar.begin(label, total)
+
+
+def _nothing(done: int) -> None:
+    """Nobody watches."""
 
 
 def _difference(expected: list[Any], got: list[Any], error: Exception | None) -> str | None:

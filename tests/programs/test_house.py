@@ -33,6 +33,7 @@ LAYERS = [
         "shown_text",
         "whole_files",
         "command_options",
+        "progress_bar",
         "machine",
         "objects",
         "pipeline",

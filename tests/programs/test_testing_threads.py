@@ -1,5 +1,6 @@
 """What assert_thread_safe finds in datasets that threads cannot load, and what it leaves alone."""
 
+import io
 import itertools
 import os
 import random
@@ -209,6 +210,59 @@ class NoisyStream(IterableDataset):
 def test_safe_dataset_passes(dataset, batch_size):
     """Random numbers are equal on threads and alone; a dataset needs no end."""
     assert_thread_safe(dataset, batch_size=batch_size, num_batches=20, num_workers=3)
+
+
+class Scratch(Samples):
+    """Writes a shared tensor and reads it in one line, so that threads switch within one."""
+
+    def __init__(self):
+        self.rows, self.scratch = torch.arange(256.0).reshape(32, 8), torch.zeros(8)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def value(self, index):
+        return torch.mul(self.rows[index], 2, out=self.scratch).clone()
+
+
+def test_shared_scratch_tensor_is_found_in_each_round():
+    """Although few samples use it: threads switch between the calls of one line."""
+    for seed in range(8):
+        with pytest.raises(AssertionError, match=r"The threads share the contents of dataset\.scr"):
+            assert_thread_safe(Scratch(), num_rounds=1, seed=seed)
+
+
+class Filled(Scratch):
+    """Each sample writes a place of its own, once for all."""
+
+    def value(self, index):
+        self.rows[index] = 2.0
+        return self.rows[index].clone()
+
+
+def test_tensor_that_threads_write_without_harm_is_warned_of():
+    """No sample differs, and the check says how sure that is."""
+    with pytest.warns(UserWarning, match=r"no sample differed, .* share the contents of dataset"):
+        assert_thread_safe(Filled())
+
+
+class Terminal(io.StringIO):
+    """A stream that somebody watches."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_somebody_who_waits_sees_how_far_it_is(stream, monkeypatch):
+    """A bar for each round on a terminal, which is removed at the end; elsewhere nothing."""
+    shown = stream()
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert_thread_safe(TensorDataset(torch.arange(20.0)), batch_size=4, num_rounds=2)
+    text = shown.getvalue()
+    is_watched = stream is Terminal
+    assert ("on threads, round 2/2 [############] 5/5" in text) is is_watched
+    assert text.endswith("\r\033[K") is is_watched
 
 
 def test_endless_dataset_is_compared():
