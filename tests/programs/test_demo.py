@@ -58,9 +58,9 @@ from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.measuring import memory
 from spdl_torch.measuring.child_process import answers_of
 from spdl_torch.measuring.photographs import SIZES, write_photographs
-from spdl_torch.progress_bar import ProgressBar, duration, render, time_left
 from spdl_torch.observe.page.content import Table
 from spdl_torch.observe.page.document import html_of
+from spdl_torch.progress_bar import ProgressBar, duration, render, time_left
 
 DEMO = [sys.executable, "-m", "spdl_torch", "demo", "--smoke"]
 
