@@ -155,8 +155,9 @@ def compare(
             "Repeat when the machine is quiet; until then trust the CPU time more than the speed.",
         )
     gain = gain_of(light_rates(theirs), light_rates(ours))
+    less = {f"{name} alone": rounds for name, rounds in (fewer or {}).items()}
     over = "; ".join(
-        _trained(name, theirs, rounds) for name, rounds in {subject: ours, **(fewer or {})}.items()
+        _trained(name, theirs, rounds) for name, rounds in {subject: ours, **less}.items()
     )
     if gain.median >= 1 + _INPUT_BOUND and gain.low > 1:
         return Verdict(f"Faster: {over}.", _who_gains(theirs, ours))
