@@ -104,10 +104,13 @@ def _cell(values: Sequence[float]) -> str:
 
 def _values(found: Iterable[float | Sequence[float] | None]) -> list[float]:
     """Return the values that there are, those of all epochs in one list."""
-    known = (each for each in found if each is not None)
-    return [
-        value for each in known for value in (each if isinstance(each, tuple | list) else [each])
-    ]
+    values: list[float] = []
+    for each in found:
+        if isinstance(each, int | float):
+            values.append(each)
+        elif each is not None:
+            values += each
+    return values
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
