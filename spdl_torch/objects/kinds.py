@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import enum
-import fractions
 import functools
 import logging
 import operator
@@ -34,8 +32,10 @@ PLAIN_VALUES = frozenset(
 """Data that cannot change. Of these very types: a subclass may run code and keep something."""
 _VALUES = PLAIN_VALUES | {
     *(type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, types.GenericAlias),
-    *(datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(datetime.timedelta, datetime.timezone, uuid.UUID),
 }
+_VALUES_BY_NAME = {("decimal", "Decimal"), ("fractions", "Fraction")}
+"""Values as well; few programs have any, and both modules take long to import."""
 _VALUE_BASES = (
     *(int, float, complex, str, bytes, enum.Enum, pathlib.PurePath),
     *(datetime.date, datetime.time, np.generic, np.dtype),
@@ -75,7 +75,9 @@ _FEW = 16
 
 
 def _is_value(kind: type) -> bool:
-    return kind in _VALUES or issubclass(kind, _VALUE_BASES)
+    if kind in _VALUES or issubclass(kind, _VALUE_BASES):
+        return True
+    return (kind.__module__, kind.__qualname__) in _VALUES_BY_NAME
 
 
 def _is_immutable(kind: type) -> bool:

@@ -15,16 +15,8 @@ from spdl_torch.observe import (
     make_report,
 )
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
-from spdl_torch.pipeline.recorder.timeline import (
-    Instant,
-    Outcome,
-    Part,
-    QueueTrack,
-    Row,
-    Timeline,
-    Turn,
-    TwoClocks,
-)
+from spdl_torch.pipeline.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
+from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
 FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"

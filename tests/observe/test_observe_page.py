@@ -41,13 +41,8 @@ from spdl_torch.observe.page.events import Event, event_tables
 from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.sections import OverTime
 from spdl_torch.observe.verdict.comparison import compare
-from spdl_torch.pipeline.recorder.timeline import (
-    Part,
-    Row,
-    Timeline,
-    Turn,
-    TwoClocks,
-)
+from spdl_torch.pipeline.recorder.moments import TwoClocks
+from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
 
 def write_run(path, *runs, events=(), **config):

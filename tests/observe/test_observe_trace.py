@@ -41,16 +41,8 @@ from spdl_torch.pipeline import (
     StageStats,
     TaskPerfStats,
 )
-from spdl_torch.pipeline.recorder.timeline import (
-    Instant,
-    Outcome,
-    Part,
-    QueueTrack,
-    Row,
-    Timeline,
-    Turn,
-    TwoClocks,
-)
+from spdl_torch.pipeline.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
+from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
 CLOCK = TwoClocks(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_789)
 MS = 1_000_000

@@ -17,8 +17,8 @@ from spdl_torch.pipeline.recorder.flight_recorder import (
     RecordingSession,
     live_recorders,
 )
+from spdl_torch.pipeline.recorder.moments import Outcome
 from spdl_torch.pipeline.recorder.rings import Ring
-from spdl_torch.pipeline.recorder.timeline import Outcome
 
 
 @pytest.fixture

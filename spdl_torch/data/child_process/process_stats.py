@@ -18,7 +18,7 @@ from ...pipeline.recorder.flight_recorder import (
     NO_ANSWER_EVENT,
     FlightRecorder,
 )
-from ...pipeline.recorder.timeline import Instant
+from ...pipeline.recorder.moments import Instant
 from ...pipeline.stats.counters import TaskCounters
 from ..workers.stats import PoolStats, Readings
 

@@ -16,7 +16,7 @@ from torch.utils.data import default_convert
 
 from ...pipeline.channel.waits import ChannelClosed, Dismissed
 from ...pipeline.failures import renew_note
-from ...pipeline.recorder.timeline import Outcome
+from ...pipeline.recorder.moments import Outcome
 from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker

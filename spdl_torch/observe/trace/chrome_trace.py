@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from ...pipeline.recorder.timeline import TwoClocks
+from ...pipeline.recorder.moments import TwoClocks
 from .flows import Placed, add_flows
 from .json_file import OURS
 from .program_rows import ProgramRows, put_into_rows

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ...machine.probes import tell_of_garbage
 from ..failures import text_of
 from ..threads.shared_state import LiveObjects, SharedCounter
-from .recorded_rows import row_since, with_outputs, without_outputs
+from .moments import Instant, QueueTrack, Role, TwoClocks
 from .rings import ConsumerRing, Ring
-from .timeline import Instant, QueueTrack, Role, Row, Timeline, TwoClocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
+
+    from .timeline import Row, Timeline
 
 Level = Literal["off", "batch", "item"]
 
@@ -155,6 +156,10 @@ class FlightRecorder:
 
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""
+        # Most programs never read one.
+        from .recorded_rows import row_since, with_outputs, without_outputs
+        from .timeline import Timeline
+
         rows = [_read_row(*row) for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
             rows = with_outputs(rows, stage_number, *progress())
@@ -192,6 +197,8 @@ def _same(value: tuple[int, int]) -> tuple[int, int]:
 
 
 def _read_row(stage: str, stage_number: int, replica: int, role: Role, ring: Ring) -> Row:
+    from .timeline import Row
+
     turns, parts, num_lost = ring.read()
     return Row(
         stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .timeline import Outcome
+from .moments import Outcome
 
 if TYPE_CHECKING:
     from .timeline import Row, Turn

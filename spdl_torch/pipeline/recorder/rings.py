@@ -12,11 +12,13 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from .timeline import Outcome, Part, Turn
+from .moments import Outcome
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Sized
+
+    from .timeline import Part, Turn
 
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
@@ -98,6 +100,8 @@ class Ring:
 
     def read(self) -> tuple[list[Turn], list[Part], int]:
         """Return turns, parts, and how many of them were overwritten. Any thread may call this."""
+        from .timeline import Part, Turn
+
         added, copy = self._num_added, bytes(self._buffer)
         # No lock: the thread writes on. The count is read first, then the buffer is copied. What
         # the thread wrote in between, while it was copied as well, and the record it may be writing
@@ -175,5 +179,7 @@ class ConsumerRing(Ring):
         if asked_ns and (not turns or turns[-1].since_ns < asked_ns):
             started = got_ns or now
             number = self._number if got_ns else -1
+            from .timeline import Turn
+
             turns.append(Turn(asked_ns, started, now, now, -1, number, -1, -1, -1))
         return turns, parts, num_lost

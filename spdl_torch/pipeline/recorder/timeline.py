@@ -1,27 +1,19 @@
 """The timeline of a run: when each thread did what, as read from the flight recorder.
 
-All times are ``time.perf_counter_ns()``; :class:`TwoClocks` ties them to the time of day.
+All times are ``time.perf_counter_ns()``; :class:`~.moments.TwoClocks` ties them to the time of day.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field, replace
-from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .moments import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Role = Literal["source", "stage", "sink", "consumer"]
-
-
-class Outcome(enum.IntEnum):
-    """The outcome of a task."""
-
-    PASSED = 0  # something was passed on
-    DROPPED = 1  # the op returned None
-    FAILED = 2  # the op raised
+    from .moments import Instant, QueueTrack, Role, TwoClocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,43 +75,6 @@ class Row:
     def name(self) -> str:
         """``decode[3]``; the source, the sink and the consumer have one thread and no number."""
         return f"{self.stage}[{self.replica}]" if self.role == "stage" else self.stage
-
-
-@dataclass(frozen=True, slots=True)
-class QueueTrack:
-    """The queue after the stage at ``stage_number``; its length is known from the turns."""
-
-    stage_number: int
-    name: str
-    capacity: int
-
-
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """Something that happened at one moment: a failure, a garbage collection."""
-
-    time_ns: int
-    name: str
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TwoClocks:
-    """One moment, read on two clocks."""
-
-    perf_ns: int
-    system_ns: int
-    """Nanoseconds since 1970, ``time.time_ns()``."""
-
-    @classmethod
-    def now(cls) -> Self:
-        """Read both clocks now."""
-        before, system_ns, after = perf_counter_ns(), time_ns(), perf_counter_ns()
-        return cls((before + after) // 2, system_ns)
-
-    def system(self, perf_ns: int) -> int:
-        """Return the time of day of a moment."""
-        return self.system_ns + perf_ns - self.perf_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..channel.waits import EndOfChannel
-from ..recorder.timeline import Outcome
+from ..recorder.moments import Outcome
 from .stage import Stage
 
 if TYPE_CHECKING:

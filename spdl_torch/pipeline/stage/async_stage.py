@@ -12,7 +12,7 @@ from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
 from ..hooks.checks import BadHookError, bad_hook
 from ..hooks.context_managers import NotAContextError
-from ..recorder.timeline import Outcome
+from ..recorder.moments import Outcome
 from .epoch_barrier import AsyncTurnstile
 from .stage import Stage
 

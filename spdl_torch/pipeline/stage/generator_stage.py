@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..channel.waits import EndOfChannel
-from ..recorder.timeline import Outcome
+from ..recorder.moments import Outcome
 from .op_timing import EXHAUSTED, Measured, Spent, next_of
 from .stage import Stage
 

@@ -23,7 +23,7 @@ from ..failures import FailureBudget, add_note, attach_note
 from ..hooks.checks import BadHookError, bad_hook, checked_hooks, enter_queue_hook, enter_stage_hook
 from ..hooks.context_managers import LazyRunner, NotAContextError
 from ..hooks.task_hooks import TaskCell, TaskHook, TaskStatsHook
-from ..recorder.timeline import Outcome
+from ..recorder.moments import Outcome
 from .epoch_barrier import Turnstile
 from .forked_executor import fork_processes
 from .op_timing import Measured, measure, measure_list, metered, unmeasured

@@ -1,0 +1,55 @@
+"""What a recorder notes while a run goes on; the timeline is made of it when somebody reads it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from time import perf_counter_ns, time_ns
+from typing import Any, Literal, Self
+
+Role = Literal["source", "stage", "sink", "consumer"]
+
+
+class Outcome(enum.IntEnum):
+    """The outcome of a task."""
+
+    PASSED = 0  # something was passed on
+    DROPPED = 1  # the op returned None
+    FAILED = 2  # the op raised
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTrack:
+    """The queue after the stage at ``stage_number``; its length is known from the turns."""
+
+    stage_number: int
+    name: str
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """Something that happened at one moment: a failure, a garbage collection."""
+
+    time_ns: int
+    name: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoClocks:
+    """One moment, read on two clocks."""
+
+    perf_ns: int
+    system_ns: int
+    """Nanoseconds since 1970, ``time.time_ns()``."""
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read both clocks now."""
+        before, system_ns, after = perf_counter_ns(), time_ns(), perf_counter_ns()
+        return cls((before + after) // 2, system_ns)
+
+    def system(self, perf_ns: int) -> int:
+        """Return the time of day of a moment."""
+        return self.system_ns + perf_ns - self.perf_ns
