@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .losses import add_mean, disturbance, least_ratio, losses
 from .program.fresh import run_program
-from .program.plans import Plan, all_plans
+from .program.plans import ProgramPlan, all_plans
 from .report import Metric
 from .tables import Contender, Table
 
@@ -63,7 +63,7 @@ def measure(
     contender: Contender, settings: Mapping[str, Any], reporter: Reporter
 ) -> dict[str, float]:
     """Measure one program once with each loader."""
-    plan: Plan = contender.arguments["plan"]
+    plan: ProgramPlan = contender.arguments["plan"]
     count = plan.num_samples(settings["seconds"])
     folder = Path(settings["folder"]) / f"{plan.dataset}-{count}"
     if not folder.is_dir():
@@ -106,7 +106,7 @@ def _least(way: str) -> float:
     return _LEAST_HEAVY if network == "heavy" else least_ratio(int(workers.split(" ")[0]))
 
 
-def _contender(plan: Plan) -> Contender:
+def _contender(plan: ProgramPlan) -> Contender:
     return Contender(
         name=plan.name,
         run=run_program,

@@ -7,7 +7,7 @@ from _loader_helpers import library
 from bench import table_program
 from bench.command import choose
 from bench.program.fresh import run_program
-from bench.program.plans import DATASETS, Plan, all_plans
+from bench.program.plans import DATASETS, ProgramPlan, all_plans
 from bench.program.train import Settings, make_network, train
 from bench.report import Report
 from bench.tables import BenchOptions, load_table
@@ -21,7 +21,9 @@ def folder(tmp_path_factory):
 
 def plan_of(dataset="rows", **more):
     """One epoch with the light network, without workers."""
-    return Plan(dataset=dataset, **{"network": "light", "num_workers": 0, "num_epochs": 1, **more})
+    return ProgramPlan(
+        dataset=dataset, **{"network": "light", "num_workers": 0, "num_epochs": 1, **more}
+    )
 
 
 def settings_of(plan, folder, num_samples=None):

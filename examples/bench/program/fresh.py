@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .plans import Plan
+    from .plans import ProgramPlan
 
 LOADERS = {"torch": "torch.utils.data", "ours": "spdl_torch"}
 """The one import that users change."""
 
 
-def run_program(loader: str, plan: Plan, folder: Path, num_samples: int) -> dict[str, float]:
+def run_program(loader: str, plan: ProgramPlan, folder: Path, num_samples: int) -> dict[str, float]:
     """Train by ``plan``, from the start of Python to its exit.
 
     Returns: ``seconds``, ``cpu_seconds`` of the process and its workers, and what the program says

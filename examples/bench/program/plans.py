@@ -32,7 +32,7 @@ _LEAST_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ProgramPlan:
     """One program."""
 
     dataset: str
@@ -77,12 +77,12 @@ class Plan:
         return max(_LEAST_BATCHES // 2, round(rate * seconds / share)) * share
 
 
-def all_plans(counts: Sequence[int]) -> Iterator[Plan]:
+def all_plans(counts: Sequence[int]) -> Iterator[ProgramPlan]:
     """Yield every program for these numbers of workers, way by way."""
     for network, workers, epochs in product(("light", "heavy"), counts, (1, 3, 10)):
         for kept in (False, True) if workers and epochs > 1 else (False,):
             for dataset in DATASETS:
-                yield Plan(
+                yield ProgramPlan(
                     dataset=dataset,
                     network=network,
                     num_workers=workers,
