@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .late_imports import collected_later
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,6 +21,7 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(homes[name], package), name)
+    with collected_later():
+        value = getattr(importlib.import_module(homes[name], package), name)
     setattr(sys.modules[package], name, value)
     return value

@@ -28,6 +28,7 @@ from spdl_torch.pipeline.threads import stacks
 LAYERS = [
     *(
         "errors",
+        "late_imports",
         "lazy_names",
         "scopes",
         "shown_text",

@@ -21,6 +21,7 @@ from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
 from ...errors import PipelineStopped
 from ...io._transfer.runtime import captures_unharmed
+from ...late_imports import collected_later
 from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
@@ -576,13 +577,15 @@ def _open_pool(
     if placement.num_processes:
         return _open_children(spec, stage, loader.multiprocessing_context, placement)
     # Imported by loaders with such workers alone, as processes are.
-    from ..workers.worker_pool import WorkerPool
+    with collected_later():
+        from ..workers.worker_pool import WorkerPool
 
     threads = WorkerPool(spec, stage)
     threads.stats.placement = placement
     if stage is not None or not loader._may_move:
         return threads
-    from .moving_pool import MovingPool
+    with collected_later():
+        from .moving_pool import MovingPool
 
     number = loader._num_processes_at_first
     trial = moved(number, "the GIL held the threads up, and processes are on trial")
@@ -600,7 +603,8 @@ def _open_children(
     max_outstanding: int = 0,
 ) -> ProcessPool:
     # torch.multiprocessing is imported, and a process started, only where it is needed.
-    from ..child_process.process_pool import ProcessPool
+    with collected_later():
+        from ..child_process.process_pool import ProcessPool
 
     spec = replace(spec, max_outstanding=max_outstanding or spec.max_outstanding)
     pool = ProcessPool(spec, stage, context=context)
