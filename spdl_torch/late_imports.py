@@ -14,8 +14,9 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from .scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ class _Waiting:
 _waiting = _Waiting()
 
 
-@contextmanager
+@scope
 def collected_later() -> Iterator[None]:
     """Let no garbage be collected in the block, which only imports."""
     waiting = _waiting

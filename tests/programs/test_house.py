@@ -28,9 +28,9 @@ from spdl_torch.pipeline.threads import stacks
 LAYERS = [
     *(
         "errors",
+        "scopes",
         "late_imports",
         "lazy_names",
-        "scopes",
         "shown_text",
         "whole_files",
         "command_options",
