@@ -2,6 +2,7 @@
 
 import io
 import random
+import wave
 from fractions import Fraction
 
 import av
@@ -101,6 +102,49 @@ def test_errors_name_the_file(tmp_path):
     ):
         with pytest.raises(ValueError, match=match):
             load_audio(content, **given_)
+
+
+def wav(samples):
+    """A file with some samples, of shape (samples, channels)."""
+    with wave.open(file := io.BytesIO(), "wb") as out:
+        out.setnchannels(samples.shape[1])
+        out.setsampwidth(2)
+        out.setframerate(RATE)
+        out.writeframes(samples.tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 7, 8, 9, 12, 16, 24, 32])
+def test_channels_come_however_many_there_are(num_channels):
+    """Each with its own samples."""
+    samples = np.random.default_rng(0).integers(-(2**15), 2**15, (999, num_channels), np.int16)
+    loaded = load_audio(wav(samples))
+    assert torch.equal(loaded, torch.from_numpy(samples.T / np.float32(2**15)))
+    assert loaded.is_contiguous()
+
+
+def test_two_channels_spread_over_eight_are_the_front_ones():
+    """As FFmpeg's rules have it."""
+    samples = np.random.default_rng(0).integers(-(2**15), 2**15, (999, 2), np.int16)
+    spread = load_audio(wav(samples), num_channels=8)
+    assert spread.shape == (8, 999)
+    assert torch.allclose(spread[:2], load_audio(wav(samples)))
+    assert not spread[2:].any()
+
+
+def test_channels_that_cannot_be_mixed_are_an_error_that_says_so():
+    """FFmpeg has rules for the layouts that have a name."""
+    with pytest.raises(DecodeError, match=r"<bytes>: FFmpeg cannot make stereo .* of 9 channels"):
+        load_audio(wav(np.zeros((99, 9), np.int16)), num_channels=2)
+
+
+def test_a_format_that_changes_within_the_file_is_an_error():
+    """Also where no sample is converted."""
+    one, other = (
+        write("mpegts", "ac3", "fltp", layout, num_samples=4800) for layout in ("stereo", "mono")
+    )
+    with pytest.raises(DecodeError, match=r"changes its format, from stereo at .* to mono at"):
+        load_audio(one + other)
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3"])

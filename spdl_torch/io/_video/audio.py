@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 import torch
 from av.audio.resampler import AudioResampler
+from av.error import ArgumentError
 
 from spdl_torch.errors import DecodeError
 
@@ -57,13 +58,14 @@ def load_audio(
         timestamp: start and end in seconds, as the container counts them; the samples of
             ``start <= time < end``. None: all. A clip's sound has the window of its frames.
         sample_rate: in samples a second; None: that of the file.
-        num_channels: 1 to 8, mixed down or spread by FFmpeg's rules; None: those of the file.
+        num_channels: 1 to 8, mixed down or spread by FFmpeg's rules; None: those of the file,
+            however many.
         name: the source's name in errors; by default its path, or ``<bytes>``.
 
     Returns: float32, shape (channels, samples), CPU, contiguous, mostly in [-1, 1].
     Raises:
-        DecodeError: no sound in it, damaged, or no sample in the window; with a window, sound that
-            has a gap or goes back in time before the window's end.
+        DecodeError: no sound in it, damaged, channels that FFmpeg cannot mix, or no sample in the
+            window; with a window, sound that has a gap or goes back in time before its end.
         OSError: a path cannot be read.
         ValueError: a rate below 1 or above 100,000,000, another number of channels, or a window
             that is none.
@@ -100,7 +102,8 @@ def _parts(
         return
     rate = rate or first.sample_rate
     layout = first.layout.name if num_channels is None else _LAYOUTS[num_channels]
-    resampler = AudioResampler(format="fltp", layout=layout, rate=rate)
+    # Packed, for PyAV counts planes that are not there from 8 channels on.
+    resampler = AudioResampler(format="flt", layout=layout, rate=rate)
     begin = (
         0.0 if first.pts is None or first.time_base is None else float(first.pts * first.time_base)
     )
@@ -119,7 +122,7 @@ def _parts(
             if counted < end:
                 _check_time(frame, counted, name)
             counted += frame.samples / frame.sample_rate
-        for samples in _converted(resampler, frame, name):
+        for samples in _converted(resampler, first, frame, name):
             number = samples.shape[1]
             left, right = max(0, low - place), min(number, high - place)
             place += number
@@ -150,11 +153,26 @@ def _check_time(frame: AudioFrame, counted: float, name: str) -> None:
         )
 
 
-def _converted(resampler: AudioResampler, frame: AudioFrame | None, name: str) -> Iterator[Tensor]:
+def _converted(
+    resampler: AudioResampler, first: AudioFrame, frame: AudioFrame | None, name: str
+) -> Iterator[Tensor]:
+    if frame is not None and _format(frame) != _format(first):
+        raise DecodeError(
+            f"{name}: its sound changes its format, from {_format(first)} to {_format(frame)}."
+        )
+    layout, rate = resampler.layout, resampler.rate
     try:
         converted = resampler.resample(frame)
-    except ValueError as error:  # of PyAV's, where the format changes within the stream
-        raise DecodeError(f"{name}: its sound changes its format: {error}") from error
+    except ArgumentError as error:
+        raise DecodeError(
+            f"{name}: FFmpeg cannot make {layout.name} at {rate} Hz of {_format(first)}: it has no "
+            "rule for mixing these channels. With num_channels=None they come as they are."
+        ) from error
     for each in converted:
         if each is not None and each.samples:
-            yield torch.from_numpy(each.to_ndarray())
+            packed = each.to_ndarray().reshape(-1, each.layout.nb_channels)
+            yield torch.from_numpy(packed).T
+
+
+def _format(frame: AudioFrame) -> str:
+    return f"{frame.layout.name} at {frame.sample_rate} Hz in {frame.format.name}"
