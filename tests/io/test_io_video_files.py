@@ -392,6 +392,15 @@ def test_an_mp4_with_its_list_at_the_end_says_that_its_source_cannot_seek():
         load_video(Pipe(content))
 
 
+def test_frames_are_counted_where_no_packet_has_a_time():
+    """H.264 with B-frames in ASF: at the frame rate, in the order of display."""
+    content = write_video(Kind("asf", "libx264", {"bf": "2", "g": "12"}))
+    frames = decode_plainly(content)[0]
+    assert np.allclose(demux_video(content).timestamps, np.arange(len(frames)) / 25)
+    assert torch.equal(load_video(content, (0.4, 0.8)), frames[10:20])
+    assert torch.equal(load_clip(content, lambda info: [0.3, 1.2]).frames, frames[[7, 30]])
+
+
 @pytest.mark.parametrize("container", ["avi", "mov", "matroska"])
 @pytest.mark.parametrize("size", [(96, 64), (96, 32)])
 def test_pictures_that_change_their_size_are_decoded_from_anywhere(container, size):

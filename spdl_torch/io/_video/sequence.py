@@ -68,15 +68,16 @@ def _ascend(numbers: list[int]) -> bool:
 
 
 def _timed(packets: VideoPackets, origins: list[tuple[int | None, int]]) -> list[int]:
-    """Return the times that the packets have; between these, evenly spaced ones."""
+    """Return the times that the packets have; between these, evenly spaced ones. Where none has
+    one, frames are counted."""
     times: list[int | None] = []
     for (before, _), (number, _) in pairwise([(None, 0), *origins]):
         known = None if number is None or number == before else packets.labels[number].pts
         times.append(known)
     places = [place for place, time in enumerate(times) if time is not None]
-    if not places:
-        return [packets.display[0] + place for place in range(len(times))]
     step = _ticks_of_a_frame(packets)
+    if not places:
+        return [round(packets.display[0] + place * step) for place in range(len(times))]
     result: list[int] = []
     for place, time in enumerate(times):
         if time is None:
