@@ -392,6 +392,18 @@ def test_an_mp4_with_its_list_at_the_end_says_that_its_source_cannot_seek():
         load_video(Pipe(content))
 
 
+def test_an_mxf_whose_source_cannot_seek_says_so_where_its_times_are_at_its_end():
+    """Those that FFmpeg guesses before it has read them are a frame late."""
+    content = decoded("MXF, MPEG-2").content
+    for load in (
+        lambda: load_video(Pipe(content), (0.4, 0.8)),
+        lambda: load_video(Pipe(content)),
+        lambda: load_clip(Pipe(content), lambda info: [0.5]),
+    ):
+        with pytest.raises(DecodeError, match="table at its end, which a source that cannot seek"):
+            load()
+
+
 def test_frames_are_counted_where_no_packet_has_a_time():
     """H.264 with B-frames in ASF: at the frame rate, in the order of display."""
     content = write_video(Kind("asf", "libx264", {"bf": "2", "g": "12"}))
