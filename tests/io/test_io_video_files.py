@@ -404,6 +404,31 @@ def test_an_mxf_whose_source_cannot_seek_says_so_where_its_times_are_at_its_end(
             load()
 
 
+def from_its_second_keyframe(content):
+    """The packets of a video from there on, in a transport stream."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(content)) as source, av.open(file, "w", "mpegts") as out:
+        stream = out.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        second = [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
+        for packet in packets[second:]:
+            packet.stream = stream
+            out.mux(packet)
+    return file.getvalue()
+
+
+def test_frames_of_hevc_before_the_first_keyframe_that_need_only_it_are_whole():
+    """What comes first out of the decoder is no keyframe, and undamaged all the same."""
+    options = "log-level=none:keyint=8:min-keyint=8:scenecut=0:open-gop=0:radl=2:bframes=3"
+    whole = write_video(Kind("mpegts", "libx265", {"x265-params": options}))
+    content = from_its_second_keyframe(whole)
+    labels = demux_video(content).labels
+    leading = sum(label.pts < labels[0].pts for label in labels)
+    assert (labels[0].is_entry, leading > 0) == (True, True)
+    frames = decode_plainly(whole)[0][8 - leading :]
+    assert torch.equal(load_video(content), frames)
+
+
 def test_frames_are_counted_where_no_packet_has_a_time():
     """H.264 with B-frames in ASF: at the frame rate, in the order of display."""
     content = write_video(Kind("asf", "libx264", {"bf": "2", "g": "12"}))

@@ -28,6 +28,10 @@ _KNOWS_NONREF = frozenset({"h264", "mpeg1video", "mpeg2video", "mpeg4"})
 """Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
 HEVC it may be one for a higher temporal layer."""
 
+_LEAVES_OUT_WHAT_LACKS = frozenset({"hevc", "vvc"})
+"""Codecs whose packets say which frames before a keyframe's, in the order of display, lack what
+they refer to. Their decoders leave these out; the others are whole."""
+
 _SLOW_PACKETS = 1000
 """Decoding more before the first frame that is wanted is said."""
 
@@ -190,11 +194,12 @@ def _undamaged(
     frames: Iterator[tuple[int | None, VideoFrame]], times: dict[int, int], packets: VideoPackets
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Yield the wanted frames, each with its time; damage lasts until the next keyframe."""
-    first = packets.labels[0]
+    first, name = packets.labels[0], packets.codec.name
     # Frames before the first keyframe lack what they refer to. Most decoders leave them out. One
     # that is itself not displayed is not seen.
     is_damaged = first.is_shown and (
-        packets.codec.name == "mpeg4" or (first.is_entry and is_checked(packets.codec.name))
+        name == "mpeg4"
+        or (first.is_entry and is_checked(name) and name not in _LEAVES_OUT_WHAT_LACKS)
     )
     time_base = packets.time_base
     for number, frame in frames:
