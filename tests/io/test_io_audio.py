@@ -138,6 +138,14 @@ def test_channels_that_cannot_be_mixed_are_an_error_that_says_so():
         load_audio(wav(np.zeros((99, 9), np.int16)), num_channels=2)
 
 
+def test_a_sound_too_short_for_another_rate_says_so():
+    """The resampler holds more samples than it has been given."""
+    content = wav(np.ones((16, 1), np.int16))
+    assert load_audio(content).shape == (1, 16)
+    with pytest.raises(DecodeError, match=r"its sound is too short: .* of 16 at 48000 Hz"):
+        load_audio(content, sample_rate=16_000)
+
+
 def test_a_format_that_changes_within_the_file_is_an_error():
     """Also where no sample is converted."""
     one, other = (

@@ -114,7 +114,7 @@ def _parts(
     )
     # Formats that hold nothing but sound have no times of their own: FFmpeg counts, and rounds.
     is_timed = not is_sound_only(container) and (low > -math.inf or high < math.inf)
-    place, counted = 0, begin
+    place, counted, num_given = 0, begin, 0
     for frame in itertools.chain([first], frames, [None]):
         if frame is not None and frame.is_corrupt:
             raise DecodeError(f"{name}: damaged at {begin + place / rate:.3f} s.")
@@ -122,6 +122,7 @@ def _parts(
             if counted < end:
                 _check_time(frame, counted, name)
             counted += frame.samples / frame.sample_rate
+        num_given += 0 if frame is None else frame.samples
         for samples in _converted(resampler, first, frame, name):
             number = samples.shape[1]
             left, right = max(0, low - place), min(number, high - place)
@@ -130,6 +131,11 @@ def _parts(
                 yield samples[:, int(left) : int(right)]
             if place >= high:
                 return
+    if num_given and not place:
+        raise DecodeError(
+            f"{name}: its sound is too short: FFmpeg's resampler makes no sample at {rate} Hz of "
+            f"{num_given} at {first.sample_rate} Hz."
+        )
 
 
 def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
