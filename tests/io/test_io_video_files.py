@@ -27,6 +27,7 @@ from spdl_torch.io import (
     load_clip,
     load_video,
     sample_decode_video,
+    strided_frames,
 )
 from spdl_torch.io._video import bits, reading, slowness
 from spdl_torch.io._video.codec import VideoCodec
@@ -427,6 +428,14 @@ def test_frames_of_hevc_before_the_first_keyframe_that_need_only_it_are_whole():
     assert (labels[0].is_entry, leading > 0) == (True, True)
     frames = decode_plainly(whole)[0][8 - leading :]
     assert torch.equal(load_video(content), frames)
+
+
+def test_every_third_frame_of_raw_dv_is_every_third():
+    """FFmpeg calls its ticks, 60,000 a second, the average rate."""
+    kind = Kind("dv", "dvvideo", {}, "yuv420p", size=(720, 576), num_frames=10)
+    frames = decode_plainly(content := write_video(kind))[0]
+    clip = load_clip(content, strided_frames(4, 3))
+    assert torch.equal(clip.frames, frames[[0, 3, 6, 9]])
 
 
 def test_frames_are_counted_where_no_packet_has_a_time():

@@ -9,6 +9,8 @@ import av
 from av.codec.codec import UnknownCodecError
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
@@ -50,7 +52,7 @@ class VideoCodec:
             width=context.width,
             height=context.height,
             pix_fmt=context.pix_fmt,
-            frame_rate=_pair(stream.average_rate or stream.guessed_rate),
+            frame_rate=_pair(rate_of(stream)),
             time_base=_pair(stream.time_base),
             sample_aspect_ratio=_pair(stream.sample_aspect_ratio),
             reorder_depth=context.reorder_depth,
@@ -98,6 +100,16 @@ class VideoCodec:
             **_without_threads(config),
         }
         return context  # type: ignore[no-any-return]  # untyped in PyAV
+
+
+def rate_of(stream: VideoStream) -> Fraction | None:
+    """Return the average frames per second that a container states; None if it states none.
+
+    A frame a tick is none, where FFmpeg's guess is another rate: in raw DV.
+    """
+    average, guess = stream.average_rate, stream.guessed_rate
+    is_tick = average is not None and average * (stream.time_base or 0) == 1
+    return guess or average if is_tick else average or guess
 
 
 ImageCodec: TypeAlias = VideoCodec

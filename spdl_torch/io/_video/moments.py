@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from spdl_torch.errors import DecodeError
 
+from .codec import rate_of
 from .demux import read_spans
 from .samplers import VideoInfo
 
@@ -30,7 +31,7 @@ def measure(
 ) -> tuple[VideoInfo, VideoPackets | None]:
     """Return the facts about a video; and all its packets, where only reading them shows these."""
     time_base = float(stream.time_base or 0)
-    rate = float(stream.average_rate or stream.guessed_rate or 0)
+    rate = float(rate_of(stream) or 0)
     start = float(stream.start_time or 0) * time_base
     seconds = 0.0
     if stream.duration:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from av.error import FFmpegError
 
+from .codec import rate_of
 from .entry import can_have_entries, is_entry, is_hidden
 from .opening import can_seek
 from .packets import to_ticks
@@ -301,7 +302,7 @@ def _is_from_stream_lookup(error: IndexError) -> bool:
 
 
 def _counted(packets: Iterator[Packet[Any]], stream: VideoStream) -> Iterator[Packet[Any]]:
-    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+    rate = rate_of(stream) or Fraction(25)
     for number, packet in enumerate(packets):
         packet.pts = None  # FFmpeg gives some packets a time, which it has counted, too
         packet.dts = round(number / rate / (stream.time_base or rate))
