@@ -274,8 +274,9 @@ def _decode_with_pillow(
             pixels = _rgb_of(image)
             if info is not None:
                 info.update(_converted_info(image))
-    except Image.DecompressionBombWarning:
-        raise  # an error because the program wants it to be one
+    except Image.DecompressionBombWarning as warning:
+        # An error because the program wants it to be one.
+        raise Image.DecompressionBombWarning(f"{name}: {warning}") from warning
     # Pillow's parsers raise almost anything for damaged bytes: OSError, SyntaxError, struct.error,
     # KeyError, MemoryError, DecompressionBombError ...
     except Exception as error:
