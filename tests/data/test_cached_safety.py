@@ -96,6 +96,27 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
+class ManyRows(Rows):
+    """As many as a log should not have a line for each of."""
+
+    def __len__(self):
+        return 120
+
+
+def test_damage_is_said_a_few_times_and_counted(tmp_path, caplog):
+    """Not for each content: a damaged disk may have a million."""
+    dataset = cached(ManyRows(), tmp_path, version=1)
+    rows = [dataset[index] for index in range(120)]
+    data = Path(kept_by(dataset).folder) / "data"
+    dataset = None
+    gc.collect(0)
+    data.write_bytes(bytes(byte ^ 255 for byte in data.read_bytes()))
+    dataset = cached(ManyRows(), tmp_path, version=1)
+    assert [dataset[index] for index in range(120)] == rows
+    said = [line for line in caplog.messages if "damaged so far" in line]
+    assert [line.split(": ")[1].split()[0] for line in said] == ["1", "10", "100"]
+
+
 DAMAGED = [("index", False), ("index", True), ("data", False)]
 
 

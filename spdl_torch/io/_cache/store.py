@@ -119,6 +119,7 @@ class Store:
         self._entries: Any = {} if num_numbers is None else np.zeros(num_numbers, np.int64)
         self._num_read = 0  # entries that are in the table
         self._checked = bytearray()  # whether this process has compared an entry's checksum
+        self._num_damaged = 0
         self._counting = threading.Lock()
         # Held to add entries to the table, and briefly to change _makers. Finding takes no lock: a
         # thread that misses an entry being added waits for this one in look(), and looks again.
@@ -282,6 +283,18 @@ class Store:
             self._off = why
             _logger.warning("cache %s: not used: %s.", self.folder, why)
 
+    def _count_damaged(self) -> None:
+        """Say the 1st, 10th, 100th ... time that a content is damaged: all of them may be."""
+        with self._counting:
+            self._num_damaged += 1
+            count = self._num_damaged
+        if str(count).strip("0") == "1":
+            _logger.warning(
+                "cache %s: %d contents in its file 'data' damaged so far; each is made anew.",
+                self.folder,
+                count,
+            )
+
     def _find(self, place: int, number: int, stamp: int) -> bytearray | None:
         if place < 0:
             return None
@@ -294,7 +307,7 @@ class Store:
             return None
         if not self._checked[place]:
             if zlib.crc32(found) != entry.checksum:
-                _logger.warning("cache %s: item %d is damaged and made anew.", self.folder, number)
+                self._count_damaged()
                 return None
             self._checked[place] = 1  # without the lock: any thread would write the same
         return found
