@@ -310,6 +310,18 @@ def test_budget_ends_the_loop_at_the_same_batch(workers):
     assert len(next(batches)) == 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tries_are_called_tries(workers, caplog):
+    """With replace=True there are more of them than samples."""
+    loader = skipping(Noisy(12, {1, 5, 9}), batch_size=4, num_workers=workers, replace=True)
+    assert sum(map(len, loader)) == 12
+    assert "3 of 15 tries of the epoch failed" in caplog.text
+    budget = {"error_budget": 2, "replace": True}
+    loader = skipping(Noisy(12, {1, 5, 9}), batch_size=4, num_workers=workers, **budget)
+    with pytest.raises(PipelineFailure, match="3 of 15 tries failed, error_budget is 2"):
+        list(loader)
+
+
 @pytest.mark.parametrize(("budget", "tried"), [(None, 120), (0.05, 120), (Fraction(1, 10), 220)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_share_counts_from_100_samples_on(budget, tried, workers):

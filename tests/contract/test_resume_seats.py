@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from _datasets import (
     indices_alone,
 )
 from _loader_helpers import no_thread_left
-from _seats import FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
-from torch.utils.data import BatchSampler, RandomSampler
+from _seats import DECLARED, FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, get_worker_info
 
 from spdl_torch import DataLoader
 
@@ -252,3 +253,138 @@ def test_a_list_that_a_stateful_sampler_reuses_is_kept_as_it_was(seat, taken_at)
         batches = iter(second)
         state = second.state_dict()
         assert [*batches] == expected[taken_at:]
+
+
+class GoesOn:
+    """A sampler that keeps its own state, never ends, and goes on in the next epoch."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __iter__(self):
+        while True:
+            self.given += 1
+            yield self.given % 24
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+class BeginsAnew(GoesOn):
+    """One without a length whose epochs end, and begin at the beginning."""
+
+    def __iter__(self):
+        for self.given in range(1, 13):
+            yield self.given
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": None}])
+@pytest.mark.parametrize("sampler", [GoesOn, BeginsAnew])
+@in_seats(NONE, THREADS)
+def test_a_question_changes_no_epoch_after_a_break(seat, sampler, options):
+    """For an answer an index is drawn ahead: the next epoch has it, where the sampler goes on."""
+
+    def epochs_of(*, asks):
+        loader, epochs = seat.loader(list(range(24)), sampler=sampler(), **options), []
+        if sampler is BeginsAnew:
+            epochs.append(plain(loader))
+        for _ in range(3):
+            epoch = []
+            for batch in loader:
+                epoch += plain([batch])
+                if asks:
+                    loader.state_dict()
+                if len(epoch) == 2:
+                    break
+            epochs.append(epoch)
+        return epochs
+
+    assert epochs_of(asks=True) == epochs_of(asks=False)
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+def test_an_index_that_the_next_epoch_has_is_in_its_state(num_batches):
+    """It was drawn for a state of the epoch before."""
+    loader = DataLoader(list(range(24)), 3, sampler=GoesOn())
+    next(iter(loader))
+    loader.state_dict()
+    batches = iter(loader)
+    plain(next(batches) for _ in range(num_batches))
+    state = stored(loader)
+    expected = plain(next(batches) for _ in range(4))
+    again = DataLoader(list(range(24)), 3, sampler=GoesOn())
+    again.load_state_dict(state)
+    batches = iter(again)
+    assert plain(next(batches) for _ in range(4)) == expected
+
+
+# -- the workers' own streams ------------------------------------------------------------------
+
+
+class DrawnItems(IterableDataset):
+    """Items show what they drew; each worker has its share."""
+
+    def __iter__(self):
+        return (Drawn()[index] for index in range(get_worker_info().id, 24, 2))
+
+
+class DrawnItemsWithState(DrawnItems):
+    """The same, from where it was."""
+
+    given = 0
+
+    def __iter__(self):
+        for index in range(get_worker_info().id + 2 * self.given, 24, 2):
+            self.given += 1
+            yield Drawn()[index]
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+def by_worker(seat, dataset, **options):
+    generator = torch.Generator().manual_seed(3)
+    return seat.loader(dataset(), 2, rng="worker", generator=generator, **options)
+
+
+@pytest.mark.parametrize("dataset", [Drawn, DrawnItemsWithState])
+@in_seats(THREADS, DECLARED, FORKED)
+def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):
+    """Nobody has the workers' generators: from each place their streams are others, as a warning
+    says, and never those of the epoch's beginning again."""
+    loader, seen = by_worker(seat, dataset), []
+    loader.state_dict()
+    warned = nullcontext()
+    for num_batches in (2, 1, 9):
+        with warned:
+            batches = iter(loader)
+        seen += [row for _ in range(num_batches) for row in next(batches).tolist()]
+        state = stored(loader)
+        loader, batches = by_worker(seat, dataset), None
+        loader.load_state_dict(state)
+        warned = pytest.warns(UserWarning, match='with rng="worker" the rest of this epoch draws')
+    assert sorted(index for index, _ in seen) == list(range(24))
+    assert len({number for _, number in seen}) == 24
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_batches"), [(Drawn, 0), (Drawn, 12), (DrawnItems, 0), (DrawnItems, 3)]
+)
+@in_seats(THREADS, FORKED)
+def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_batches):
+    """Before the first batch; after the end; and where all items are made again."""
+    loader = by_worker(seat, dataset)
+    batches = iter(loader)
+    seen = plain(next(batches) for _ in range(num_batches))
+    if len(seen) == 12:
+        assert next(batches, None) is None
+    again = by_worker(seat, dataset)
+    again.load_state_dict(stored(loader))
+    expected = plain(batches) or plain(loader)
+    assert plain(again) == expected

@@ -127,3 +127,54 @@ def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, isolation, s
     assert not all(begun_again), "there are places where the loop goes on"
     assert any(begun_again), "there are places where it cannot"
     assert_threads_end()
+
+
+def came_at_the_end(kind, place, **options):
+    """Whether Ctrl-C came at that place of the end's way to the loop, which sees the end then, as
+    does a loop that resumes; or which gets a whole epoch next."""
+    loader = DataLoader(kind(8), 4, **options)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    try:
+        with AtCall(place):
+            for batch in iterator:
+                raise AssertionError(batch)
+    except KeyboardInterrupt:
+        pass
+    else:
+        assert loader.state_dict()["finished"]
+        return False
+    state = loader.state_dict()
+    try:
+        assert list(iterator) == []
+    except RuntimeError as error:
+        if "Ctrl-C came while a batch was asked for" not in str(error):
+            raise
+    loader.load_state_dict(state)
+    assert list(loader) == [], f"the end is lost, at place {place}"
+    assert len(list(loader)) == 2
+    return True
+
+
+# A file of /proc that Ctrl-C leaves open is closed with its object, and said to be.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", [Indices, IndexStream])
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({}, 2),
+        ({"num_workers": 1, "isolation": "thread"}, 101),
+        ({"num_workers": 1, "isolation": "thread", "persistent_workers": True}, 101),
+        ({"num_workers": 1, "isolation": "process"}, 401),
+    ],
+    ids=["none", "thread", "persistent", "process"],
+)
+def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
+    """Wherever it comes before the loop has seen the end: with workers, at some of the places."""
+    count = itertools.takewhile(
+        lambda place: came_at_the_end(kind, place, **options), itertools.count(1, step)
+    )
+    assert len(list(count)) >= 3
+    assert_threads_end()

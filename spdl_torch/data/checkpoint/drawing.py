@@ -23,9 +23,13 @@ class Drawing:
     So a state is asked of a sampler that has begun, and says whether the epoch's indices have
     ended. To know that, the next one is drawn, and kept for the loop.
 
+    After a ``break`` a sampler may go on in the next epoch where it was. Then what was drawn ahead
+    is that epoch's: a question would cost an index otherwise.
+
     Args:
         indices: the epoch's indices from there on, after ``pending``.
         begin: begins an epoch of the sampler.
+        may_go_on: whether the sampler may go on across epochs, as far as is known.
         restored: the state in the middle of this epoch that the sampler was given; None = none.
         ended: whether ``pending`` are the epoch's last ones.
     """
@@ -36,6 +40,7 @@ class Drawing:
         indices: Iterator[Any],
         begin: Callable[[], Iterator[Any]],
         *,
+        may_go_on: bool = False,
         pending: Iterable[Any] = (),
         restored: Any = None,
         ended: bool = False,
@@ -46,7 +51,8 @@ class Drawing:
         self._ahead = deque(pending)
         self._restored = restored
         self._ended = ended
-        self._has_begun = restored is not None
+        self.may_go_on = may_go_on
+        self._has_begun = restored is not None or bool(self._ahead)
         self._before_last: Any = None
         """The sampler's state before the last of ``_ahead`` was drawn, if it was asked then."""
         self._failure: BaseException | None = None
@@ -66,6 +72,14 @@ class Drawing:
         if not self._ahead:
             self._draw_ahead()
         return list(self._ahead)
+
+    def left_over(self) -> list[Any]:
+        """Return the indices drawn ahead that the next epoch begins with, and let go of them."""
+        if not self.may_go_on:
+            return []
+        left, self._before_last = list(self._ahead), None
+        self._ahead.clear()
+        return left
 
     def now(self) -> tuple[Any, list[Any], bool]:
         """Return the sampler's state, the indices drawn and not used, and whether they are the
@@ -111,7 +125,7 @@ class Drawing:
             return unshared(next(self._indices))  # it may be kept while the sampler changes it
         except StopIteration:
             if not is_first:
-                self._ended = True
+                self._ended, self.may_go_on = True, False
                 raise
         # A sampler that keeps its position, restored at the end of an epoch, has none left.
         self._indices = self._begin()

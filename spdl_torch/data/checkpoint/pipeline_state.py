@@ -62,7 +62,9 @@ class PassState:
     def checked(cls, state: Mapping[str, Any]) -> PassState:
         """Check a state. Raises: ValueError: not a dataset's state, or of a newer release."""
         check_version(state, _VERSION, "PipelineDataset")
-        check_fields(state, _FIELDS, ("epoch", "finished"), "PipelineDataset")
+        left_out = ("made_by",) if state["version"] == 1 else ()
+        required = [name for name in _FIELDS if name not in left_out]
+        check_fields(state, _FIELDS, required, "PipelineDataset")
         check_fields(state.get("made_by", {}), PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
         resume = cls(**copy.deepcopy({**state}))
         if resume.num_after > (resume.num_source or 0):

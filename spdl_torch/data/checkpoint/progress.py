@@ -64,6 +64,7 @@ class Progress:
     """The batches handed out before their turn: at first those of the resumed state, drawn or
     not, then also this iterator's."""
     finished: bool = False
+    """Whether the loop has seen the end."""
     _num_in_order: int = 0
     _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """The drawn batches that were not handed out in order, and the last ones that were. Keys are

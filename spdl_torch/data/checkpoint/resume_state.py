@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...scopes import scope
+from ..rng.keys import epoch_seed
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
@@ -84,16 +85,19 @@ class ResumeState:
         check_version(state, _VERSION, "DataLoader")
         values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
-        check_fields(values, _FIELDS, _REQUIRED, "DataLoader")
+        left_out = {*_OPTIONAL, *(_NEW_IN_VERSION_2 if values["version"] == 1 else ())}
+        required = [name for name in _FIELDS if name not in left_out]
+        check_fields(values, _FIELDS, required, "DataLoader")
         check_fields(values.get("made_by", {}), MADE_BY_FIELDS, (), "DataLoader", "made_by.")
-        workers = values.get("workers", ())
+        workers = values["workers"]
         for number, worker in enumerate(workers):
-            check_fields(worker, _WORKER_FIELDS, (), "DataLoader", f"workers[{number}].")
-            if worker.get("num_after", 0) > worker.get("num_items", 0):
+            where = f"workers[{number}]."
+            check_fields(worker, _WORKER_FIELDS, tuple(_WORKER_FIELDS), "DataLoader", where)
+            if worker["num_after"] > worker["num_items"]:
                 raise ValueError(
                     f"load_state_dict: workers[{number}].num_after must be at most num_items."
                 )
-        if values.get("next_worker", 0) >= max(1, len(workers)):
+        if values["next_worker"] >= max(1, len(workers)):
             raise ValueError(
                 f"load_state_dict: next_worker must be below the number of workers, "
                 f"{len(workers)}, got {values['next_worker']}."
@@ -107,6 +111,29 @@ class ResumeState:
         is_same = self.made_by.get("ranks") == num_ranks(index_sampler)
         is_known = self.last_rank is not None and self.last_rank == rank_of(index_sampler)
         return self.last_indices if is_same and is_known else ()
+
+    @property
+    def has_streams_anew(self) -> bool:
+        """Whether the workers' own streams (``rng="worker"``) are others for the rest of the epoch.
+
+        Nobody has the workers' generators. Where a worker makes all its items again, it draws
+        their numbers again, too.
+        """
+        return any(self._place)
+
+    def seed_of_rest(self) -> int:
+        """Return the seed of the workers' own streams for the rest of the epoch: it belongs to this
+        place alone, so the numbers of the epoch's beginning do not come again."""
+        seed = self.epoch_seed
+        if self.has_streams_anew:
+            for number in self._place:  # two or more: an epoch's seed is mixed with one, its number
+                seed = epoch_seed(seed, number)
+        return seed
+
+    @property
+    def _place(self) -> tuple[int, ...]:
+        kept = [w.num_items - w.num_after for w in self.workers if w.state is not None]
+        return (self.num_samples, len(self.ahead), *kept)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers, text, lists and dicts alone, apart from the own states of
@@ -169,7 +196,9 @@ _FIELDS = {
     "dataset": _ANYTHING,
     "made_by": Field("a dict", lambda value: isinstance(value, dict)),
 }
-_REQUIRED = ("epoch", "epoch_seed", "finished")
+_NEW_IN_VERSION_2 = ("sampler_ended", "made_by")
+_OPTIONAL = ("last_indices", "last_rank")
+"""Without them less is compared, and nothing else changes."""
 _WORKER_FIELDS = {
     "num_items": _NUMBER,
     "ended": _FLAG,
@@ -298,18 +327,33 @@ def _restore_samplers(loader: Any, resume: ResumeState) -> None:
 
 
 def drawing_of(
-    index_sampler: Any, indices: Iterator[Any], resume: ResumeState | None
+    index_sampler: Any, indices: Iterator[Any], resume: ResumeState | None, last: Drawing | None
 ) -> Drawing | None:
     """Return the indices of the epoch, from ``resume`` on, of a sampler that keeps its own state;
-    None = it keeps none."""
-    sampler = stateful_sampler(list(nested_samplers(index_sampler)))
+    None = it keeps none. ``last``: those of the last epoch."""
+    samplers = list(nested_samplers(index_sampler))
+    sampler = stateful_sampler(samplers)
     if sampler is None:
         return None
-    begin = partial(iter, index_sampler)
-    if resume is None or resume.finished or resume.sampler is None:
-        return Drawing(sampler, indices, begin)
+    may_go_on = _is_endless(samplers) and (last is None or last.may_go_on)
+    draw = partial(Drawing, sampler, indices, partial(iter, index_sampler), may_go_on=may_go_on)
+    if resume is None:
+        return draw(pending=last.left_over() if may_go_on and last is not None else ())
+    if resume.finished or resume.sampler is None:
+        return draw(may_go_on=may_go_on and resume.epoch < 0)  # else an epoch of it has ended
     pending, ended = map(_unpacked, resume.pending), resume.sampler_ended
-    return Drawing(sampler, indices, begin, pending=pending, restored=resume.sampler, ended=ended)
+    return draw(pending=pending, restored=resume.sampler, ended=ended)
+
+
+def _is_endless(samplers: list[Any]) -> bool:
+    """Return whether the samplers have neither a length nor epochs, as those that never end."""
+    if any(callable(getattr(each, "set_epoch", None)) for each in samplers):
+        return False
+    try:
+        len(samplers[0])
+    except (TypeError, NotImplementedError):
+        return True
+    return False
 
 
 def skipped(

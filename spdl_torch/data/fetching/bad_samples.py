@@ -132,8 +132,9 @@ def nothing_good(bad: Sequence[BadSample]) -> PipelineFailure:
 class SkippedSamples(FailureBudget):
     """The skipped samples of one epoch, up to the trainer's position. Only its thread writes."""
 
-    def __init__(self, limit: MaxFailures | None) -> None:
+    def __init__(self, limit: MaxFailures | None, tolerance: Tolerance) -> None:
         super().__init__("fetch", DEFAULT_ERROR_BUDGET if limit is None else limit)
+        self._counted = "tries" if tolerance.replaces else "samples"
         self.samples: deque[SkippedSample] = deque(maxlen=_KEPT_KEYS)
         self._num_tries = 0
         self._is_over = False
@@ -177,8 +178,8 @@ class SkippedSamples(FailureBudget):
         """Return the text of the failure."""
         limit = self._limit if isinstance(self._limit, int) else f"{float(self._limit):.4g} of all"
         return (
-            f"DataLoader: {self.num_failures} of {num_tasks} samples failed, error_budget is "
-            f"{limit}. Fix the samples below or raise error_budget"
+            f"DataLoader: {self.num_failures} of {num_tasks} {self._counted} failed, "
+            f"error_budget is {limit}. Fix the samples below or raise error_budget"
         )
 
     def _failure(self) -> PipelineFailure:
@@ -188,20 +189,22 @@ class SkippedSamples(FailureBudget):
         if count <= _LOGGED_ERRORS or count & (count - 1) == 0:
             each = self.samples[-1]
             _logger.warning(
-                "DataLoader: sample %s failed in stage %r and is skipped (%d of %d so far): %s",
+                "DataLoader: sample %s failed in stage %r and is skipped (%d of %d %s so far): %s",
                 describe(each.key),
                 each.stage,
                 count,
                 num_tasks,
+                self._counted,
                 each.error,
             )
 
     def _log_total(self, num_tasks: int) -> None:
         if self.num_failures:
             _logger.warning(
-                "DataLoader: %d of %d samples of the epoch failed and were skipped.",
+                "DataLoader: %d of %d %s of the epoch failed and were skipped.",
                 self.num_failures,
                 num_tasks,
+                self._counted,
             )
 
 

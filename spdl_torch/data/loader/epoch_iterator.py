@@ -84,18 +84,24 @@ class EpochIterator(_BaseDataLoaderIter):
             if not resume.drew_base_seed:
                 self._base_seed, self._num_epochs = resume.base_seed, resume.num_epochs
                 self._drew_base_seed = False
-        self._skipped = SkippedSamples(loader.error_budget) if loader.on_error == "skip" else None
+        tolerance = self._tolerance(loader)
+        self._skipped = None
+        if tolerance is not None:
+            self._skipped = SkippedSamples(loader.error_budget, tolerance)
         self._seed_epoch(loader)
         self._start_position = 0  # of the epoch's samples on all ranks
         self._num_samples_submitted = self._num_taken = 0
         self._resume = None if resume is None or resume.finished else resume
         self._begins_late = self._resume is None and inspect.isgenerator(self._sampler_iter)
-        drawing = drawing_of(self._index_sampler, self._sampler_iter, resume)
+        last = None if known.progress is None else known.progress.drawing
+        drawing = drawing_of(self._index_sampler, self._sampler_iter, resume, last)
         if drawing is not None:
             self._sampler_iter = drawing
         first = [None]
         if self._resume is not None:
-            self._epoch_seed = self._resume.epoch_seed
+            self._epoch_seed = self._streams_seed = self._resume.epoch_seed
+            if loader.rng == "worker":
+                self._streams_seed = self._resume.seed_of_rest()
             self._go_to(self._resume)
             is_before_order = redrawn.is_before_order(self._resume)
             first = self._draw_first_index(drawing)
@@ -120,6 +126,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._epoch_seed = int(self._base_seed)
         else:  # torch draws a base seed only once for a persistent loader; its epochs must differ
             self._epoch_seed = epoch_seed(int(self._base_seed), self._num_epochs)
+        self._streams_seed = self._epoch_seed
         self._num_epochs += 1
 
     def _new_progress(
@@ -161,11 +168,9 @@ class EpochIterator(_BaseDataLoaderIter):
         )
 
     def _advance(self, state: EpochState) -> None:
-        """Go to ``state``; a finished epoch is noted in its progress, which outlives this."""
+        """Go to ``state``."""
         assert state in MOVES[self._state], f"{self._state} cannot become {state}"
         self._state = state
-        if state is EpochState.OVER:
-            self._progress.finished = True
 
     def _go_to(self, resume: ResumeState) -> None:
         """Skip what the trainer has already received."""
@@ -206,9 +211,10 @@ class EpochIterator(_BaseDataLoaderIter):
             return [WorkerState()] * num_workers
         if len(resume.workers) != num_workers:
             raise ValueError(
-                f"load_state_dict: workers (finished={resume.finished}): the state has "
-                f"{len(resume.workers)} worker(s), this loader {num_workers}. An iterable dataset "
-                "divides itself among them, so their number must stay."
+                f"load_state_dict: workers (finished={resume.finished}): the state is of a loader "
+                f"with {_in_words(len(resume.workers))}, this one has num_workers="
+                f"{self._num_workers}. An iterable dataset divides itself among workers, so their "
+                "number must stay."
             )
         return list(resume.workers)
 
@@ -250,7 +256,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _stream_key(self) -> StreamKey:
         """Return the key from which the samples of this epoch draw."""
         return StreamKey(
-            self._epoch_seed,
+            self._streams_seed,
             self._start_position,
             *shard_of(self._index_sampler),
             epoch=self._epoch,
@@ -352,6 +358,10 @@ class EpochIterator(_BaseDataLoaderIter):
             return len(index)
         except TypeError:  # a slice, for __getitems__
             return 1
+
+
+def _in_words(num_parts: int) -> str:
+    return "num_workers=0 or 1" if num_parts == 1 else f"num_workers={num_parts}"
 
 
 def _closed() -> NoReturn:

@@ -190,8 +190,11 @@ class InlineIterator(EpochIterator):
         self._end()
         tries = self._maker.tries()
         record_bad(self._recorder, self._num_taken - 1, tries)
-        failure = self._failure_of(tries, self._num_taken, empty=False)
-        raise failure or self._failure_at_end() or StopIteration from None
+        failure = self._failure_of(tries, self._num_taken, empty=False) or self._failure_at_end()
+        # Last: the loop does not see an end that Ctrl-C cuts off, so it has to come again. From
+        # here to the loop there is no place where Python looks for Ctrl-C.
+        self._progress.finished = True
+        raise failure or StopIteration from None
 
     def _end(self) -> None:
         state = self._maker.progress(wanted=self._progress.is_wanted)
@@ -296,7 +299,7 @@ class ThreadIterator(EpochIterator):
             max_outstanding=self._max_outstanding,
             in_order=loader.in_order,
             stats=stats,
-            base_seed=self._epoch_seed,
+            base_seed=self._streams_seed,
             stream_per_sample=loader.rng == "sample",
             is_seeded=loader.seed is not None,
             worker_init_fn=loader.worker_init_fn,
@@ -438,7 +441,9 @@ class ThreadIterator(EpochIterator):
             # Nothing is left to end, and what they hold might refer to this object: pool, dataset.
             self._finalizer.detach()
             self._again.detach()
-        raise self._failure_at_end() or StopIteration
+        failure = self._failure_at_end()
+        self._progress.finished = True  # last, for the reason in _end_epoch
+        raise failure or StopIteration
 
     def _has_result(self) -> bool:
         """Whether a batch, or what comes in its place, is here or under way."""

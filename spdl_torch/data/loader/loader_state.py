@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.data")
 
+_OTHER_NUMBERS = (
+    'DataLoader.load_state_dict: with rng="worker" the rest of this epoch draws other random '
+    "numbers than it would have drawn: each worker has a stream of its own, which no state holds, "
+    'and begins a new one here. With rng="sample", the default, they would be the same.'
+)
+
 
 class LoaderState:
     """The memory of one loader, written by its iterators. A copy of the loader begins without."""
@@ -154,15 +160,19 @@ class LoaderState:
                 "load_state_dict: workers: the state is of a map-style dataset, "
                 f"{type(loader.dataset).__name__} is iterable. Make the loader as it was then."
             )
+        here = made_by(loader)
         doubts = check_made_by(
             resume.made_by,
-            made_by(loader),
+            here,
             within=is_within,
             ahead=bool(resume.ahead),
             divided=bool(resume.workers),
         )
         if doubts:
             warn(told_doubts("DataLoader", doubts))
+        by_worker = here["rng"] == resume.made_by.get("rng", "worker") == "worker"
+        if is_within and by_worker and loader.num_workers and resume.has_streams_anew:
+            warn(_OTHER_NUMBERS)
         return resume
 
 
