@@ -34,7 +34,7 @@ _JOIN_SECONDS = 10.0
 class _Sharing(DataLoader[Any]):
     """A loader whose workers share the dataset's contents, as with ``thread_safe = True``."""
 
-    def is_vouched_for(self, placement: Placement) -> bool:
+    def _is_vouched_for(self, placement: Placement) -> bool:
         return True
 
 
