@@ -49,7 +49,7 @@ class ThreadLoader(DataLoader):
     def __init__(self, *args: Any, isolation: Any = "thread", **options: Any) -> None:
         super().__init__(*args, isolation=isolation, **options)
 
-    def is_vouched_for(self, placement: Any) -> bool:
+    def _is_vouched_for(self, placement: Any) -> bool:
         """Vouch for every dataset: workers share what is in it."""
         return True
 

@@ -157,7 +157,6 @@ def test_error_without_threads_is_the_datasets_own():
         "lazily_by_worker_init_fn",
         "Hdf5Lazily",
         "SqliteLazily",
-        "ZipsByPath",
         "NumpyMemoryMap",
         "PositionedRead",
         "DictAsCache",
@@ -169,7 +168,10 @@ def test_error_without_threads_is_the_datasets_own():
     ],
 )
 def test_idiom_that_threads_can_load_passes(name, tmp_path):
-    """Handles on self, what has no position, and what belongs to a thread."""
+    """Handles on self, what has no position, and what belongs to a thread.
+
+    Not ZipsByPath: a ZipFile counts its readers by +=, which the check finds more often than not.
+    """
     check(IDIOMS[name](tmp_path))
 
 
