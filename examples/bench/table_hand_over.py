@@ -139,7 +139,11 @@ def _idle_device() -> Iterator[None]:
 
     from spdl_torch.io._transfer import cuda
 
-    names = {"CudaBackend": Idle, "resolve": lambda place: torch.device("cpu")}
+    def resolve(place: torch.device) -> torch.device:
+        """Return the GPU to the keeper of transfers, and to the transfer itself a stand-in."""
+        return torch.device("cuda", 0) if place.index is None else torch.device("cpu")
+
+    names = {"CudaBackend": Idle, "resolve": resolve}
     before = {name: getattr(cuda, name) for name in names}
     for name, value in names.items():
         setattr(cuda, name, value)
