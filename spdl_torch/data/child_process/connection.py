@@ -133,11 +133,15 @@ class ChildConnection:
         """
         content = pickle.dumps(message, 5)
         try:
-            return self.outgoing.send(content)
+            return self._say(content)
         except BaseException:  # Ctrl-C mid-message: the child could not parse what follows
             self.ending.is_cut_off = True
             self.hang_up()
             raise
+
+    def _say(self, content: bytes) -> bool:
+        """Write a message: the part of ``send`` that Ctrl-C may cut in two."""
+        return self.outgoing.send(content)
 
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""
