@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _MOST_DEATHS = 2
 """The number of processes that may be killed while the same batch was next."""
-_MOST_REPLACED = 100
-"""The number of processes that are replaced in an epoch."""
 
 
 class Losses:
@@ -26,7 +24,6 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._num_replaced = 0
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
         self._fatal: ChildConnection | None = None
         self._fatal_job = ""
@@ -35,12 +32,10 @@ class Losses:
         """Count a process that was killed with these jobs, and return whether another one should
         try them.
         """
-        if jobs:
-            deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
-            if deaths >= _MOST_DEATHS:
-                return False
-        self._num_replaced += 1
-        return self._num_replaced <= _MOST_REPLACED
+        if not jobs:
+            return True
+        deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
+        return deaths < _MOST_DEATHS
 
     def end(self, connection: ChildConnection, jobs: Sequence[Submit] = ()) -> None:
         """Note the process whose end ends the epoch, and the jobs that it had."""

@@ -65,6 +65,8 @@ _logger = logging.getLogger("spdl_torch.data")
 _JOIN_SECONDS = 1.0
 _ASK_SECONDS = 2.0
 _MOST_EPOCHS_WAITING = 1_000
+_MOST_REPLACED = 100
+"""The number of children that are replaced in an epoch."""
 _LOOK_SECONDS = 0.1
 """The interval at which a waiting loop checks whether it has to fork a child."""
 
@@ -522,7 +524,7 @@ class ProcessPool:
         """
         if not child.connection.was_killed or self._spec.has_turns or len(self.children) == 1:
             return False
-        return self._losses.may_be_replaced(jobs)
+        return self._losses.may_be_replaced(jobs) and self.stats.num_replaced < _MOST_REPLACED
 
     def _start_successors(self) -> None:
         """Fork those that replace killed children."""
