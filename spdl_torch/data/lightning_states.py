@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .dataset import PipelineDataset
 from .loader.dataloader import DataLoader
+from .sampling.sampler_chain import has_length
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -31,7 +32,7 @@ def want_states(trainer: Any) -> None:
         return
     for loader in _flattened(trainer):
         if isinstance(loader, DataLoader):
-            loader._state.want(before=not _has_length(loader))
+            loader._state.want(before=not has_length(loader))
 
 
 def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> None:
@@ -69,15 +70,6 @@ def correct_resumed_loaders(trainer: Any) -> None:
             iter(fetcher)
     elif loop.epoch_loop.restarted_on_train_batch_end and any(are_over):
         iter(fetcher)
-
-
-def _has_length(loader: Any) -> bool:
-    """Return whether the loader has a length; if not, Lightning holds one batch back."""
-    try:
-        len(loader)
-    except (TypeError, NotImplementedError):
-        return False
-    return True
 
 
 def _flattened(trainer: Any) -> list[Any]:

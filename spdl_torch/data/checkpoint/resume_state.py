@@ -23,7 +23,7 @@ import torch
 from ...scopes import scope
 from ..rng.keys import epoch_seed
 from ..sampling.indices import unshared
-from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
+from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, num_ranks, shard_of
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
 from .drawing import Drawing
 from .last_indices import NUM_LAST, LastIndices, differing_order, last_of, rank_of
@@ -347,13 +347,8 @@ def drawing_of(
 
 def _is_endless(samplers: list[Any]) -> bool:
     """Return whether the samplers have neither a length nor epochs, as those that never end."""
-    if any(callable(getattr(each, "set_epoch", None)) for each in samplers):
-        return False
-    try:
-        len(samplers[0])
-    except (TypeError, NotImplementedError):
-        return True
-    return False
+    has_epochs = any(callable(getattr(each, "set_epoch", None)) for each in samplers)
+    return not (has_epochs or has_length(samplers[0]))
 
 
 def skipped(

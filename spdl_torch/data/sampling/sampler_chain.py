@@ -1,4 +1,4 @@
-"""The rank and the epoch that a loader's sampler, or one inside it, knows."""
+"""What a loader's sampler, or one inside it, knows: the rank, the epoch, a length."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def epoch_of(sampler: Any) -> int | None:
         if callable(getattr(each, "set_epoch", None)) and isinstance(epoch, int):
             return epoch
     return None
+
+
+def has_length(sized: Any) -> bool:
+    """Return whether a sampler or a loader has a length."""
+    try:
+        len(sized)
+    except (TypeError, NotImplementedError):  # torch's, where what is inside has none
+        return False
+    return True
 
 
 def nested_samplers(sampler: Any) -> Iterator[Any]:
