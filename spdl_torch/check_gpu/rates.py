@@ -61,7 +61,7 @@ def check_copies(sheet: Sheet, rounds: int = 3) -> None:
                 for name, sources in SOURCES.items()
             },
         }
-        rates = _interleaved(ways, rounds)
+        rates = interleaved(ways, rounds)
         size = f"{megabytes:g}MB"
         sheet.note(f"copy_{size}_bare_gigabytes_per_second", num_bytes * rates["bare"] / 1e9)
         for name in SOURCES:
@@ -77,15 +77,18 @@ def _num_copies(num_bytes: int) -> int:
 
 
 def _bare_copies(num_bytes: int) -> float:
+    return bare_copies(torch.zeros(num_bytes, dtype=torch.uint8).pin_memory())
+
+
+def bare_copies(source: Tensor) -> float:
     """Return copies per second of one pinned buffer on a stream that has nothing else."""
-    source = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
     with torch.cuda.stream(stream):
-        target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source, device="cuda")
         for _ in range(WARM_UP):
             target.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
-        count, start = _num_copies(num_bytes), time.perf_counter()
+        count, start = _num_copies(source.nbytes), time.perf_counter()
         for _ in range(count):
             target.copy_(source, non_blocking=True)
         stream.synchronize()
@@ -247,7 +250,7 @@ def check_training(sheet: Sheet, folder: Path, *, rounds: int = 3, seconds: floa
     }
     for name in ("ours", "ours_isolated"):
         ways[f"{name} alone"] = partial(_loading_rate, *sources[name], seconds / 2)
-    judge_training(sheet, _interleaved(ways, rounds))
+    judge_training(sheet, interleaved(ways, rounds))
     idle, busy = trainer.steps["synthetic"], trainer.steps["ours"]
     sheet.at_most("step_p50_busy_over_idle", quantile(busy, 0.5) / quantile(idle, 0.5), 1.03)
     sheet.at_most("step_p99_busy_over_idle", quantile(busy, 0.99) / quantile(idle, 0.99), 1.10)
@@ -388,7 +391,7 @@ def _augmentation() -> Any:
     )
 
 
-def _interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+def interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Return the median of each way's measurements, taken in turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):

@@ -33,7 +33,7 @@ from .sampling.sharding import (
 )
 from .user_warnings import warn
 from .workers.device import AHEAD, check_device, most_pieces
-from .workers.stats import with_remarks_of
+from .workers.stats import with_remarks, with_remarks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
+    from ..io._transfer.near import Near
     from ..io._transfer.transfer import Transfer
     from ..observe.store.epoch_watchers import EpochWatcher
     from ..observe.trace.profile import Profile
@@ -165,16 +166,19 @@ class PipelineDataset(IterableDataset[T_co]):
         spec = replace(self._spec, src=source)
         target, ended = check_device(self._device), threading.Event()
         give_back: Callable[[], None] | None = None
+        options, near = self._options, None
         if target is not None:
             transfer, give_back = self._keeper_of_transfers().lend(target)
             spec = replace(spec, pipes=_stages_to(transfer, spec.pipes, ended))
+            near = transfer.near
+            options = replace(options, begin_thread=near.settle_each() if near else None)
         recorder = FlightRecorder(
             "PipelineDataset", self._pipeline_number, enabled=self._options.stats
         )
         recorder.belongs_to(self)
-        pipeline = Pipeline(spec, self._options, recorder=recorder)
+        pipeline = Pipeline(spec, options, recorder=recorder)
         with between_epochs(self._epoch_watchers):
-            current = self._pass = _Pass(pipeline, recorder, self._spec.src.source)
+            current = self._pass = _Pass(pipeline, recorder, self._spec.src.source, near)
         progress.pipeline = pipeline
         try:
             current.pipeline.start()
@@ -471,14 +475,21 @@ def _transfer_stage(transfer: Transfer, ended: threading.Event) -> StageSpec:
 class _Pass:
     """A running pipeline."""
 
-    def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any) -> None:
+    def __init__(
+        self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any, near: Near | None
+    ) -> None:
         self.pipeline = pipeline
         self._source = source
+        self._near = near
         self.recorder = recorder
         self.is_failure_raised = False
 
     def report(self) -> Report:
-        return with_remarks_of(self._source, self.pipeline.report(), one_by_one=False)
+        report = self.pipeline.report()
+        if self._near is not None:
+            num_threads = sum(stage.concurrency for stage in report.stats.stages[:-1])
+            report = with_remarks(report, self._near.remark(num_threads, "threads of stages"))
+        return with_remarks_of(self._source, report, one_by_one=False)
 
 
 class _Ended:

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from .limits import allowed_cores
+
 
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of the workers that it has joined."""
@@ -31,14 +33,9 @@ class OtherPrograms:
         return max(0.0, others / (time.monotonic() - start_time))
 
 
-def _affinity() -> set[int]:
-    usable = getattr(os, "sched_getaffinity", None)
-    return usable(0) if usable else set()
-
-
 def _busy_seconds() -> float | None:
     """Return the CPU seconds that anybody has used on our cores since the machine started."""
-    names = {f"cpu{number}" for number in _affinity()}
+    names = {f"cpu{number}" for number in allowed_cores()}
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:

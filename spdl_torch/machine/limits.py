@@ -56,7 +56,7 @@ class Limits:
         Memory: what the machine has available, and no more than its cgroup has left; cached files
         do not count as used. Ranks: torchrun's variable ``LOCAL_WORLD_SIZE``, else 1.
         """
-        return read_limits(_ROOT, _allowed_cores(), os.environ)
+        return read_limits(_ROOT, len(allowed_cores()), os.environ)
 
 
 def usable_cores() -> float:
@@ -67,7 +67,7 @@ def usable_cores() -> float:
     is noticed within some seconds.
     """
     global _last
-    asked = _ROOT, _allowed_cores(), os.environ.get(_RANKS)
+    asked = _ROOT, len(allowed_cores()), os.environ.get(_RANKS)
     found, last = None, _last  # read once: other threads may ask as well
     if last is not None and last[0] == asked and monotonic() - last[1] < _KEPT_SECONDS:
         found = last[2]
@@ -116,7 +116,7 @@ def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
     outside; folders that are not there have no files, and so no limits.
     """
     mount = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
         if not controllers:
@@ -134,9 +134,9 @@ def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
 def _quota(folder: Path, version: _Version) -> float | None:
     """Return the CPU quota of a cgroup in cores (CPU time over wall time), if any."""
     if version is _VERSION_2:
-        fields = [*_text(folder / "cpu.max").split(), "", ""]
+        fields = [*text_of(folder / "cpu.max").split(), "", ""]
     else:
-        fields = [_text(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
+        fields = [text_of(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
     quota, period = fields[:2]  # no quota: "max" or "-1"
     if not quota.isdecimal() or not period.isdecimal() or not int(quota) or not int(period):
         return None
@@ -145,7 +145,9 @@ def _quota(folder: Path, version: _Version) -> float | None:
 
 def _memory_left(folder: Path, version: _Version) -> int | None:
     """Return the bytes that a cgroup may still take, counting cached files as free."""
-    limit, usage = (_text(folder / n).strip() for n in (version.memory_limit, version.memory_usage))
+    limit, usage = (
+        text_of(folder / n).strip() for n in (version.memory_limit, version.memory_usage)
+    )
     if not limit.isdecimal() or not usage.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
         return None
     cache = _field(folder / "memory.stat", version.memory_cache) or 0
@@ -168,21 +170,27 @@ def _memory_available(root: Path) -> int | None:
 
 def _field(path: Path, name: str) -> int | None:
     """Return the number that follows a name at the beginning of a line."""
-    for line in _text(path).splitlines():
+    for line in text_of(path).splitlines():
         words = line.split()
         if len(words) >= 2 and words[0] == name and words[1].isdecimal():
             return int(words[1])
     return None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what the system says in a file; "" = it has that elsewhere, or not at all."""
     try:
         return path.read_text()
     except OSError:
-        return ""  # this system has it elsewhere, or not at all
+        return ""
 
 
-def _allowed_cores() -> int:
+def allowed_cores() -> frozenset[int]:
+    """Return the numbers of the cores that this process may run on.
+
+    They are those of its main thread: a loader's own threads may be bound to fewer, near a GPU, and
+    count all of them even so.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return frozenset(os.sched_getaffinity(os.getpid()))
+    return frozenset(range(os.cpu_count() or 1))

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from _lazy_device import LazyDevice, install
+from _lazy_device import FreeAtOnce, LazyDevice, install
 from _lazy_gpu import LazyGpu, gpu, lines_of
 from _loader_helpers import no_thread_left
-from test_transfer_races import FreeAtOnce
 
 from spdl_torch.__main__ import main
 from spdl_torch.check_gpu import command, correctness, exits, races, rates

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 import torch
+from _lazy_device import FreeAtOnce
 from _lazy_gpu import Cuda, as_torchs, gpu, lines_of
 from _loader_helpers import no_thread_left
-from test_transfer_races import FreeAtOnce
 
 from spdl_torch.check_gpu import allocators, correctness, rates, resources, ways
 from spdl_torch.check_gpu.gpu import unguarded

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import in_thread, result_of
-from _lazy_device import HOST, LazyDevice, install, machine
+from _lazy_device import HOST, FreeAtOnce, LazyDevice, install, machine
 from PIL import Image
 
 from spdl_torch.data import dataset
@@ -37,9 +37,13 @@ from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.io import Transfer, cuda_config, decode_image
 from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
-from spdl_torch.io._video import torchcodec_video
 from spdl_torch.pipeline.channel.channel import Channel
 from spdl_torch.pipeline.channel.waits import ChannelClosed
+
+try:
+    from spdl_torch.io._video import torchcodec_video
+except ModuleNotFoundError:  # it needs PyAV
+    torchcodec_video = None
 
 ORDERS = ("late", "model", *range(3))
 LARGE = slabs.SMALL_BYTES
@@ -582,7 +586,7 @@ SCENARIOS = [
 # Where lines are that these alone need.
 OF_ROOMS = {
     nvjpeg: [decoded_on_the_device],
-    torchcodec_video: [clips_decoded_on_the_device],
+    **({torchcodec_video: [clips_decoded_on_the_device]} if torchcodec_video else {}),
     transfer_stage: [ended_while_a_loader_waits_for_the_model],
     dataset: [ended_while_a_pipeline_waits_for_the_model],
     team: [packed_by_several_threads],
@@ -639,7 +643,7 @@ GUARDS = {
 }
 
 WAYS = (
-    *(cuda, region, slabs, transfer, nvjpeg, torchcodec_video),
+    *(cuda, region, slabs, transfer, nvjpeg, *filter(None, [torchcodec_video])),
     *(transfer_stage, shared_memory, batch_memory, dataset, team, readers),
 )
 
@@ -765,14 +769,6 @@ class ForgetfulOfObjects(slabs.Slab):
 
     def busy_until(self, event, sources):
         super().busy_until(event, [each for each in sources if isinstance(each, torch.Tensor)])
-
-
-class FreeAtOnce(batch_memory.BatchMemory):
-    """Gives memory out again while a copy reads it."""
-
-    def _lent(self, piece, num_bytes):
-        self._freed.append(piece)
-        return super()._lent(piece, num_bytes)
 
 
 class FreeWhenUnviewed(readers.Readers):

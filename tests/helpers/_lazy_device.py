@@ -16,13 +16,14 @@ import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from _gates import spdl_threads, until
 
-from spdl_torch.io._transfer import cuda, runtime, slabs, transfer
+from spdl_torch.io._transfer import batch_memory, cuda, runtime, slabs, transfer
 
 PATIENCE_SECONDS = 30
 
@@ -85,6 +86,10 @@ class LazyDevice:
 
     def device_count(self):
         return self.num_devices
+
+    def get_device_properties(self, index):
+        """The addresses at which the system knows them."""
+        return SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A + index, pci_device_id=0)
 
     def current_device(self):
         return getattr(self.of_thread, "device", 0)
@@ -496,6 +501,14 @@ class LazyBackend(cuda.CudaBackend):
     @property
     def num_model_waits(self):
         return self.machine.num_model_waits
+
+
+class FreeAtOnce(batch_memory.BatchMemory):
+    """Gives memory out again while a copy reads it."""
+
+    def _lent(self, piece, num_bytes):
+        self._freed.append(piece)
+        return super()._lent(piece, num_bytes)
 
 
 def take_until_far_behind(batches, device):

@@ -59,11 +59,17 @@ class Passage:
 BIG = torch.rand(4, 3, 100, 100)
 
 
-def sparse_blocks():
-    """torch says once that these are new."""
+def sparse_tensors():
+    """torch says once that blocks are new, and in some versions that nothing is checked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.eye(300).to_sparse_bsc((10, 10))
+        return {
+            "sparse": torch.eye(300).to_sparse(),
+            "sparse, not coalesced": torch.sparse_coo_tensor(
+                [[0, 0]], [1.0, 2.0], (3,), check_invariants=True
+            ),
+            "sparse blocks": torch.eye(300).to_sparse_bsc((10, 10)),
+        }
 
 
 TENSORS = {
@@ -80,11 +86,7 @@ TENSORS = {
     "bfloat16": torch.rand(300, 300).to(torch.bfloat16),
     "bool": torch.rand(300, 300) > 0.5,
     "complex, conjugated": torch.rand(300, 300, dtype=torch.complex64).conj(),
-    "sparse": torch.eye(300).to_sparse(),
-    "sparse, not coalesced": torch.sparse_coo_tensor(
-        [[0, 0]], [1.0, 2.0], (3,), check_invariants=True
-    ),
-    "sparse blocks": sparse_blocks(),
+    **sparse_tensors(),
     "needs gradients": torch.rand(300, 300, requires_grad=True),
     "parameter": torch.nn.Parameter(torch.rand(300, 300)),
     "subclass": tv_tensors.Image(torch.randint(0, 255, (3, 300, 300), dtype=torch.uint8)),

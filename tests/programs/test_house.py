@@ -58,6 +58,7 @@ ROOMS = {
         "histogram",
         "gil",
         "limits",
+        "numa",
         "cpu_time",
         "thread_times",
         "probes",

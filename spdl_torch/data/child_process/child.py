@@ -20,6 +20,7 @@ from ..rng.patches import install
 from .batch_packing import SlabWriter
 from .lone_worker import LoneWorker
 from .messages import Up
+from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
 from .uplink import Uplink
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
+    from ...io._transfer.near import Near
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
@@ -45,6 +47,8 @@ class Beginning(NamedTuple):
     environment: dict[str, str] | None
     """The trainer's environment, and its rank: a fork server's children have the environment from
     when the server started. None = the child is forked, and already has it."""
+    near: Near | None
+    """The cores near the device of the batches; None = there is none, or all are alike."""
 
     @property
     def is_forked(self) -> bool:
@@ -57,11 +61,14 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
 
     ``control``: the pipe for the trainer's questions.
     """
+    near = beginning.near
+    if near is not None:
+        near.settle(beginning.number)  # before any other thread is there
     if beginning.is_forked:
         gc.freeze()  # collections would write to every page that is shared with the trainer
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    uplink = Uplink(connection)
+    uplink = Uplink(connection, SlabPool(near.cores) if near else SlabPool())
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()

@@ -105,6 +105,7 @@ class ProcessPool:
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
         hook = None if device_stage is None else device_stage.hook
         self.stats = ProcessStats(stages[0], stages[1], hook)
+        self.stats.near = None if device_stage is None else device_stage.near
         self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
         self._epoch: Epoch | None = None
         self.roster = Roster(spec.num_workers, has_turns=spec.has_turns)
@@ -335,6 +336,7 @@ class ProcessPool:
             key,
             workers,
             blocks=self._blocks,
+            near=self.stats.near,
             lock=lock,
             hear=weakly(self._hear),
             ended=weakly(self._child_has_ended),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ...io._transfer.region import Region, mapped_file
+from ...io._transfer.region import Region, mapped_file, touched
 from ...io._transfer.slabs import rounded_up
 from ...pipeline.threads.shared_state import LiveObjects
 from .messages import Free, Span
@@ -52,7 +52,7 @@ class Ticket(NamedTuple):
 class _Slab:
     """The child's side of a slab."""
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, number: int, size: int, cores: frozenset[int]) -> None:
         self.number = number
         self.size = size
         self.is_new = True
@@ -65,6 +65,8 @@ class _Slab:
         else:
             self.tag = f"spdl-torch-{os.urandom(8).hex()}-{number}"
             self.memory = mmap.mmap(-1, size, self.tag)  # type: ignore[arg-type]  # Windows' tag
+        if cores:
+            touched(self.memory, cores)
         self.array: np.ndarray[Any, Any] = np.frombuffer(self.memory, np.uint8)
         self._address = int(self.array.ctypes.data)
 
@@ -124,9 +126,13 @@ class Lease:
 
 
 class SlabPool:
-    """The child's slabs. Any thread may use it."""
+    """The child's slabs. Any thread may use it.
 
-    def __init__(self) -> None:
+    cores: near which their memory is to be; none = wherever it is first written to.
+    """
+
+    def __init__(self, cores: frozenset[int] = frozenset()) -> None:
+        self._cores = cores
         self._lock = threading.RLock()  # a garbage collection inside may drop a lease
         self._slabs: dict[int, _Slab] = {}
         self._free: list[int] = []
@@ -158,7 +164,7 @@ class SlabPool:
                 number = self._free.pop(unseen[-1])
                 self._retired.append(number)
                 del self._slabs[number]
-            slab = _Slab(self._num_made, self._largest)
+            slab = _Slab(self._num_made, self._largest, self._cores)
             self._num_made += 1
             self._slabs[slab.number] = slab
             return Lease(self, slab)

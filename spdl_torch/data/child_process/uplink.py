@@ -15,7 +15,6 @@ from ..workers.jobs import Failed, Loaded
 from .error_pickle import pack_error, pack_errors_of
 from .framing import socket_of
 from .messages import Answer, Fatal, Free, LogLine
-from .shared_memory import SlabPool
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ..workers.jobs import Result
     from ..workers.stats import PoolStats
     from .batch_packing import PackedBatch
+    from .shared_memory import SlabPool
 
 _READINGS_NS = 100_000_000  # the minimum between readings sent; the last batch always has one
 
@@ -31,8 +31,8 @@ class Uplink:
     """Sends to the trainer. Any thread may use it; the worker's alone takes jobs and sends
     results."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.slabs = SlabPool()
+    def __init__(self, connection: Connection, slabs: SlabPool) -> None:
+        self.slabs = slabs
         self.epoch = 0
         """The epoch of the results that are sent."""
         self.stats: PoolStats | None = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import BaseContext
 
+    from ...io._transfer.near import Near
     from ...io._transfer.region import Region
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..checkpoint.user_state import WorkerState
@@ -44,6 +45,7 @@ class WorkerProcess:
         workers: Sequence[WorkerState],
         *,
         blocks: SharedBlocks | None,
+        near: Near | None,
         lock: Callable[[Any], Region] | None,
         hear: Callable[[WorkerProcess, Answer], None],
         ended: Callable[[WorkerProcess], None],
@@ -67,6 +69,7 @@ class WorkerProcess:
             tuple(workers),
             torch.get_default_dtype(),
             None if is_forked else _environment(),
+            near,
         )
         # Weakly: the connection's thread must not keep this object, whose jobs hold user indices.
         own = weakref.ref(self)

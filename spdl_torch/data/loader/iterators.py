@@ -92,6 +92,7 @@ class InlineIterator(EpochIterator):
         self._recorder = recorder
         self._stats = InlineStats(self._stages, recorder, loader.dataset)
         self._stats.skipped = self._skipped
+        self._stats.near = None if self._device_stage is None else self._device_stage.near
         weakref.finalize(self, self._stats.end).atexit = False
         self._ring = recorder.new_consumer_ring(0)
         cells = [stage.new_cell() if stats else None for stage in self._stages]

@@ -31,6 +31,7 @@ from ..dataset_stats import loading_counts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...io._transfer.near import Near
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from ...pipeline.hooks.task_hooks import TaskStatsHook
@@ -139,6 +140,8 @@ class PoolStats:
         self.skipped: SkippedSamples | None = None
         self.shared = ""
         """The remark on what worker threads share though samples may change it."""
+        self.near: Near | None = None
+        """The cores near the device of the batches; None = there is none, or all are alike."""
         self.placement: Placement | None = None
         """Where the workers live from the next epoch on, and why; None = somebody else says."""
         self._placements: tuple[Placement, ...] = ()  # where they have lived in this epoch
@@ -215,7 +218,12 @@ class PoolStats:
             stats=self._stats_of(epoch, readings),
             probes=probes,
             placements=() if now is None else (*before, _with_workers(now, self.workers.count)),
-            remarks=(*_remarks_on(self.skipped), *filter(None, (self.shared,)), *self._remarks()),
+            remarks=(
+                *_remarks_on(self.skipped),
+                *filter(None, (self.shared,)),
+                *_remarks_on_cores(self.near, self.workers.count),
+                *self._remarks(),
+            ),
         )
 
     def _remarks(self) -> tuple[str, ...]:
@@ -290,6 +298,8 @@ class InlineStats:
         self, stages: list[TaskStatsHook], recorder: FlightRecorder, dataset: Any = None
     ) -> None:
         self.skipped: SkippedSamples | None = None
+        self.near: Near | None = None
+        """As in :class:`PoolStats`."""
         self._counts = DatasetCounts(dataset)
         self._stages = stages
         self._recorder = recorder
@@ -338,7 +348,8 @@ class InlineStats:
             run_delay_ratio=delay,
             helper_cores=None if delay is None else helper_cores(before.probes, now.probes),
         )
-        return Figures(self.snapshot(), probes, remarks=_remarks_on(self.skipped)).report()
+        remarks = *_remarks_on(self.skipped), *_remarks_on_cores(self.near, 0)
+        return Figures(self.snapshot(), probes, remarks=remarks).report()
 
     def _reading(self) -> _InlineReading:
         return _InlineReading(probe_counters(), run_delay_ns(self._thread))
@@ -357,6 +368,11 @@ def _with_workers(placement: Placement, count: int) -> Placement:
 def _remarks_on(skipped: SkippedSamples | None) -> tuple[str, ...]:
     """Return the remarks that name the skipped samples."""
     return () if skipped is None else tuple(skipped.remarks())
+
+
+def _remarks_on_cores(near: Near | None, num_workers: int) -> tuple[str, ...]:
+    """Return the remark on what is near the device of the batches."""
+    return () if near is None else (near.remark(num_workers),)
 
 
 def with_remarks_of(

@@ -26,6 +26,7 @@ from .jobs import Failed, Loaded
 
 if TYPE_CHECKING:
     from ...io._transfer.batch_memory import BatchMemory
+    from ...io._transfer.near import Near
     from ...io._transfer.region import LimitedLocker
     from ...io._transfer.transfer import Transfer
     from ...pipeline.channel.channel import Channel
@@ -44,6 +45,16 @@ class DeviceStage:
         # Written by the transfer thread or, without workers, by the trainer's in move().
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
 
+    @property
+    def near(self) -> Near | None:
+        """The cores near the device; None = all are alike."""
+        return self._transfer.near
+
+    def settle(self, number: int) -> None:
+        """Bind a worker's thread near the device, or leave it free; see ``Near.settle``."""
+        if self.near is not None:
+            self.near.settle(number)
+
     def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
         """Return the locker of memory that other processes write; batches are copied from there."""
         return self._transfer.limited(most_regions(max_outstanding, num_processes))
@@ -54,6 +65,7 @@ class DeviceStage:
 
     def run(self, epochs: Channel[Epoch]) -> None:
         """Transfer epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
+        self.settle(0)
         while True:
             try:
                 epoch = epochs.get()

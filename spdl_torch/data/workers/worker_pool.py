@@ -115,6 +115,7 @@ class WorkerPool:
             None if device_stage is None else device_stage.hook,
             spec.dataset,
         )
+        self.stats.near = None if device_stage is None else device_stage.near
         self._epoch: Epoch | None = None
         # Between epochs the threads may be let go while the workers stay: threads share the dataset
         # and keep nothing of their own.
@@ -468,6 +469,8 @@ class WorkerPool:
         self._device_stage.run(self._epochs[_TRANSFER])
 
     def _serve(self, number: int, say_ready: _Once) -> None:
+        if self._device_stage is not None:
+            self._device_stage.settle(number)
         worker = self._workers.get(number)
         if worker is None:
             stages = (self._fetch_stats, self._collate_stats)

@@ -21,6 +21,7 @@ from .region import Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
 
     from torch import Tensor
@@ -41,12 +42,18 @@ class BatchMemory:
     """
 
     def __init__(
-        self, locker: PageLocker, most_pieces: int, let_go: Callable[[], None] = _no_transfer
+        self,
+        locker: PageLocker,
+        most_pieces: int,
+        let_go: Callable[[], None] = _no_transfer,
+        mapped: Callable[[int], mmap.mmap] = mapped,
     ) -> None:
-        """``let_go``: called where no piece is free, to free those that have been copied."""
+        """``let_go``: called where no piece is free, to free those that have been copied.
+        ``mapped``: returns memory for a piece."""
         self._locker = locker
         self._most_pieces = most_pieces
         self.let_go = let_go
+        self._mapped = mapped
         self._lock = threading.Lock()
         self._free: list[Region] = []
         self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
@@ -124,7 +131,7 @@ class BatchMemory:
 
     def _new(self, size: int) -> Region | None:
         try:
-            piece = Region(mapped(size), self._locker)
+            piece = Region(self._mapped(size), self._locker)
         except OSError:  # there is not that much memory
             piece = None
         if piece is not None and piece.is_locked:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .leaves import Recordable
+    from .near import Near
     from .slabs import Event, Layout, Slab
     from .tree import Spots
 
@@ -187,7 +188,7 @@ class Transfer:
             ring.let_go()
             readers.look()
 
-        self._memory = BatchMemory(self._backend, 0, let_go)
+        self._memory = BatchMemory(self._backend, 0, let_go, self._backend.mapped)
         self._team = Team()
         # Held while a batch is staged, waits included: the ring and the team serve one at a time.
         # receive() does not take it, so a receiver never waits for a batch that is being packed.
@@ -200,6 +201,11 @@ class Transfer:
     def device(self) -> torch.device:
         """The device of the batches, with its index."""
         return self._backend.device
+
+    @property
+    def near(self) -> Near | None:
+        """The cores near the device, where its memory is; None = all are alike."""
+        return self._backend.near
 
     def stage(self, batch: Any) -> Staged:
         """Start copying every tensor of ``batch`` (dicts, lists, tuples, named tuples and

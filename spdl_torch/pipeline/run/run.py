@@ -42,7 +42,7 @@ from .task_limit import make_task_limit
 from .wiring import Wiring
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...machine.probes import ProbeCounters, Probes
     from ..definition.specs import PipelineSpec
@@ -89,6 +89,7 @@ class Run:
         self._failed: tuple[str, list[Exception]] | None = None
         self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
+        self._begin_thread = options.begin_thread
         self._started_ns = 0
         self._probes_before: ProbeCounters | None = None  # not started, or without statistics
         self._probes_after: ProbeCounters | None = None  # it still runs
@@ -146,7 +147,7 @@ class Run:
             with self._lock:  # a tuner may set the concurrency meanwhile, on the reporter's thread
                 targets = node.thread_targets()
             for name, target in targets:
-                self._threads.spawn(name, target)
+                self._start_worker(name, target)
         for source in self.sources:
             source.thread = self._threads.spawn(source.name, source.run)
 
@@ -345,7 +346,18 @@ class Run:
                 live.threads.thread_count.count = count
                 return
             for name, target in live.resize(count):
-                self._threads.spawn(name, target)
+                self._start_worker(name, target)
+
+    def _start_worker(self, name: str, target: Callable[[], None]) -> None:
+        """Start a thread of a stage."""
+        begin = self._begin_thread
+
+        def run() -> None:
+            if begin is not None:
+                begin()
+            target()
+
+        self._threads.spawn(name, run)
 
     def set_buffer_sizes(self, sizes: Mapping[str, int]) -> None:
         """Let that many items wait after each stage named, if that is more than now."""
