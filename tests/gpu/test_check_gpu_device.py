@@ -386,8 +386,8 @@ WHATS = ("wrong", "pinned_batches")
 class Greedy(BatchMemory):
     """Locks new memory for each batch, and keeps it."""
 
-    def __init__(self, locker, most_pieces, let_go):
-        super().__init__(locker, most_pieces, let_go)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.kept = []
 
     def grow(self, most_pieces):

@@ -183,7 +183,7 @@ def test_forked_process_does_not_use_what_its_parent_keeps(device, monkeypatch):
     """Nor does it ask the parent's events, or unlock."""
     run_epoch(loader := without_workers())
     num_locks = device.num_locks
-    monkeypatch.setattr(kept.os, "getpid", partial(int, os.getpid() + 1))
+    monkeypatch.setattr(kept.os, "getpid", partial(int, os.getppid()))
     run_epoch(loader)
     assert device.num_locks == 2 * num_locks
     assert device.num_unlocks == 0
