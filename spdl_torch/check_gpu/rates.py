@@ -30,7 +30,7 @@ from ..measuring.quantiles import quantile
 from ..nn import ToFloat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from .sheet import Sheet
@@ -391,7 +391,7 @@ def _augmentation() -> Any:
     )
 
 
-def interleaved(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+def interleaved(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Return the median of each way's measurements, taken in turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
