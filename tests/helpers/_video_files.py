@@ -260,6 +260,23 @@ class Tally:
         assert np.allclose(clip.timestamps, [shown[number] for number in wanted])
         return None
 
+    def facts(self):
+        """Compare what a sampler is told with the frames and times of the decode of all."""
+        told = []
+        load_clip(self.video.content, lambda info: told.append(info) or [0.0])
+        (info,) = told
+        times = sorted(self.times)
+        kind = KINDS[self.kind]
+        assert np.isclose(info.start_seconds, times[0], atol=1e-6)
+        assert info.num_frames >= len(times)
+        if kind.step is not uneven:  # an MP4 adds up the steps between packets, not frames
+            end, longest = info.start_seconds + info.duration_seconds, max(np.diff(times))
+            assert times[-1] - 1e-6 <= end <= times[-1] + 1.5 * longest + 1e-6
+        if kind.step in (None, from_fifty, from_minus_five) and not (kind.same_time or kind.hidden):
+            moments = strided_frames(len(times), 1)(info)
+            shown = [bisect.bisect_right(times, moment + 1e-6) - 1 for moment in moments]
+            assert shown == list(range(len(times)))
+
     def window(self, start, end):
         """Compare the frames of start <= time < end, which are some."""
         places = [k for k, time in enumerate(self.times) if start - 1e-6 <= time < end - 1e-6]

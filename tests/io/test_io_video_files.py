@@ -95,6 +95,12 @@ def test_frames_and_times_are_those_of_a_decode_of_all(kind):
     check(kind, "whole", 2, 3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_samplers_are_told_the_facts_of_a_decode_of_all(kind):
+    """Start, duration and number of frames; at a constant rate each index is that frame's."""
+    Tally(kind, "whole").facts()
+
+
 @pytest.mark.parametrize(("kind", "variant"), BROKEN)
 def test_broken_files_give_those_frames_or_an_error_that_names_them(kind, variant):
     """Cut anywhere, or two files one after the other."""

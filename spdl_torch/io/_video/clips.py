@@ -18,14 +18,11 @@ from .._sizes import fitted_size
 from .._source import source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
+from .clip_reading import ClipReading
 from .decode import decode_wanted
-from .demux import read_again_if_unsure, read_spans
 from .filters import filter_frames
 from .frames import rgb_view
-from .moments import measure, moments_of, on_display, spans_of
-from .opening import position_of, rewind
 from .packets import UnsureError
-from .sequence import find_sequence
 from .torchcodec_video import (
     SURE_FORMATS,
     check_decoder,
@@ -37,9 +34,7 @@ from .torchcodec_video import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from av.container import InputContainer
     from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
 
     from .._source import Source
     from .._storage import Storage
@@ -277,37 +272,21 @@ def _load_clip(
     """Load one clip. name: of the source; None: its own. torchcodecs: tried first; where it returns
     None, the clip is decoded here.
     """
-    name = name or source_name(src)
-    place = position_of(src)
-    moments: list[float] = []
-
-    def read(
-        container: InputContainer, stream: VideoStream, whole: bool
-    ) -> tuple[VideoPackets, VideoInfo, str]:
-        info, packets = measure(container, stream, name)
-        if not moments:  # a random sampler is asked once
-            moments.extend(moments_of(sampler(info)))
-        if packets is None:
-            packets = read_spans(container, stream, spans_of(moments), name, whole=whole)
-        return packets, info, container.format.name
-
-    packets, info, container_format = read_again_if_unsure(src, None, name, read)
-    wanted = on_display(packets, moments, info)
+    reading = ClipReading(src, sampler, name or source_name(src))
+    read = reading.read()
+    packets = read.packets
     clip = None
-    if torchcodecs is not None and container_format in SURE_FORMATS and packets.is_plain:
-        clip = torchcodecs(packets, [packets.times[place] for place in wanted], info)
+    if torchcodecs is not None and read.container_format in SURE_FORMATS and packets.is_plain:
+        clip = torchcodecs(packets, [packets.times[place] for place in read.wanted], read.info)
     if clip is not None:
         return clip
     try:
-        return _load(packets, wanted, size, resize, num_threads, room)
+        return _load(packets, read.wanted, size, resize, num_threads, room)
     except UnsureError:
-        if packets.sequence is not None or place is None:
+        if packets.sequence is not None or not reading.can_repeat:
             raise
-    rewind(src, place)
-    packets, info, _ = read_again_if_unsure(src, None, name, read, whole=True)
-    if packets.sequence is None:  # it was read whole already
-        find_sequence(packets)
-    return _load(packets, on_display(packets, moments, info), size, resize, num_threads, room)
+    read = reading.read(whole=True)
+    return _load(read.packets, read.wanted, size, resize, num_threads, room)
 
 
 def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:

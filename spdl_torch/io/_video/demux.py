@@ -12,7 +12,6 @@ from av.error import FFmpegError
 from spdl_torch.errors import DecodeError
 
 from .._source import source_name
-from .codec import VideoCodec
 from .opening import can_seek, open_video, position_of, rewind
 from .packets import UnsureError, VideoPackets
 from .reading import PacketReader
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
     from .._config import DemuxConfig
     from .._source import Source
-
-_GENERATE_PTS = 1
-"""FFmpeg's AVFMT_FLAG_GENPTS."""
 
 _T = TypeVar("_T")
 
@@ -82,8 +78,8 @@ def demux_known(
     def read(
         container: InputContainer, stream: VideoStream, whole: bool
     ) -> tuple[VideoPackets, str]:
-        packets = read_spans(container, stream, spans, name, window, bsf, whole=whole)
-        return packets, container.format.name
+        reader = PacketReader(container, stream, name)
+        return read_spans(reader, spans, window, bsf, whole=whole), container.format.name
 
     packets, container_format = read_again_if_unsure(src, config, name, read, whole=whole)
     if not packets.times:
@@ -121,10 +117,8 @@ def read_again_if_unsure(
 
 
 def read_spans(
-    container: InputContainer,
-    stream: VideoStream,
+    reader: PacketReader,
     spans: Sequence[tuple[float, float]],
-    name: str,
     window: tuple[float, float] | None = None,
     bsf: str | None = None,
     *,
@@ -142,10 +136,7 @@ def read_spans(
     Raises: DecodeError: the video has no packets; UnsureError: its packets do not tell which frame
         is displayed when, so that all of it is to be read.
     """
-    # FFmpeg would invent display times where the container has none; they are wrong where two
-    # B-frames follow each other.
-    container.flags &= ~_GENERATE_PTS
-    reader = PacketReader(container, stream, VideoCodec.of(stream), name)
+    name, stream = reader.name, reader.stream
     for start, end in [(-math.inf, math.inf)] if whole else spans:
         reader.read(start, end)
     reader.look_at_the_rest()
@@ -164,7 +155,7 @@ def read_spans(
         is_counted=reader.is_counted,
         is_listed=reader.is_listed and not reader.may_go_on,
     )
-    _check_times(container, packets)
+    _check_times(reader.container, packets)
     doubt = reader.doubt or packets.doubt(from_start=reader.is_from_start, may_lack=reader.may_lack)
     if whole or (doubt is not None and packets.is_whole):
         find_sequence(packets)

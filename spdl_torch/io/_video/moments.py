@@ -4,58 +4,111 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spdl_torch.errors import DecodeError
 
 from .codec import rate_of
-from .demux import read_spans
+from .packets import UnsureError, display_times, shown_frames
 from .samplers import VideoInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from av.container import InputContainer
-    from av.video.stream import VideoStream
     from torch import Tensor
 
+    from .codec import VideoCodec
     from .packets import VideoPackets
+    from .reading import PacketReader
 
 _SECONDS_TO_READ_ON = 5.0
 """Seek over longer gaps between two moments; reading on over shorter ones costs less."""
 
+_LEAST_SECONDS = 1e-3
+"""The duration of a frame of which nothing else is known."""
 
-def measure(
-    container: InputContainer, stream: VideoStream, name: str
-) -> tuple[VideoInfo, VideoPackets | None]:
-    """Return the facts about a video; and all its packets, where only reading them shows these."""
-    time_base = float(stream.time_base or 0)
-    rate = float(rate_of(stream) or 0)
-    start = float(stream.start_time or 0) * time_base
-    seconds = 0.0
-    if stream.duration:
-        seconds = stream.duration * time_base
-    elif container.duration:
-        seconds = container.duration / 1e6
-    packets = None
-    if not seconds > 0 or not rate > 0:
-        packets = read_spans(container, stream, [(-math.inf, math.inf)], name)
-        if not packets.times:
-            raise DecodeError(f"{name}: no frame in it.")
-        start, seconds = packets.get_timestamps()[0], packets.duration
-        rate = rate or len(packets) / max(seconds, 1e-3)
-    info = VideoInfo(
+
+def facts_of(reader: PacketReader, *, keeps_all: bool) -> tuple[VideoInfo, bool]:
+    """Return the facts about a video, before anything of it was read; and whether the reader can go
+    on, or another one is needed.
+
+    They are the container's statements where it lists its packets. Where it does not, these are
+    guesses, and all packets are looked at.
+
+    keeps_all: as in ``PacketReader.survey``.
+    Raises: DecodeError: no frame in it; UnsureError: its packets do not tell when their frames are
+        displayed, so that all of it is to be decoded.
+    """
+    stated = _stated(reader)
+    if stated is not None:
+        return stated, True
+    labels, are_kept = reader.survey(keeps_all=keeps_all)
+    if reader.doubt is not None:
+        raise UnsureError(f"{reader.name}: {reader.doubt}.")
+    frames = labels and shown_frames(labels, display_times(labels, reader.is_counted))
+    if not frames:
+        raise DecodeError(f"{reader.name}: no frame in it.")
+    times = [time for time, _ in frames]
+    return _counted(reader.name, reader.codec, times, labels[frames[-1][1]].duration), are_kept
+
+
+def facts_of_packets(packets: VideoPackets) -> VideoInfo:
+    """Return the facts about a video of which all packets are there."""
+    if not packets.times:
+        raise DecodeError(f"{packets.source}: no frame in it.")
+    last = round(packets.duration / packets.time_base) - (packets.times[-1] - packets.times[0])
+    return _counted(packets.source, packets.codec, packets.times, last)
+
+
+def _stated(reader: PacketReader) -> VideoInfo | None:
+    """Return what the container says, if it lists its packets and leaves nothing out."""
+    if not reader.has_list:
+        return None
+    stream, start = reader.stream, reader.starts_at
+    rate = rate_of(stream)
+    if start is None or not rate:
+        return None
+    tick = float(stream.time_base or 0)
+    ticks = stream.duration
+    if not ticks and start == 0:
+        seconds = (reader.container.duration or 0) / 1e6
+    else:
+        # A duration of the whole container counts from 0, or from the first frame.
+        end = None if ticks else reader.find_end()
+        seconds = float(ticks or (end or 0) - start) * tick
+    if not seconds > 0:
+        return None
+    count = stream.frames or round(seconds * rate)
+    return _info(reader.name, reader.codec, start * tick, seconds, float(rate), count)
+
+
+def _counted(name: str, codec: VideoCodec, times: Sequence[int], last: int) -> VideoInfo:
+    """Return the facts that the display times of all frames tell.
+
+    last: the duration of the last one, in ticks; 0 if unknown.
+    """
+    tick, gaps = float(Fraction(*codec.time_base)), len(times) - 1
+    span = times[-1] - times[0]
+    seconds = (span + (last or span / max(1, gaps))) * tick
+    rate = gaps / (span * tick) if span > 0 else len(times) / max(seconds, _LEAST_SECONDS)
+    return _info(name, codec, times[0] * tick, seconds, rate, len(times))
+
+
+def _info(
+    name: str, codec: VideoCodec, start: float, seconds: float, rate: float, count: int
+) -> VideoInfo:
+    return VideoInfo(
         source=name,
-        codec=stream.codec_context.name,
+        codec=codec.name,
         start_seconds=start,
         duration_seconds=seconds,
         frame_rate=rate,
-        num_frames=stream.frames or (round(seconds * rate) if packets is None else len(packets)),
-        width=stream.width,
-        height=stream.height,
+        num_frames=count,
+        width=codec.width,
+        height=codec.height,
     )
-    return info, packets
 
 
 def moments_of(sampled: Sequence[float] | Tensor) -> list[float]:

@@ -125,17 +125,12 @@ class VideoPackets:
 
     def _place_frames(self) -> None:
         """Find the window's frames from the labels, or from the sequence once there is one."""
-        self.display = _display_times(self.labels, self.is_counted)
+        self.display = display_times(self.labels, self.is_counted)
         """The display time of every packet's frame, in ticks."""
         self.numbers: list[int] = []
         """For each frame of the window its packet; in a sequence, its place among all frames."""
         if self.sequence is None:
-            first = self.display[0]
-            shown = sorted(
-                (time, number)
-                for number, (time, label) in enumerate(zip(self.display, self.labels, strict=True))
-                if label.is_shown and time >= first
-            )
+            shown = shown_frames(self.labels, self.display)
         else:
             shown = [(time, number) for number, time in enumerate(self.sequence)]
         if self.timestamp is not None:
@@ -434,7 +429,21 @@ def _packet(content: _Content, label: Label, time_base: Fraction) -> Packet[Any]
     return packet
 
 
-def _display_times(labels: Sequence[Label], is_counted: bool) -> list[int]:
+def shown_frames(labels: Sequence[Label], display: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the display time, in ticks, and the packet of each frame that is displayed, ascending.
+
+    display: of :func:`display_times`.
+    """
+    first = display[0]
+    return sorted(
+        (time, number)
+        for number, (time, label) in enumerate(zip(display, labels, strict=True))
+        if label.is_shown and time >= first
+    )
+
+
+def display_times(labels: Sequence[Label], is_counted: bool) -> list[int]:
+    """Return the display time of every packet's frame, in ticks."""
     if is_counted:
         return sorted(label.dts or 0 for label in labels)
     return [(label.dts or 0) if label.pts is None else label.pts for label in labels]

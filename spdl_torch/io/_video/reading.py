@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from av.error import FFmpegError
 
-from .codec import rate_of
+from .codec import VideoCodec, rate_of
 from .entry import can_have_entries, is_entry, is_hidden
 from .opening import can_seek
-from .packets import to_ticks
+from .packets import Label, to_ticks
 from .reference_numbers import ReferenceNumbers
 from .segment import ends_with_segment
 from .slowness import say_once
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
-    from .codec import VideoCodec
-
 _FIRST_STEP_SECONDS = 0.5
 """The first distance to seek back for an entry; these are mostly 0.5 to 10 s apart."""
 
 _MOST_AHEAD = 16
 """The most frames that come before another one in a stream and after it on the screen."""
+
+_GENERATE_PTS = 1
+"""FFmpeg's AVFMT_FLAG_GENPTS."""
 
 _NO_TIMES = 0x80
 """FFmpeg's AVFMT_NOTIMESTAMPS."""
@@ -45,6 +46,9 @@ _TRIES = 8
 _SLOW_BYTES = 1 << 26
 """Reading more than that for nothing is said."""
 
+_MOST_KEPT_BYTES = 1 << 26
+"""A video of more, whose container does not list its packets, is read twice for a clip."""
+
 
 class PacketReader:
     """Collects packets, each once.
@@ -55,11 +59,13 @@ class PacketReader:
     glued together.
     """
 
-    def __init__(
-        self, container: InputContainer, stream: VideoStream, codec: VideoCodec, name: str
-    ) -> None:
+    def __init__(self, container: InputContainer, stream: VideoStream, name: str) -> None:
+        # FFmpeg would invent display times where the container has none; they are wrong where two
+        # B-frames follow each other.
+        container.flags &= ~_GENERATE_PTS
         self.packets: list[Packet[Any]] = []
-        self.codec = codec
+        self.container, self.stream, self.name = container, stream, name
+        self.codec = codec = VideoCodec.of(stream)
         self.doubt: str | None = None
         """What was seen, in packets that were not kept, that makes times ambiguous."""
         self.is_whole = False
@@ -69,24 +75,22 @@ class PacketReader:
         """Whether there may be more than the container lists, such as a file appended to it."""
         self.may_lack = False
         """Whether packets in between may be missing: nothing in the container would show it."""
-        self._name = name
-        self._container = container
-        self._stream = stream
         self._time_base = Fraction(*codec.time_base)
         self._seen: set[tuple[int | None, ...] | None] = set()
         self._times = _Times()
         self._numbers = ReferenceNumbers(codec)
-        self._at_end = self._has_dropped = False
+        self._at_end = self._has_dropped = self._is_surveyed = self._has_moved = False
         self._skipped_bytes = 0
         incoming = packets_of(container, stream)
         first = next(incoming, None)
-        self.is_counted = self.is_listed = False
+        self.is_counted = self.is_listed = self.has_list = False
         if first is not None:
             is_raw = bool(int(container.format.flags) & _NO_TIMES)
             self.is_counted = is_raw or (first.pts is None and container.format.name == "avi")
-            self.may_lack = "mp4" not in container.format.name and not _is_listed(container, stream)
+            self.has_list = _has_list(container, stream)
+            self.may_lack = "mp4" not in container.format.name and not self.has_list
             self.is_listed = (
-                _is_listed(container, stream)
+                self.has_list
                 and can_seek(container)
                 and (not self.is_counted or codec.has_delay_of_one)
             )
@@ -97,6 +101,7 @@ class PacketReader:
             if is_raw:
                 incoming = _counted(incoming, stream)
             self._first = _identity(first)
+            self._opens_shown = Label.of(first, codec).is_shown
             self._opening = _displayed(first) or 0
             self._lowest = min(self._opening, first.dts or 0)
         self._incoming = self._watched(incoming)
@@ -120,9 +125,51 @@ class PacketReader:
             self.doubt = self.doubt or "a picture that others refer to is missing in it"
         self.is_whole = self._at_end and self.is_from_start and not self._has_dropped
 
+    @property
+    def starts_at(self) -> int | None:
+        """The display time of the first frame, in ticks; where the first packet is not displayed,
+        the container's word for it."""
+        return self._opening if self._opens_shown else self.stream.start_time
+
+    def find_end(self) -> int | None:
+        """Return when the last frame ends, in ticks; None where that is not to be had by a seek."""
+        if not self.is_listed or not self._land(_BEYOND):
+            return None
+        self._has_moved = True
+        rate = Fraction(*self.codec.frame_rate)
+        step = round(1 / (rate * self._time_base)) if rate else 0
+        ends = ((_displayed(packet) or 0) + (packet.duration or step) for packet in self._incoming)
+        return max(ends, default=None)
+
+    def survey(self, *, keeps_all: bool) -> tuple[list[Label], bool]:
+        """Read everything, before anything else was read.
+
+        keeps_all: whether packets are kept however large they are.
+
+        Returns: the labels of all packets; and whether the packets were kept, so that ``read`` goes
+            on from the first of them. If not, a new reader of the same video is needed.
+        """
+        labels: list[Label] = []
+        kept: list[Packet[Any]] = []
+        for packet in self._incoming:
+            labels.append(Label.of(packet, self.codec))
+            self._skip(packet)
+            if keeps_all or self._skipped_bytes <= _MOST_KEPT_BYTES:
+                kept.append(packet)
+            else:
+                kept.clear()
+        self.mark_as_surveyed()
+        self._at_end = False
+        self._incoming = self._watched(iter(kept))
+        return labels, len(kept) == len(labels)
+
+    def mark_as_surveyed(self) -> None:
+        """Look no more for what makes times ambiguous: all packets were looked at."""
+        self._is_surveyed = True
+
     def look_at_the_rest(self) -> None:
         """Read to the end of the video, where only that shows that no time comes twice."""
-        if self._at_end or self.is_counted:
+        if self._at_end or self.is_counted or self._is_surveyed:
             return
         if self.may_go_on and (not self.is_listed or self._land(_BEYOND)):
             for packet in self._incoming:
@@ -146,11 +193,13 @@ class PacketReader:
         self._incoming = itertools.chain(held, self._incoming)
 
     def _skip(self, packet: Packet[Any]) -> None:
+        if self._is_surveyed:
+            return
         self._skipped_bytes += packet.size
         if self._skipped_bytes > _SLOW_BYTES:
             say_once(
-                self._name,
-                f"{self._container.format.name} has no list of its packets, so that the whole file "
+                self.name,
+                f"{self.container.format.name} has no list of its packets, so that the whole file "
                 "is read for each part of it. Another container has one: ffmpeg -i FILE -c copy "
                 "FILE.mp4",
             )
@@ -158,6 +207,8 @@ class PacketReader:
     def _seek(self, start: int) -> None:
         """Continue from an entry that is displayed at ``start`` (in ticks) or before."""
         if start <= self._opening and not self.packets:
+            if self._has_moved:
+                self._return_to_first()
             return
         if not can_have_entries(self.codec):
             return  # what came beside the first packet, as a palette, does not come after a seek
@@ -194,13 +245,13 @@ class PacketReader:
 
     def _land(self, target: int) -> bool:
         try:
-            self._container.seek(target, stream=self._stream)
+            self.container.seek(target, stream=self.stream)
         except (FFmpegError, OSError):
             return False
         self._times = _Times()
         self._numbers.forget()
         self._at_end = False
-        self._incoming = self._watched(packets_of(self._container, self._stream))
+        self._incoming = self._watched(packets_of(self.container, self.stream))
         return True
 
     def _unsure_ticks(self, entry: Packet[Any]) -> Fraction:
@@ -224,7 +275,7 @@ class PacketReader:
                 return
 
     def _watched(self, packets: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:
-        is_watched = self.may_go_on and not self.is_counted
+        is_watched = self.may_go_on and not self.is_counted and not self._is_surveyed
         for packet in packets:
             if is_watched and self.doubt is None:
                 self.doubt = self._times.doubt(packet, self.codec)
@@ -255,7 +306,7 @@ class _Times:
         return None
 
 
-def _is_listed(container: InputContainer, stream: VideoStream) -> bool:
+def _has_list(container: InputContainer, stream: VideoStream) -> bool:
     """Return whether the container lists its packets, all of them."""
     name = container.format.name
     if "matroska" in name:

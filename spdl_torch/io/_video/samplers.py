@@ -13,7 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoInfo:
-    """The facts about a video in its container, known before decoding."""
+    """The facts about a video, known before decoding.
+
+    MP4, MOV, Matroska, WebM and AVI list their packets, and state the rest. What other containers
+    state is a guess, so that their packets are all looked at.
+    """
 
     source: str
     """The path, or ``<bytes>``."""
@@ -25,7 +29,7 @@ class VideoInfo:
     frame_rate: float
     """The average frames per second."""
     num_frames: int
-    """The container's count, or an estimate by duration and frame rate."""
+    """The container's count, that of its packets, or an estimate by duration and frame rate."""
     width: int
     """The coded width in pixels, before a rotation that the container asks for."""
     height: int
