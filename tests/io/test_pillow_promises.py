@@ -174,6 +174,19 @@ def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
                 load(FILES[name])
 
 
+@pytest.mark.parametrize("name", ["plain.jpg", "turned.webp", "turned.png"])
+def test_a_picture_of_too_many_pixels_is_left_out_like_other_bad_ones(monkeypatch, name):
+    """Where the program made the warning an error, and asked for the good ones alone."""
+    Image.new("RGB", (4, 4), "red").save(small := io.BytesIO(), "JPEG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", PICTURE.width * PICTURE.height - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        files = [FILES[name], small.getvalue()]
+        assert len(load_image_batch(files, width=8, height=8, strict=False)) == 1
+        with pytest.raises(DecodeError, match=r"none of the 1 images .*1536 pixels"):
+            load_image_batch(files[:1], width=8, height=8, strict=False)
+
+
 @pytest.mark.parametrize(("kind", "name"), [("JPEG", "phone.jpg"), ("WEBP", "turned.webp")])
 def test_a_plugin_that_replaces_pillows_own_is_asked(monkeypatch, root, kind, name):
     """Wherever a picture is decoded, alone and in batches."""

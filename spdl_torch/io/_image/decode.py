@@ -25,6 +25,7 @@ from .header import ImageHeader, missing_data, read_header
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -333,7 +334,7 @@ def _reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def none_decoded(num_given: int, errors: list[DecodeError]) -> DecodeError:
+def none_decoded(num_given: int, errors: Sequence[Exception]) -> DecodeError:
     """Return the error for a batch none of whose images can be decoded."""
     error = DecodeError(
         f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"

@@ -267,6 +267,10 @@ def _one_size(plans: dict[int, PicturePlan], names: list[str]) -> tuple[int, int
     return plan.resized
 
 
+_BAD = DecodeError, Warning
+"""Raised for a picture; warnings, as of too many pixels, where the program made them errors."""
+
+
 def _measure(
     data: list[Tensor], names: list[str], strict: bool, codec: Codec
 ) -> tuple[dict[int, Tensor], dict[int, tuple[int, int]]]:
@@ -276,14 +280,14 @@ def _measure(
     """
     measured: dict[int, Tensor] = {}
     sizes: dict[int, tuple[int, int]] = {}
-    errors: list[DecodeError] = []
+    errors: list[Exception] = []
     for k, (content, name) in enumerate(zip(data, names, strict=True)):
         try:
             size = header_size(content, name, is_jpeg_decoded=codec == "torchcodec")
             if size is None:
                 content = decode_tensor(content, name)
                 size = content.shape[1], content.shape[2]
-        except DecodeError as error:
+        except _BAD as error:
             if strict:
                 raise
             errors.append(error)
@@ -297,7 +301,7 @@ def _decode_each(
     data: dict[int, Tensor], plans: dict[int, PicturePlan], names: list[str], strict: bool
 ) -> dict[int, Tensor]:
     decoded: dict[int, Tensor] = {}
-    errors: list[DecodeError] = []
+    errors: list[Exception] = []
     for k, content in data.items():
         try:
             image = content if content.dim() == 3 else decode_tensor(content, names[k])
@@ -306,7 +310,7 @@ def _decode_each(
                     f"{names[k]}: the header says height and width {plans[k].size}, "
                     f"the codec gave {tuple(image.shape[1:])}."
                 )
-        except DecodeError as error:
+        except _BAD as error:
             if strict:
                 raise
             errors.append(error)
@@ -316,7 +320,7 @@ def _decode_each(
     return decoded
 
 
-def _check_any(images: dict[int, Tensor], errors: list[DecodeError], num_given: int) -> None:
+def _check_any(images: dict[int, Tensor], errors: list[Exception], num_given: int) -> None:
     if not images:
         raise none_decoded(num_given, errors)
 
