@@ -27,6 +27,8 @@ from _gates import quiet_log
 from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
 
+from spdl_torch.data.rng.patches import of_thread
+
 NUM_PARTS = 11
 """The parts of the long forms."""
 
@@ -117,6 +119,14 @@ def part_of(nodeid):
 def _long_seconds(config):
     default = 60.0 if config.option.long else 10.0
     return config.option.long_seconds or default
+
+
+@pytest.fixture(autouse=True)
+def trainers_generators():
+    """The main thread is left in no stream of random numbers, from which it would draw for ever."""
+    yield
+    left, of_thread.streams = of_thread.streams, None
+    assert left is None
 
 
 @pytest.fixture

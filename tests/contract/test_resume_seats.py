@@ -13,6 +13,7 @@ from _datasets import (
     Deck,
     Drawn,
     Live,
+    Nested,
     Position,
     Rows,
     SteppedOver,
@@ -388,3 +389,17 @@ def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_
     again.load_state_dict(stored(loader))
     expected = plain(batches) or plain(loader)
     assert plain(again) == expected
+
+
+@in_every_seat
+def test_a_loader_within_a_dataset_is_resumed_exactly(seat):
+    """Its order is drawn from the sample's stream, not from the trainer's generator."""
+    before = torch.get_rng_state()
+    batches = [*seat.loader(Nested(4), 2)]
+    assert all(torch.equal(*batch) for batch in batches)
+    assert not torch.equal(batches[0][0][0], batches[0][0][1])
+    torch.empty((), dtype=torch.int64).random_()
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    torch.empty(2, dtype=torch.int64).random_()
+    assert torch.equal(torch.get_rng_state(), after)

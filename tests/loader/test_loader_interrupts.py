@@ -2,17 +2,23 @@
 
 import itertools
 import json
+import random
 import re
 import threading
+from contextlib import suppress
 
 import _warm
+import numpy as np
 import pytest
+import torch
 from _ctrl_c import AtCall
 from _datasets import IndexStream, Indices
 from _folders import HELPERS
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
+from spdl_torch.data.rng.dispatch import is_led
+from spdl_torch.data.rng.patches import of_thread
 from spdl_torch.machine.starting import start
 
 PROGRAM = HELPERS / "_interrupts.py"
@@ -75,6 +81,41 @@ def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
     gate.set()
     thread.join()
     assert not thread.is_alive()
+
+
+class Draws(Indices):
+    """Samples of numbers that are drawn from the three global generators."""
+
+    def __getitem__(self, index):
+        return index, torch.rand(()), random.random(), np.random.rand()
+
+
+class DrawsByItself(Draws):
+    """From a generator of its own, too."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.generator = torch.Generator()
+
+    def __getitem__(self, index):
+        return *super().__getitem__(index), torch.rand((), generator=self.generator)
+
+
+def test_ctrl_c_without_workers_leaves_the_trainer_its_generators():
+    """Wherever it comes while a batch is made: afterwards nothing draws from a sample's stream."""
+    for kind in (Draws, DrawsByItself):
+        for place in itertools.count(1):
+            iterator = iter(DataLoader(kind(NUM_SAMPLES), 4))
+            next(iterator)
+            before = torch.default_generator.get_state()
+            with suppress(KeyboardInterrupt), AtCall(place) as ctrl_c:
+                next(iterator)
+            assert of_thread.streams is None, ctrl_c.where
+            assert not is_led(), ctrl_c.where
+            assert torch.equal(torch.default_generator.get_state(), before), ctrl_c.where
+            if ctrl_c.where is None:
+                break
+        assert place > 20
 
 
 NUM_SAMPLES = 40

@@ -22,6 +22,7 @@ import torch
 
 from ...scopes import scope
 from ..rng.keys import epoch_seed
+from ..rng.patches import drawn_from
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, num_ranks, shard_of
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
@@ -209,8 +210,9 @@ _WORKER_FIELDS = {
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the generators from which an epoch's order may be drawn, torch's global one first."""
-    found = [torch.default_generator]
+    """Return the generators from which an epoch's order may be drawn, torch's global one first, or
+    what stands for it where a dataset has a loader of its own."""
+    found = [drawn_from()]
     samplers = nested_samplers(loader._index_sampler)
     for holder in (loader, *samplers):
         generator = getattr(holder, "generator", None)

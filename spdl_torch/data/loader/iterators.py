@@ -9,11 +9,10 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.utils.data import IterableDataset
@@ -33,6 +32,7 @@ from ..fetching.batch_maker import BatchMaker
 from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
+from ..rng.patches import of_thread
 from ..rng.streams import SampleStreams, borrowers_in, lent
 from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
@@ -43,7 +43,7 @@ from .epoch_states import EpochState
 from .placing import moved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...observe.verdict.placement import Placement
     from ..child_process.process_pool import ProcessPool
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
     Device = torch.device | str | int | None
 
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -69,7 +71,6 @@ _STOPPED = (
 )
 
 _NO_BATCH = object()
-_NO_STREAMS: AbstractContextManager[Any] = nullcontext()
 
 
 class InlineIterator(EpochIterator):
@@ -105,24 +106,22 @@ class InlineIterator(EpochIterator):
             owned = OwnedGenerators(self._dataset, self._collate_fn)
             self._owned = owned or None
             self._streams.seed_owned(owned)
-        self._lasting_streams = None if self._borrowers or self._owned else self._own_streams()
-        """The context of every batch; None = each batch has a new one."""
-        with self._own_streams():
-            self._maker = BatchMaker(
-                self._dataset,
-                self._collate_fn,
-                iterable=isinstance(self._dataset, IterableDataset),
-                auto_collation=self._auto_collation,
-                drop_last=self._drop_last,
-                streams=self._streams,
-                key=self._stream_key(),
-                resume=next(iter(self._begun_from), None),
-                tolerance=self._tolerance(loader),
-                # Two outstanding: the one that is being made, and the one that the loop has.
-                memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
-                fetch_cell=cells[0],
-                collate_cell=cells[1],
-            )
+        self._maker = self._within_streams(
+            BatchMaker,
+            self._dataset,
+            self._collate_fn,
+            iterable=isinstance(self._dataset, IterableDataset),
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            streams=self._streams,
+            key=self._stream_key(),
+            resume=next(iter(self._begun_from), None),
+            tolerance=self._tolerance(loader),
+            # Two outstanding: the one that is being made, and the one that the loop has.
+            memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
+            fetch_cell=cells[0],
+            collate_cell=cells[1],
+        )
         # Keep the state's owner only: a reference to the maker, or to an iterator without a state,
         # would outlive this object, and dropping this object has to end them.
         items = self._maker.items
@@ -166,8 +165,7 @@ class InlineIterator(EpochIterator):
             self._end_epoch()
         index, first = taken
         try:
-            with self._lasting_streams or self._own_streams():
-                batch, tries = self._maker.make(first, index, self._num_taken - 1)
+            batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
         except EndOfIterable:
             self._end_epoch()
         except NoGoodSample as nothing:
@@ -214,15 +212,22 @@ class InlineIterator(EpochIterator):
         else:
             self._progress.handed(self._num_taken - 1)
 
-    def _own_streams(self) -> AbstractContextManager[Any]:
-        """Install the sample streams while user code runs; between batches the trainer's code
-        keeps the process's generators.
+    def _within_streams(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run user code with the sample streams; between batches the trainer's code keeps the
+        process's generators.
         """
-        if self._streams is None:
-            return _NO_STREAMS
-        if self._borrowers or self._owned:
-            return lent(self._streams, self._borrowers, self._owned)
-        return self._streams
+        streams, before = self._streams, of_thread.streams
+        if streams is None:
+            return call(*args, **kwargs)
+        try:
+            with streams:
+                if not self._borrowers and self._owned is None:
+                    return call(*args, **kwargs)
+                with lent(streams, self._borrowers, self._owned):
+                    return call(*args, **kwargs)
+        finally:
+            if of_thread.streams is not before:  # Ctrl-C came where its __exit__ began
+                streams.__exit__(None, None, None)
 
     def stats(self) -> EpochStats:
         """Return the statistics; they stay readable after the end and do not keep this iterator

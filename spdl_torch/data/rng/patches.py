@@ -99,6 +99,14 @@ of_thread = _OfThread()
 """The values of the calling thread. ``streams``: its generators; None = the process's.
 ``worker_info``: the result of ``get_worker_info()``; None = torch's own."""
 
+
+def drawn_from() -> torch.Generator:
+    """Return the generator from which torch draws on this thread unless one is named: that of a
+    sample while a loader makes it, else torch's global one."""
+    streams = of_thread.streams
+    return torch.default_generator if streams is None else streams.generator()
+
+
 _lock = threading.Lock()
 _is_led_by_key: bool | None = None
 

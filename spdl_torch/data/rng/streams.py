@@ -101,14 +101,20 @@ class SampleStreams:
         self._numpy_at: int | None = None
         self._key, self._place = StreamKey(base_seed), _WORKER
 
+    # Python raises Ctrl-C where a function begins, and where a call of C's returns. So the thread
+    # gets these streams last, loses them first, and what comes after that is done in any case.
     def __enter__(self) -> Self:
-        self._outer, of_thread.streams = of_thread.streams, self
         if self._mode is not None:
             self._mode.enter()
-            return self
-        self._is_main = threading.get_ident() == _main_thread
-        self._outer_is_led = self._outer is not None and dispatch.is_led()
-        dispatch.lead(True)
+        else:
+            self._is_main = threading.get_ident() == _main_thread
+            self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
+            try:
+                dispatch.lead(True)
+            except BaseException:
+                dispatch.lead(self._outer_is_led)
+                raise
+        self._outer, of_thread.streams = of_thread.streams, self
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -116,11 +122,13 @@ class SampleStreams:
         if self._mode is not None:
             self._mode.leave()
             return
-        dispatch.lead(self._outer_is_led)
-        if self._process_state is not None:
-            torch.default_generator.set_state(self._process_state)
-            self._process_state = None
-            self._torch, self._torch_at = self._own, None
+        state, self._process_state = self._process_state, None
+        try:
+            dispatch.lead(self._outer_is_led)
+        finally:
+            if state is not None:
+                self._torch, self._torch_at = self._own, None
+                torch.default_generator.set_state(state)
 
     def seed_owned(self, owned: OwnedGenerators) -> None:
         """Seed these generators at the beginning of every sample from now on."""
@@ -350,10 +358,13 @@ def borrowers_in(dataset: Any) -> list[Any]:
 def lent(
     streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
 ) -> Iterator[None]:
-    """Enter ``streams`` on the trainer's thread. ``datasets`` and ``owned`` are the trainer's own
-    objects there, so their contexts and generators are restored afterwards."""
+    """Lend ``streams``, which the trainer's thread has entered, to the datasets.
+
+    These and ``owned`` are the trainer's own objects: their contexts and generators are restored
+    afterwards.
+    """
     before = [vars(dataset).get("sample_context") for dataset in datasets]
-    with streams, nullcontext() if owned is None else owned.kept():
+    with nullcontext() if owned is None else owned.kept():
         try:
             for dataset in datasets:
                 dataset.sample_context = streams.sample_context
