@@ -128,6 +128,12 @@ KINDS = {
     "MP4, MPEG-4 with B-frames": of("mp4", "mpeg4", MPEG),
     "MP4, AV1": of("mp4", "libsvtav1", AV1, size=(64, 64)),
     "Matroska, H.264 variable rate": of("matroska", "libx264", x264(), step=uneven),
+    "Matroska, H.264 negative times": of(
+        *("matroska", "libx264", x264()),
+        step=from_minus_five,
+        muxer={"avoid_negative_ts": "disabled"},
+    ),
+    "Matroska, H.264 late start": of("matroska", "libx264", x264(), step=from_fifty),
     "Matroska, H.264 intra-refresh": of("matroska", "libx264", REFRESH, num_frames=40),
     "Matroska, H.264 equal times": of("matroska", "libx264", x264(bf="0"), same_time=(10, 11)),
     "Matroska, HEVC 10 bit": of("matroska", "libx265", x265(), "yuv420p10le"),
@@ -191,7 +197,8 @@ def decoded(kind, variant="whole"):
                 array = frame.to_ndarray(format="rgb24")
                 turned = np.rot90(array) if KINDS[kind].rotation else array
                 frames.append(torch.from_numpy(np.ascontiguousarray(turned)))
-                times.append(float(frame.pts * frame.time_base) if is_timed else None)
+                has_time = is_timed and frame.pts is not None
+                times.append(float(frame.pts * frame.time_base) if has_time else None)
     except (av.FFmpegError, IndexError):
         return None
     return Decoded(content, frames, times)

@@ -101,6 +101,22 @@ def test_samplers_are_told_the_facts_of_a_decode_of_all(kind):
     Tally(kind, "whole").facts()
 
 
+@pytest.mark.parametrize("kind", ["transport stream, H.264", "GIF", "raw MPEG-4", "MXF, MPEG-2"])
+def test_a_large_video_is_read_twice_for_what_a_sampler_is_told(kind, monkeypatch, tmp_path):
+    """By name and as a file, from where that stands; the frames are the same."""
+    content = decoded(kind).content
+    expected = load_clip(content, strided_frames(6, 3))
+    monkeypatch.setattr(reading, "_MOST_KEPT_BYTES", 100)
+    (path := tmp_path / "video").write_bytes(content)
+    with path.open("rb") as file:
+        for source in (path, file, content, Pipe(content)):
+            if isinstance(source, Pipe) and kind.startswith("MXF"):
+                continue
+            clip = load_clip(source, strided_frames(6, 3))
+            assert torch.equal(clip.frames, expected.frames)
+            assert torch.equal(clip.timestamps, expected.timestamps)
+
+
 @pytest.mark.parametrize(("kind", "variant"), BROKEN)
 def test_broken_files_give_those_frames_or_an_error_that_names_them(kind, variant):
     """Cut anywhere, or two files one after the other."""

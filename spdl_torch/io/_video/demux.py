@@ -12,7 +12,7 @@ from av.error import FFmpegError
 from spdl_torch.errors import DecodeError
 
 from .._source import source_name
-from .opening import can_seek, open_video, position_of, rewind
+from .opening import open_video, position_of, rewind
 from .packets import UnsureError, VideoPackets
 from .reading import PacketReader
 from .sequence import find_sequence
@@ -155,24 +155,13 @@ def read_spans(
         is_counted=reader.is_counted,
         is_listed=reader.is_listed and not reader.may_go_on,
     )
-    _check_times(reader.container, packets)
+    reader.check_times(packets.labels)
     doubt = reader.doubt or packets.doubt(from_start=reader.is_from_start, may_lack=reader.may_lack)
     if whole or (doubt is not None and packets.is_whole):
         find_sequence(packets)
     elif doubt is not None:
         raise UnsureError(f"{name}: {doubt}.")
     return packets
-
-
-def _check_times(container: InputContainer, packets: VideoPackets) -> None:
-    """Raise a DecodeError if the times of an MXF stand behind its packets, out of reach: those
-    that FFmpeg guesses without them are a frame late."""
-    lacks_times = any(label.pts is None for label in packets.labels)
-    if lacks_times and container.format.name == "mxf" and not can_seek(container):
-        raise DecodeError(
-            f"{packets.source}: the times of its frames are in a table at its end, which a source "
-            "that cannot seek does not reach first: pass the file's bytes, or its path."
-        )
 
 
 def filter_packets(packets: list[Packet[Any]], stream: VideoStream, bsf: str) -> list[Packet[Any]]:

@@ -45,11 +45,17 @@ def facts_of(reader: PacketReader, *, keeps_all: bool) -> tuple[VideoInfo, bool]
     if stated is not None:
         return stated, True
     labels, are_kept = reader.survey(keeps_all=keeps_all)
-    if reader.doubt is not None:
-        raise UnsureError(f"{reader.name}: {reader.doubt}.")
-    frames = labels and shown_frames(labels, display_times(labels, reader.is_counted))
+    display = display_times(labels, reader.is_counted)
+    frames = labels and shown_frames(labels, display)
     if not frames:
         raise DecodeError(f"{reader.name}: no frame in it.")
+    doubt = reader.doubt
+    if not reader.is_counted and any(labels[number].pts is None for _, number in frames):
+        doubt = doubt or "it has packets without a time"
+    if reader.codec.name == "vvc" and min(display) < display[0]:
+        doubt = doubt or "it begins with a frame that is displayed after others"
+    if doubt is not None:
+        raise UnsureError(f"{reader.name}: {doubt}.")
     times = [time for time, _ in frames]
     return _counted(reader.name, reader.codec, times, labels[frames[-1][1]].duration), are_kept
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from av.error import FFmpegError
 
+from spdl_torch.errors import DecodeError
+
 from .codec import VideoCodec, rate_of
 from .entry import can_have_entries, is_entry, is_hidden
 from .opening import can_seek
@@ -18,7 +20,7 @@ from .segment import ends_with_segment
 from .slowness import say_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from av.audio.stream import AudioStream
     from av.container import InputContainer
@@ -101,6 +103,7 @@ class PacketReader:
             if is_raw:
                 incoming = _counted(incoming, stream)
             self._first = _identity(first)
+            self._opens_timed = self.is_counted or first.pts is not None
             self._opens_shown = Label.of(first, codec).is_shown
             self._opening = _displayed(first) or 0
             self._lowest = min(self._opening, first.dts or 0)
@@ -127,8 +130,10 @@ class PacketReader:
 
     @property
     def starts_at(self) -> int | None:
-        """The display time of the first frame, in ticks; where the first packet is not displayed,
-        the container's word for it."""
+        """The display time of the first frame, in ticks, by the first packet; by the container's
+        word where that is not displayed. None where only all packets tell."""
+        if self.codec.name == "vvc" or not self._opens_timed:
+            return None  # its first frames may come behind a later one
         return self._opening if self._opens_shown else self.stream.start_time
 
     def find_end(self) -> int | None:
@@ -158,10 +163,21 @@ class PacketReader:
                 kept.append(packet)
             else:
                 kept.clear()
+        self.check_times(labels)
         self.mark_as_surveyed()
         self._at_end = False
         self._incoming = self._watched(iter(kept))
         return labels, len(kept) == len(labels)
+
+    def check_times(self, labels: Sequence[Label]) -> None:
+        """Raise a DecodeError if the times of an MXF stand behind its packets, out of reach: those
+        that FFmpeg guesses without them are a frame late."""
+        lacks_times = any(label.pts is None for label in labels)
+        if lacks_times and self.container.format.name == "mxf" and not can_seek(self.container):
+            raise DecodeError(
+                f"{self.name}: the times of its frames are in a table at its end, which a source "
+                "that cannot seek does not reach first: pass the file's bytes, or its path."
+            )
 
     def mark_as_surveyed(self) -> None:
         """Look no more for what makes times ambiguous: all packets were looked at."""
