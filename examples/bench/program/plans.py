@@ -27,6 +27,8 @@ DATASETS = {
 
 _HEAVY_PER_SECOND = 250
 """Samples a second that resnet18 takes with 32 x 32 pixels, forwards and backwards, on a core."""
+_TIMES_LOADING = 5
+"""How much longer torch's loader and the light network take with all cores than loading alone."""
 _LEAST_BATCHES = 8
 """For each worker, so that an iterable is divided into whole batches."""
 
@@ -70,7 +72,7 @@ class ProgramPlan:
         """Return the samples of an epoch that takes about that long, in whole batches, equally
         many for each worker.
         """
-        rate = self.ordinary.per_second
+        rate = self.ordinary.per_second / _TIMES_LOADING
         if self.network == "heavy":
             rate = min(rate, _HEAVY_PER_SECOND)
         share = self.ordinary.batch_size * lcm(2, max(1, self.num_workers))
