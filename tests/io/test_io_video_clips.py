@@ -1,8 +1,10 @@
 """Clips: the frames on display at the moments that a sampler asks for."""
 
+import io
 import pickle
 import random
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -186,3 +188,28 @@ def test_random_samplers_stay_within_the_video(num_frames, seconds, stride, seed
         assert moments[-1] <= 11
         assert (np.diff(moments) >= 0).all()
     torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("has_tag", [True, False])
+def test_a_sampler_is_told_the_pictures_duration_where_the_sound_is_longer(has_tag):
+    """Matroska states one duration for all streams, and tags each in most files."""
+    with av.open(file := io.BytesIO(), "w", "matroska") as container:
+        pictures = container.add_stream("mpeg4", rate=25)
+        sound = container.add_stream("pcm_s16le", 8000)
+        pictures.width, pictures.height, pictures.pix_fmt = 64, 48, "yuv420p"
+        sound.layout = "mono"
+        for _ in range(25):
+            frame = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), "rgb24")
+            container.mux(pictures.encode(frame))
+        container.mux(pictures.encode(None))
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 24_000), np.int16), "s16", "mono")
+        silence.sample_rate = 8000
+        container.mux(sound.encode(silence))
+        container.mux(sound.encode(None))
+    content = file.getvalue()
+    if not has_tag:
+        content = content.replace(b"DURATION", b"TRAJANUS")
+    told = []
+    clip = load_clip(content, lambda info: told.append(info) or uniform_frames(4)(info))
+    assert told[0].duration_seconds == pytest.approx(1, abs=0.01)
+    assert clip.timestamps.tolist() == pytest.approx([0.12, 0.36, 0.6, 0.84], abs=0.01)

@@ -77,17 +77,28 @@ def _stated(reader: PacketReader) -> VideoInfo | None:
     if start is None or not rate:
         return None
     tick = float(stream.time_base or 0)
-    ticks = stream.duration
-    if not ticks and start == 0:
-        seconds = (reader.container.duration or 0) / 1e6
-    else:
-        # A duration of the whole container counts from 0, or from the first frame.
-        end = None if ticks else reader.find_end()
-        seconds = float(ticks or (end or 0) - start) * tick
+    seconds = float(stream.duration or 0) * tick
+    if not seconds and start == 0:
+        # With another start it is a duration in some files, and the end in others.
+        seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
+        if not seconds and len(reader.container.streams) == 1:
+            seconds = (reader.container.duration or 0) / 1e6
+    if not seconds:
+        seconds = ((reader.find_end() or start) - start) * tick
     if not seconds > 0:
         return None
     count = stream.frames or round(seconds * rate)
     return _info(reader.name, reader.codec, start * tick, seconds, float(rate), count)
+
+
+def _tagged_seconds(duration: str) -> float:
+    """Return the seconds of Matroska's tag for a stream, such as 00:00:02.040000000; 0 for another
+    text."""
+    try:
+        hours, minutes, seconds = map(float, duration.split(":"))
+    except ValueError:
+        return 0.0
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def _counted(name: str, codec: VideoCodec, times: Sequence[int], last: int) -> VideoInfo:
