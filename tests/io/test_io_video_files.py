@@ -29,7 +29,7 @@ from spdl_torch.io import (
     sample_decode_video,
     strided_frames,
 )
-from spdl_torch.io._video import bits, reading, slowness
+from spdl_torch.io._video import bits, incoming, reading, slowness
 from spdl_torch.io._video.codec import VideoCodec
 from spdl_torch.io._video.entry import is_entry, is_hidden
 from spdl_torch.io._video.reference_numbers import ReferenceNumbers
@@ -189,7 +189,7 @@ def test_side_data_that_pyav_does_not_know_does_no_harm():
 
 def test_reading_without_a_list_of_packets_is_said_once(monkeypatch, caplog):
     """For the first such file, where it costs much."""
-    monkeypatch.setattr(reading, "_SLOW_BYTES", 100)
+    monkeypatch.setattr(incoming, "_SLOW_BYTES", 100)
     monkeypatch.setattr(slowness, "_said", set())
     content = decoded("transport stream, H.264").content
     with caplog.at_level(logging.WARNING, "spdl_torch.io"):

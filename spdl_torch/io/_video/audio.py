@@ -15,7 +15,7 @@ from spdl_torch.errors import DecodeError
 from .._source import source_name
 from .demux import window_of
 from .opening import decode_errors, is_sound_only, open_audio
-from .reading import packets_of
+from .stream_packets import packets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

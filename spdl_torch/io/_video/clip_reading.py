@@ -76,7 +76,7 @@ class ClipReading:
         rewind(self._src, self._place)
         with open_video(self._src, None, self._name) as (container, stream):
             reader = PacketReader(container, stream, self._name)
-            reader.mark_as_surveyed()
+            reader.incoming.mark_as_surveyed()
             return self._read_spans(reader)
 
     def _read_spans(self, reader: PacketReader) -> VideoPackets:

@@ -136,27 +136,30 @@ def read_spans(
     Raises: DecodeError: the video has no packets; UnsureError: its packets do not tell which frame
         is displayed when, so that all of it is to be read.
     """
-    name, stream = reader.name, reader.stream
+    incoming = reader.incoming
+    name, stream, layout = incoming.name, incoming.stream, incoming.layout
     for start, end in [(-math.inf, math.inf)] if whole else spans:
         reader.read(start, end)
     reader.look_at_the_rest()
     if not reader.packets:
-        if reader.doubt is not None and not whole:
-            raise UnsureError(f"{name}: {reader.doubt}.")
+        if incoming.doubt is not None and not whole:
+            raise UnsureError(f"{name}: {incoming.doubt}.")
         raise DecodeError(f"{name}: no frame in it.")
     found = reader.packets if bsf is None else filter_packets(reader.packets, stream, bsf)
     packets = VideoPackets(
         name,
-        reader.codec,
+        incoming.codec,
         found,
         window,
         stream.codec_context,
         is_whole=reader.is_whole,
-        is_counted=reader.is_counted,
-        is_listed=reader.is_listed and not reader.may_go_on,
+        is_counted=layout.is_counted,
+        is_listed=layout.is_listed and not layout.may_go_on,
     )
     reader.check_times(packets.labels)
-    doubt = reader.doubt or packets.doubt(from_start=reader.is_from_start, may_lack=reader.may_lack)
+    doubt = incoming.doubt or packets.doubt(
+        from_start=reader.is_from_start, may_lack=layout.may_lack
+    )
     if whole or (doubt is not None and packets.is_whole):
         find_sequence(packets)
     elif doubt is not None:

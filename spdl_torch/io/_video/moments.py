@@ -45,19 +45,21 @@ def facts_of(reader: PacketReader, *, keeps_all: bool) -> tuple[VideoInfo, bool]
     if stated is not None:
         return stated, True
     labels, are_kept = reader.survey(keeps_all=keeps_all)
-    display = display_times(labels, reader.is_counted)
+    incoming = reader.incoming
+    name, codec, is_counted = incoming.name, incoming.codec, incoming.layout.is_counted
+    display = display_times(labels, is_counted)
     frames = labels and shown_frames(labels, display)
     if not frames:
-        raise DecodeError(f"{reader.name}: no frame in it.")
-    doubt = reader.doubt
-    if not reader.is_counted and any(labels[number].pts is None for _, number in frames):
+        raise DecodeError(f"{name}: no frame in it.")
+    doubt = incoming.doubt
+    if not is_counted and any(labels[number].pts is None for _, number in frames):
         doubt = doubt or "it has packets without a time"
-    if reader.codec.name == "vvc" and min(display) < display[0]:
+    if codec.name == "vvc" and min(display) < display[0]:
         doubt = doubt or "it begins with a frame that is displayed after others"
     if doubt is not None:
-        raise UnsureError(f"{reader.name}: {doubt}.")
+        raise UnsureError(f"{name}: {doubt}.")
     times = [time for time, _ in frames]
-    return _counted(reader.name, reader.codec, times, labels[frames[-1][1]].duration), are_kept
+    return _counted(name, codec, times, labels[frames[-1][1]].duration), are_kept
 
 
 def facts_of_packets(packets: VideoPackets) -> VideoInfo:
@@ -70,9 +72,10 @@ def facts_of_packets(packets: VideoPackets) -> VideoInfo:
 
 def _stated(reader: PacketReader) -> VideoInfo | None:
     """Return what the container says, if it lists its packets and leaves nothing out."""
-    if not reader.has_list:
+    incoming, start = reader.incoming, reader.starts_at
+    if not incoming.layout.has_list:
         return None
-    stream, start = reader.stream, reader.starts_at
+    stream = incoming.stream
     rate = rate_of(stream)
     if start is None or not rate:
         return None
@@ -81,14 +84,14 @@ def _stated(reader: PacketReader) -> VideoInfo | None:
     if not seconds and start == 0:
         # With another start it is a duration in some files, and the end in others.
         seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
-        if not seconds and len(reader.container.streams) == 1:
-            seconds = (reader.container.duration or 0) / 1e6
+        if not seconds and len(incoming.container.streams) == 1:
+            seconds = (incoming.container.duration or 0) / 1e6
     if not seconds:
         seconds = ((reader.find_end() or start) - start) * tick
     if not seconds > 0:
         return None
     count = stream.frames or round(seconds * rate)
-    return _info(reader.name, reader.codec, start * tick, seconds, float(rate), count)
+    return _info(incoming.name, incoming.codec, start * tick, seconds, float(rate), count)
 
 
 def _tagged_seconds(duration: str) -> float:
