@@ -24,7 +24,7 @@ from _folders import HELPERS
 from _gates import shared_memory_of, until
 from _inside import children_of, pids_of, pool_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
-from _isolation_data import Crashing, Images, Sized, Waiting, WhoAmI, as_list
+from _isolation_data import Crashing, Images, Leaving, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from _loader_helpers import ThreadLoader as DataLoader
 
@@ -38,6 +38,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.skipif(os.name != "posix", reason="sends signals"),
 ]
+
+
+def test_child_neither_collects_nor_takes_apart_what_it_shares_with_its_server(tmp_path):
+    """Either would copy the memory, 50 ms of CPU time for each worker; what the dataset has for the
+    exit is done."""
+    path = tmp_path / "exit"
+    (num_frozen,) = served(Leaving(path), num_workers=1)
+    assert num_frozen.item() > 100_000
+    until(lambda: "spdl-loader" not in [each.name for each in multiprocessing.active_children()])
+    assert path.read_text() == "dataset\n"
 
 
 def test_exit_of_a_forked_process_leaves_the_children_alone():
