@@ -14,6 +14,7 @@ import multiprocessing
 from dataclasses import dataclass, field
 from typing import Any
 
+import _spawned
 import pytest
 from _gates import until
 from _loader_helpers import torch_loader
@@ -47,7 +48,7 @@ class Seat:
     @property
     def pickles(self) -> bool:
         """Whether the dataset is pickled on its way to the workers."""
-        return self.options.get("multiprocessing_context") in ("forkserver", "spawn")
+        return self.name in ("forkserver", "spawned")
 
     def loader(self, dataset: Any, *args: Any, **options: Any) -> DataLoader:
         """Return our loader in this seat. Without workers, options about workers are left out."""
@@ -143,7 +144,7 @@ def start_children(pool: MovingPool) -> None:
     pool.due_seconds = 0.0
 
 
-def _in_processes(method: str) -> dict[str, Any]:
+def _in_processes(method: Any) -> dict[str, Any]:
     return {
         "num_workers": NUM_WORKERS,
         "isolation": "process",
@@ -158,7 +159,7 @@ THREADS = Seat("threads", _ON_THREADS, are_threads=True)
 DECLARED = Seat("declared", _ON_THREADS, DeclaredLoader, are_threads=True, are_vouched_for=True)
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
-SPAWNED = Seat("spawned", _in_processes("spawn"), are_processes=True)
+SPAWNED = Seat("spawned", _in_processes(_spawned.context()), are_processes=True)
 MOVING = Seat(
     "moving",
     {"num_workers": NUM_WORKERS, "multiprocessing_context": "fork"},

@@ -35,7 +35,11 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from time import monotonic
 
+from _memory import make_cheap_to_fork
+
 CAN_FORK = hasattr(os, "pidfd_open") and hasattr(os, "fork")
+MOST_DESCRIPTORS = 32
+"""Of one program."""
 HERE = str(Path(__file__).parent)
 ENVIRONMENT = dict(os.environ)
 """Before any test changes it: what libraries find when they are loaded."""
@@ -84,7 +88,28 @@ def start(
         "start_new_session": start_new_session,
         "forks": forks,
     }
-    return Process(_server(tuple(preload)), request, stdout, stderr)
+    return Process(server(tuple(preload)), request, stdout, stderr)
+
+
+def start_for_adoption(arguments, descriptors, *, preload=()):
+    """Start a program with these descriptors, under their numbers, and our streams, but for the
+    input. Its parent ends at once; whoever adopts orphans here is its parent. Returns its pid."""
+    request = {
+        "arguments": arguments,
+        "cwd": os.getcwd(),
+        "env": dict(os.environ),
+        "start_new_session": False,
+        "forks": False,
+        "descriptors": descriptors,
+    }
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs, open(os.devnull) as nothing:
+            passed = [theirs.fileno(), nothing.fileno(), 1, 2, *descriptors]
+            socket.send_fds(server(tuple(preload)), [b"."], passed)
+        ours.sendall(json.dumps(request).encode() + b"\n")
+        with ours.makefile("r") as answer:
+            return int(answer.read())  # to its end: then the parent has ended
 
 
 class Process:
@@ -199,7 +224,7 @@ def _is_readable(channel, timeout):
 
 
 @functools.cache
-def _server(preload):
+def server(preload):
     """The channel to a process that has imported torch and ``preload``; it ends with this one."""
     ours, theirs = socket.socketpair()
     code = f"import sys; sys.path.insert(0, {HERE!r}); import _warm; exec(_warm.serve())"
@@ -223,6 +248,14 @@ def _stop(channel, process, pid):
         process.wait()
 
 
+def _keep_operators():
+    """Let torch's operators end with a program: at its exit torch would take each out of its tables
+    first."""
+    for finalizer in list(weakref.finalize._registry):
+        if getattr(finalizer.peek()[1], "__module__", None) == "torch.library":
+            finalizer.atexit = False
+
+
 def serve():
     """Fork a program for each request. Returns in each of them, with the code that it is to run as
     ``__main__``.
@@ -239,6 +272,8 @@ def serve():
     # took 0.9 of the 1.3 s of CPU time of an empty one.
     gc.collect()
     gc.freeze()
+    _keep_operators()
+    make_cheap_to_fork()
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -247,7 +282,7 @@ def serve():
                     selector.unregister(key.fd)
                     _report_end(key.fd, *key.data)
                     continue
-                _, descriptors, _, _ = socket.recv_fds(control, 1, 4)
+                _, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                 if not descriptors:
                     sys.exit()  # the tests have ended
                 channel = socket.socket(fileno=descriptors[0])
@@ -258,14 +293,22 @@ def serve():
                     pid = os.fork()
                 if pid == 0:
                     control.close()
-                    channel.close()
                     for other in selector.get_map().values():
                         if other.data is not None:
                             os.close(other.fd)
                             other.data[1].close()
+                    selector.close()
+                    if "descriptors" in request and (pid := os.fork()):
+                        channel.sendall(b"%d\n" % pid)
+                        os._exit(0)
+                    channel.close()
                     return _become(request, descriptors[1:])
                 for descriptor in descriptors[1:]:
                     os.close(descriptor)
+                if "descriptors" in request:
+                    os.waitpid(pid, 0)
+                    channel.close()
+                    continue
                 channel.sendall(b"%d\n" % pid)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, channel))
 
@@ -285,7 +328,9 @@ def _become(request, streams):
     import numpy
     import torch
 
-    for number, descriptor in enumerate(streams):
+    numbers = [0, 1, 2, *request.get("descriptors", ())]
+    above = max(*numbers, *streams) + 1
+    for number, descriptor in zip(numbers, [_moved(each, above) for each in streams], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
     if request["start_new_session"]:
@@ -303,6 +348,15 @@ def _become(request, streams):
     if request["forks"]:
         _fork_what_multiprocessing_starts()
     return _program(request["arguments"])
+
+
+def _moved(descriptor, above):
+    """The same under a number that nobody wants."""
+    import fcntl  # which not every system has
+
+    number = fcntl.fcntl(descriptor, fcntl.F_DUPFD, above)
+    os.close(descriptor)
+    return number
 
 
 def _python_path():

@@ -1,10 +1,13 @@
 """Programs that are forked with torch imported are like those that Python starts, the oracle."""
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 from subprocess import STDOUT, TimeoutExpired
 
+import _spawned
 import _warm
 import pytest
 
@@ -152,6 +155,60 @@ def test_process_that_is_forked_sees_what_a_new_one_would_see(method, tmp_path):
     assert new.stdout == forked.stdout
     assert new.stdout.endswith("\n3 True\n")
     assert (new.stderr, forked.stderr) == ("False\n", "True\n")
+
+
+CHANGED = ["as imported"]
+
+
+def look(wire, files):
+    """Tell what a spawned process sees, and end with a code."""
+    signals = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+    seen = [
+        CHANGED,
+        os.environ["MINE"],
+        os.getcwd(),
+        sys.argv,
+        os.getppid(),
+        multiprocessing.parent_process().pid,
+        [str(signal.getsignal(number)) for number in signals],
+        sorted(sys.path),
+        [kind_of(number) for number in files],
+    ]
+    wire.send(seen)
+    print("printed")
+    print("complained", file=sys.stderr)
+    sys.exit(wire.recv())
+
+
+def kind_of(number):
+    """What is open under a number."""
+    name = f"/proc/self/fd/{number}"
+    return os.readlink(name) if os.path.exists(name) else None
+
+
+@pytest.mark.skipif(not _warm.CAN_FORK, reason="nothing is forked here")
+def test_process_that_is_spawned_from_the_warm_one_is_as_a_new_one(monkeypatch, capfd, tmp_path):
+    """Its memory, parent, streams, environment, signals, open files and end; torch is there."""
+    monkeypatch.setenv("MINE", "yes")
+    monkeypatch.setattr(sys.modules[__name__], "CHANGED", ["by a test"])
+    monkeypatch.chdir(tmp_path)
+
+    def seen_by(context):
+        ours, theirs = context.Pipe()
+        with open(__file__) as file, ours:
+            process = context.Process(target=look, args=[theirs, [file.fileno()]])
+            process.start()
+            theirs.close()
+            seen = ours.recv()
+            assert process.is_alive()
+            ours.send(3)
+            process.join()
+        return seen, process.exitcode, capfd.readouterr()
+
+    forked = seen_by(_spawned.context())
+    assert forked == seen_by(multiprocessing.get_context("spawn"))
+    assert forked[0][:5] == [["as imported"], "yes", str(tmp_path), forked[0][3], os.getpid()]
+    assert forked[1:] == (3, ("printed\n", "complained\n"))
 
 
 def test_torch_is_there_already():

@@ -1,0 +1,54 @@
+"""``spawn`` without its imports: a new process is forked from one that has imported torch.
+
+It is a child of the process that starts it like any other and has none of its memory, what is sent
+to it is pickled, and it finds everything by name; but it does not spend 3 s on importing torch and
+the package. Tests of what only a new interpreter can show name ``"spawn"`` itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from multiprocessing import resource_tracker, util
+from multiprocessing.context import SpawnContext, SpawnProcess
+from unittest.mock import patch
+
+import _warm
+
+PRELOADED = ("spdl_torch.data.child_process.child",)
+_ADOPTS_ORPHANS = 36  # Linux's PR_SET_CHILD_SUBREAPER
+_one_at_a_time = threading.Lock()
+
+
+class ForkedSpawnProcess(SpawnProcess):
+    """A process of ``context``."""
+
+    @staticmethod
+    def _Popen(process):
+        from multiprocessing.popen_spawn_posix import Popen
+
+        resource_tracker.ensure_running()  # it is started in the same way, and is not meant
+        with _one_at_a_time, patch.object(util, "spawnv_passfds", _fork):
+            return Popen(process)
+
+
+class ForkedSpawnContext(SpawnContext):
+    """``spawn`` by its name and by its ways."""
+
+    Process = ForkedSpawnProcess
+
+
+def context():
+    """For ``multiprocessing_context``; where nothing can be forked, ``spawn`` itself."""
+    return ForkedSpawnContext() if _warm.CAN_FORK else "spawn"
+
+
+def _fork(path, arguments, descriptors):
+    """Do what ``spawnv_passfds`` does."""
+    code = arguments[arguments.index("-c") :]
+    libc = ctypes.CDLL(None)
+    libc.prctl(_ADOPTS_ORPHANS, 1, 0, 0, 0)
+    try:
+        return _warm.start_for_adoption(code, sorted(map(int, descriptors)), preload=PRELOADED)
+    finally:
+        libc.prctl(_ADOPTS_ORPHANS, 0, 0, 0, 0)
