@@ -48,7 +48,10 @@ settings.load_profile("same")
 # A fork server's child imports what it needs: torch, in seconds, for each of hundreds of workers.
 # The server imports it once. What a child owns is the same.
 multiprocessing.set_forkserver_preload(
-    ["spdl_torch.data.child_process.child", "torchvision", "pytest", "hypothesis"]
+    [
+        *("spdl_torch.data.child_process.child", "torchvision", "pytest", "hypothesis"),
+        "tests.helpers._served",
+    ]
 )
 
 # A shell that starts the tests in the background, as some build servers do, lets them ignore

@@ -163,13 +163,23 @@ def test_error_takes_the_place_of_its_batch(seat, hook):
 def test_ordinary_errors_are_where_torchs_are(seat, hook):
     """torch's loader is the oracle: the same outcomes, in the same order."""
 
-    def outcomes(make, **options):
-        dataset = HOOKS[hook][0](["ordinary"] * 3, hook)
-        given = {"collate_fn": dataset.collate} if hook == "collate_fn" else {}
-        found = outcomes_of(iter(make(dataset, **given, **options)), 99)
-        return [type(each) if isinstance(each, Exception) else plain(each) for each in found]
+    assert ordinary_outcomes(seat.loader, hook) == outcomes_with_torch(seat.num_workers, hook)
 
-    assert outcomes(seat.loader) == outcomes(seat.peer)
+
+def ordinary_outcomes(make, hook):
+    """Of an epoch, with the types of errors in their places."""
+    dataset = HOOKS[hook][0](["ordinary"] * 3, hook)
+    given = {"collate_fn": dataset.collate} if hook == "collate_fn" else {}
+    found = outcomes_of(iter(make(dataset, **given)), 99)
+    return [type(each) if isinstance(each, Exception) else plain(each) for each in found]
+
+
+@functools.cache
+def outcomes_with_torch(num_workers, hook):
+    """The same for all seats."""
+    seat = THREADS if num_workers else NONE
+    assert seat.num_workers == num_workers
+    return ordinary_outcomes(seat.peer, hook)
 
 
 class Draws:
@@ -316,16 +326,14 @@ def test_every_beginning_of_an_iterable_may_fail(seat):
 @with_workers
 @some_kinds
 def test_error_of_worker_init_fn_is_raised_for_each_worker(seat, kinds):
-    """Two workers, two kinds: each takes the place of a batch of its worker."""
-    for pair in zip(kinds, (*kinds[1:], kinds[0]), strict=True):
-        loader = seat.loader(range(8), worker_init_fn=FailingInit(pair), rng="worker")
-        batches = iter(loader)
-        for number, kind in enumerate(pair):
-            with pytest.raises(BaseException, match=r"in worker_init_fn\(") as caught:
-                next(batches)
-            assert is_kind(caught.value, kind, on_worker=True), (kind, caught.value)
-            assert f"in worker_init_fn({number})" in notes_of(caught.value)
-        del batches, caught
+    """A worker for each kind: each takes the place of a batch of its worker."""
+    options = {"num_workers": len(kinds), "rng": "worker"}
+    batches = iter(seat.loader(range(len(kinds)), worker_init_fn=FailingInit(kinds), **options))
+    for number, kind in enumerate(kinds):
+        with pytest.raises(BaseException, match=r"in worker_init_fn\(") as caught:
+            next(batches)
+        assert is_kind(caught.value, kind, on_worker=True), (kind, caught.value)
+        assert f"in worker_init_fn({number})" in notes_of(caught.value)
 
 
 class Kept(Failing):

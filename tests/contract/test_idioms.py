@@ -2,7 +2,7 @@
 
 Nothing may be wrong, lost or doubled, and nothing that a worker does to its process may reach the
 trainer's. The suite loads each of them once with two workers, or as often as
-``SPDL_TORCH_IDIOM_RUNS`` says; its long form does so ten times with four.
+``SPDL_TORCH_IDIOM_RUNS`` says; its long form does so three times with four.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from spdl_torch.pipeline.threads import thread_group
 from spdl_torch.testing._interleaving import threads_interleaved
 
 NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))
-NUM_RUNS_FOR_LONG = 10
+NUM_RUNS_FOR_LONG = 3  # in processes, all of them: there is nothing to race for
 NUM_WORKERS_FOR_LONG = 4
 
 pytestmark = [
