@@ -14,8 +14,6 @@ from spdl_torch.data.sources import ListSource
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
-lightning = pytest.importorskip("lightning")
-
 
 class Stateful:
     """A source that keeps its own state, and tells what it was asked for."""

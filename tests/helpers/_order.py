@@ -1,18 +1,37 @@
 """The order of files: long ones that come late by name come first.
 
 Each process of a run takes the next file when it has done one. A long file that begins last would
-leave the others without work.
+leave the others without work. What imports Lightning stays late: it never gets smaller again, and a
+fork of a process takes twice the time then.
 """
 
 LONG = (
     "test_worker_processes.py",
     "test_stores.py",
+    "test_transfer_runtime.py",
+    "test_child_pipelines.py",
     "test_rng_owned.py",
     "test_soak.py",
+)
+LONG_PROGRAMS = (
+    "test_examples_imagenet.py",
+    "test_docs.py",
+    "test_demo.py",
+    "test_testing_threads.py",
+    "test_bench.py",
+    "test_prepare.py",
     "test_warm.py",
 )
+LAST_ROOMS = ("programs", "trainers")
 
 
 def pytest_collection_modifyitems(items):
-    """Put the long files first, each with its tests in order."""
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    """Put the long files first, and those of the last rooms before their others, each with its
+    tests in order."""
+    items.sort(key=_place)
+
+
+def _place(item):
+    name, is_late = item.path.name, item.path.parent.name in LAST_ROOMS
+    long_ones = LONG_PROGRAMS if is_late else LONG
+    return is_late, long_ones.index(name) if name in long_ones else len(long_ones)

@@ -8,18 +8,17 @@ import sys
 import threading
 
 import pytest
+from _later import later
 from _loader_helpers import PATIENCE_SECONDS, DataLoader
 
 from spdl_torch.observe import showing
 
-displaypub = pytest.importorskip("IPython.core.displaypub", reason="IPython shows notebooks' cells")
+displaypub, interactiveshell = later("IPython.core.displaypub", "IPython.core.interactiveshell")
 
 
 @pytest.fixture
 def cell():
     """What a cell gets from IPython's shell: each output, and whether it replaces one."""
-    from IPython.core.interactiveshell import InteractiveShell
-
     outputs, renewed = [], threading.Event()
 
     class Publisher(displaypub.DisplayPublisher):
@@ -28,10 +27,10 @@ def cell():
             if update:
                 renewed.set()
 
-    shell = InteractiveShell.instance()
+    shell = interactiveshell.InteractiveShell.instance()
     shell.display_pub = Publisher()
     yield outputs, renewed
-    InteractiveShell.clear_instance()
+    interactiveshell.InteractiveShell.clear_instance()
 
 
 class Reporting:

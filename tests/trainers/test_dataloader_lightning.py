@@ -8,14 +8,15 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from _datasets import Points
+from _later import later
 from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
 
-lightning = pytest.importorskip("lightning")
-
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper  # noqa: E402
+lightning, modules, overrides = later(
+    "lightning", "_lightning_modules", "lightning.pytorch.overrides.distributed"
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -26,29 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
 ]
-
-
-class Recorder(lightning.LightningModule):
-    """One weight, and a diary of the samples that every hook saw."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(("train", self.current_epoch, batch.flatten().tolist()))
-        return self.layer(batch).sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.seen.append(("val", self.current_epoch, batch.flatten().tolist()))
-
-    def predict_step(self, batch, batch_idx):
-        self.seen.append(("predict", 0, batch.flatten().tolist()))
-        return batch
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
 def trainer(**options):
@@ -72,7 +50,7 @@ def fit(loader_class, monkeypatch, *, seed_workers, **options):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.setenv("PL_SEED_WORKERS", "0")
     lightning.seed_everything(7, workers=seed_workers, verbose=False)
-    module = Recorder()
+    module = modules.Recorder()
     options = {"batch_size": 3, "num_workers": 2, **options}
     trainer().fit(
         module,
@@ -96,7 +74,7 @@ def test_fit_sees_torchs_samples_when_seeded(persistent_workers, seed_workers, m
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"in_order": False}])
 def test_fit_leaves_no_thread_behind(options):
     """Lightning never runs a sized train loader to its end; its teardown ends the threads."""
-    module = Recorder()
+    module = modules.Recorder()
     loaders = [DataLoader(Points(9), num_workers=2, **options) for _ in range(2)]
     trainer(limit_val_batches=2).fit(module, *loaders)
     assert sorted(x for hook, epoch, [x] in module.seen if (hook, epoch) == ("train", 1)) == list(
@@ -115,7 +93,7 @@ class Whereabouts(Points):
 @pytest.mark.parametrize("persistent_workers", [True, False])
 def test_validation_keeps_its_workers(persistent_workers):
     """From epoch to epoch of a fit, the check before the first one included."""
-    module = Recorder()
+    module = modules.Recorder()
     options = {"num_workers": 1, "persistent_workers": persistent_workers}
     trainer(max_epochs=3).fit(module, DataLoader(Points(4)), DataLoader(Whereabouts(2), **options))
     places = [place for hook, _, [place] in module.seen if hook == "val"]
@@ -139,12 +117,12 @@ def test_predict_rebuilds_the_loader_with_its_class_and_options():
     """Lightning wraps the batch sampler for predict; nothing of ours is lost on the way."""
     engine = trainer()
     loader = DataLoader(Points(7), batch_size=2, num_workers=2, stats=False)
-    predictions = engine.predict(Recorder(), loader)
+    predictions = engine.predict(modules.Recorder(), loader)
     assert torch.cat(predictions).flatten().tolist() == list(range(7))
     rebuilt = engine.predict_dataloaders
     assert rebuilt is not loader
     assert type(rebuilt) is DataLoader
-    assert isinstance(rebuilt.batch_sampler, _IndexBatchSamplerWrapper)
+    assert isinstance(rebuilt.batch_sampler, overrides._IndexBatchSamplerWrapper)
     assert (rebuilt.stats, rebuilt.num_workers, rebuilt.prefetch_factor) == (False, 2, 2)
     assert (rebuilt.device, rebuilt.isolation, rebuilt.on_error) == (None, "auto", "raise")
 
@@ -152,7 +130,7 @@ def test_predict_rebuilds_the_loader_with_its_class_and_options():
 def test_predict_rebuilds_a_loader_made_in_a_hook():
     """Inside *_dataloader hooks Lightning replays the recorded constructor arguments."""
 
-    class WithLoader(Recorder):
+    class WithLoader(modules.Recorder):
         """Builds its own loader, as most modules do."""
 
         def predict_dataloader(self):
@@ -167,7 +145,7 @@ def test_predict_rebuilds_a_loader_made_in_a_hook():
 
 def test_overfit_batches_turns_shuffling_off():
     """overfit_batches rebuilds the loader around a SequentialSampler."""
-    module = Recorder()
+    module = modules.Recorder()
     loader = DataLoader(Points(9), batch_size=2, shuffle=True, num_workers=2)
     with pytest.warns(UserWarning, match="(?s)overfit.*shuffling"):
         trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
@@ -188,7 +166,7 @@ def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
     loaders = [streamed_points(14), streamed_points(5)]
     if wrap is not None:
         loaders = [wrap(loader, batch_size=None) for loader in loaders]
-    module = Recorder()
+    module = modules.Recorder()
     trainer().fit(module, *loaders)
     points = {length: [float(n) for n in range(length)] for length in (5, 14)}
     for epoch in (0, 1):
@@ -197,6 +175,6 @@ def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
             if what == "val" and epoch == 0:
                 seen = seen[-2:]  # behind the sanity check's
             assert [p for points in seen for p in points] == points[length]
-    cut = Recorder()
+    cut = modules.Recorder()
     trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0).fit(cut, *loaders)
     assert [seen[2] for seen in cut.seen] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

@@ -16,25 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 from _datasets import Points
-from _inside import state_of
+from _later import later
 from _tuners import RandomTuner
 from _wandb_file import wandb_history
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as TorchDataLoader
 
-lightning = pytest.importorskip("lightning")
-
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
-from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
-from lightning.pytorch.utilities.exceptions import MisconfigurationException  # noqa: E402
-
-from spdl_torch import DataLoader, PipelineDataset  # noqa: E402
-from spdl_torch.__main__ import main  # noqa: E402
-from spdl_torch.autotune import PerfParams, tuning  # noqa: E402
-from spdl_torch.data.loader import move_limits  # noqa: E402
-from spdl_torch.lightning import PipelineStatsMonitor, _Intervals  # noqa: E402
-from spdl_torch.observe import (  # noqa: E402
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.__main__ import main
+from spdl_torch.autotune import PerfParams, tuning
+from spdl_torch.data.loader import move_limits
+from spdl_torch.observe import (
     Cause,
     log_stats_summary,
     pipelines_of_file,
@@ -44,14 +35,23 @@ from spdl_torch.observe import (  # noqa: E402
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.store.recording import path_of_rank  # noqa: E402
-from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals  # noqa: E402
-from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
-from spdl_torch.pipeline.stats.perf_stats import (  # noqa: E402
+from spdl_torch.observe.store.recording import path_of_rank
+from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
+from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline.stats.perf_stats import (
     PipelineStats,
     QueuePerfStats,
     StageStats,
     TaskPerfStats,
+)
+
+lightning, modules, callbacks, loggers_of, utilities, monitors = later(
+    "lightning",
+    "_lightning_modules",
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.loggers",
+    "lightning.pytorch.utilities",
+    "spdl_torch.lightning",
 )
 
 pytestmark = [
@@ -69,29 +69,6 @@ STAGE_KEYS = {
     *("busy_ratio", "cpu_ratio", "wait_in_ratio", "wait_out_ratio", "items_per_second"),
     *("task_seconds_p50", "task_seconds_p99", "num_failures", "num_dropped", "concurrency"),
 }
-
-
-class Module(lightning.LightningModule):
-    """One weight; takes batches alone or in a dict or list."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return sum(self.layer(part).sum() for part in tree_leaves(batch))
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        pass
-
-    def test_step(self, batch, batch_idx, dataloader_idx=0):
-        pass
-
-    def predict_step(self, batch, batch_idx, dataloader_idx=0):
-        return 0
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
 def ours():
@@ -116,7 +93,7 @@ def trainer(folder, monitor, **options):
         **{
             "max_epochs": 2,
             "accelerator": "cpu",
-            "logger": CSVLogger(folder, name="", version=""),
+            "logger": loggers_of.CSVLogger(folder, name="", version=""),
             "log_every_n_steps": 2,
             "callbacks": monitor if isinstance(monitor, list) else [monitor],
             "enable_checkpointing": False,
@@ -143,7 +120,7 @@ def logged(folder, key):
 
 def test_figures_are_logged_where_lightning_logs(tmp_path):
     """Every second step of eight; shares are shares; all keys that the docstring lists."""
-    trainer(tmp_path, PipelineStatsMonitor()).fit(Module(), ours())
+    trainer(tmp_path, monitors.PipelineStatsMonitor()).fit(modules.Plain(), ours())
     assert logged(tmp_path, "data/wait_ratio") == [1, 3, 5, 7]
     keys = {key for row in rows(tmp_path) for key in row}
     assert keys - {"step", "epoch", "data/wait_ratio", "data/num_processes"} == {
@@ -153,7 +130,7 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
         for key, value in row.items():
             if key.endswith("_ratio"):
                 assert 0 <= value <= 1, key
-    documented = re.findall(r"``data/<stage>/([a-z_0-9]+)``", PipelineStatsMonitor.__doc__)
+    documented = re.findall(r"``data/<stage>/([a-z_0-9]+)``", monitors.PipelineStatsMonitor.__doc__)
     assert sorted(documented) == sorted(STAGE_KEYS)
 
 
@@ -161,7 +138,7 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
 def test_pipeline_is_found_wherever_it_is(tmp_path, wrap):
     """By itself and in a loader without workers; its stages have names that every logger takes."""
     loader = streamed() if wrap is None else wrap(streamed(), batch_size=None)
-    trainer(tmp_path, PipelineStatsMonitor()).fit(Module(), loader)
+    trainer(tmp_path, monitors.PipelineStatsMonitor()).fit(modules.Plain(), loader)
     assert logged(tmp_path, "data/wait_ratio") == [1, 3, 5, 7]
     stages = ("fetch", "collate") if wrap is DataLoader else ("_read_", "aggregate_3_", "stack")
     for stage in stages:
@@ -173,16 +150,16 @@ def test_pipeline_is_found_wherever_it_is(tmp_path, wrap):
 def test_loaders_of_a_collection_have_their_names(tmp_path):
     """Among several; loaders of others are passed over."""
     loaders = {"a": ours(), "b": ours(), "c": TorchDataLoader(Points(), batch_size=3)}
-    trainer(tmp_path, PipelineStatsMonitor(stages=False)).fit(Module(), loaders)
+    trainer(tmp_path, monitors.PipelineStatsMonitor(stages=False)).fit(modules.Plain(), loaders)
     keys = {key for row in rows(tmp_path) for key in row}
     assert keys == {"step", "data/a/wait_ratio", "data/b/wait_ratio"}
 
 
 def test_validation_and_test_are_logged_once_an_epoch(tmp_path):
     """Over the whole of it; the sanity check is not."""
-    monitor = PipelineStatsMonitor("load", stages=False)
+    monitor = monitors.PipelineStatsMonitor("load", stages=False)
     runs = trainer(tmp_path, monitor, log_every_n_steps=0)
-    module = Module()
+    module = modules.Plain()
     runs.fit(module, ours(), ours())
     runs.test(module, ours(), verbose=False)
     assert logged(tmp_path, "load/val/wait_ratio") == [3, 7]
@@ -194,9 +171,9 @@ def test_every_logger_gets_them(tmp_path):
     """TensorBoard's file has what the CSV file has."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = TensorBoardLogger(tmp_path, name="", version="board")
-    loggers = [CSVLogger(tmp_path, name="", version=""), board]
-    trainer(tmp_path, PipelineStatsMonitor(), logger=loggers).fit(Module(), ours())
+    board = loggers_of.TensorBoardLogger(tmp_path, name="", version="board")
+    loggers = [loggers_of.CSVLogger(tmp_path, name="", version=""), board]
+    trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=loggers).fit(modules.Plain(), ours())
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     for key in ("data/wait_ratio", "data/fetch/busy_ratio"):
@@ -217,17 +194,6 @@ class Squares(Points):
         return torch.tensor([float(sum(i * i for i in range(3_000)))])
 
 
-class UntilMoved(lightning.Callback):
-    """Ends training some steps after the workers have moved."""
-
-    def __init__(self):
-        self.num_steps = 0
-
-    def on_train_batch_end(self, trainer, *_):
-        self.num_steps += state_of(trainer.train_dataloader).moving.has_moved
-        trainer.should_stop = self.num_steps == 20
-
-
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="workers would not move")
 def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     """On threads at first, then in processes: a number for every logger, a text for TensorBoard, a
@@ -239,14 +205,14 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     monkeypatch.setattr(move_limits, "GAIN", 0.0)
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
-    board = TensorBoardLogger(tmp_path, name="", version="board")
+    board = loggers_of.TensorBoardLogger(tmp_path, name="", version="board")
     trainer(
         tmp_path,
-        [PipelineStatsMonitor(db_path=tmp_path / "s.db"), UntilMoved()],
-        logger=[CSVLogger(tmp_path, name="", version=""), board],
+        [monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db"), modules.UntilMoved()],
+        logger=[loggers_of.CSVLogger(tmp_path, name="", version=""), board],
         max_epochs=1,
         log_every_n_steps=1,  # the first one before they can have moved
-    ).fit(Module(), DataLoader(Squares(), batch_size=4, num_workers=2))
+    ).fit(modules.Plain(), DataLoader(Squares(), batch_size=4, num_workers=2))
 
     key = "data/num_processes"
     numbers = [row[key] for row in rows(tmp_path) if key in row]
@@ -278,8 +244,10 @@ def test_mlflow_gets_them(tmp_path, monkeypatch, store):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     place = (tmp_path / "runs").as_uri() if store == "mlflow" else f"sqlite:///{tmp_path}/m.db"
     flow = MLFlowLogger(tracking_uri=place, artifact_location=(tmp_path / "files").as_uri())
-    loggers = [CSVLogger(tmp_path / "csv", name="", version=""), flow]
-    trainer(tmp_path, PipelineStatsMonitor(), logger=loggers).fit(Module(), streamed())
+    loggers = [loggers_of.CSVLogger(tmp_path / "csv", name="", version=""), flow]
+    trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=loggers).fit(
+        modules.Plain(), streamed()
+    )
     client = MlflowClient(place)
     for key in all_keys(tmp_path / "csv"):
         history = client.get_metric_history(flow.run_id, key)
@@ -295,8 +263,10 @@ def test_wandb_gets_them(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     board = WandbLogger(save_dir=tmp_path, offline=True)
-    loggers = [CSVLogger(tmp_path / "csv", name="", version=""), board]
-    trainer(tmp_path, PipelineStatsMonitor(), logger=loggers).fit(Module(), streamed())
+    loggers = [loggers_of.CSVLogger(tmp_path / "csv", name="", version=""), board]
+    trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=loggers).fit(
+        modules.Plain(), streamed()
+    )
     board.experiment.finish()
     wandb.teardown()  # the file is complete when its writer has ended
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
@@ -320,7 +290,7 @@ def logged_values(folder, key):
 
 def test_lightnings_loggers_record_without_a_trainer(tmp_path):
     """By the same names as from the callback."""
-    source, logger = ours(), CSVLogger(tmp_path, name="", version="")
+    source, logger = ours(), loggers_of.CSVLogger(tmp_path, name="", version="")
     with recording(source, logger=logger):
         assert len(list(source)) == 4
     logger.save()
@@ -334,32 +304,38 @@ def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, 
     """A line each; nothing without being asked."""
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
-    monitor = PipelineStatsMonitor()
-    trainer(tmp_path, monitor, max_epochs=5).fit(Module(), DataLoader(Points(), batch_size=3))
+    monitor = monitors.PipelineStatsMonitor()
+    trainer(tmp_path, monitor, max_epochs=5).fit(
+        modules.Plain(), DataLoader(Points(), batch_size=3)
+    )
     parts = [text.removeprefix("data: Training ").split(". ", 1) for text in messages]
     kinds = [re.sub(r".*\d %.*?(\): |$)", "", finding).rstrip(".") for finding, *_ in parts]
     assert len(parts) == 5
     for before, kind, part in zip([None, *kinds], kinds, parts, strict=False):
         assert (len(part) == 2) == (before != kind), messages
     messages.clear()
-    trainer(tmp_path / "b", PipelineStatsMonitor(verdict=False)).fit(Module(), ours())
+    trainer(tmp_path / "b", monitors.PipelineStatsMonitor(verdict=False)).fit(
+        modules.Plain(), ours()
+    )
     assert messages == []
 
 
 def test_monitor_warns_when_it_finds_nothing(tmp_path):
     """torch's own loader has no figures."""
-    monitor = PipelineStatsMonitor()
+    monitor = monitors.PipelineStatsMonitor()
     with pytest.warns(UserWarning, match="found no loader of spdl_torch in training"):
-        trainer(tmp_path, monitor).fit(Module(), TorchDataLoader(Points(), batch_size=3))
+        trainer(tmp_path, monitor).fit(modules.Plain(), TorchDataLoader(Points(), batch_size=3))
 
 
 def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
     """In Lightning's words."""
     message = re.escape("`PipelineStatsMonitor` callback with `Trainer(logger=False)`")
-    with pytest.raises(MisconfigurationException, match=message):
-        trainer(tmp_path, PipelineStatsMonitor(), logger=False).fit(Module(), ours())
-    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    trainer(tmp_path, monitor, logger=False).fit(Module(), ours())
+    with pytest.raises(utilities.exceptions.MisconfigurationException, match=message):
+        trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=False).fit(
+            modules.Plain(), ours()
+        )
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    trainer(tmp_path, monitor, logger=False).fit(modules.Plain(), ours())
     assert num_loaded(tmp_path / "s.db") == {"0:1:fetch[2]": 24, "0:2:collate[2]": 8}
 
 
@@ -373,8 +349,8 @@ def test_samples_that_were_left_out_are_in_the_file(tmp_path):
             return super().__getitem__(index)
 
     loader = DataLoader(Damaged(), batch_size=3, num_workers=2, on_error="skip", error_budget=0.5)
-    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(Module(), loader)
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(modules.Plain(), loader)
     rows = query_event_stats(tmp_path / "s.db")
     skipped = [row.details for row in rows if row.event_name == "skipped"]
     assert sorted(each["key"] for each in skipped) == ["3", "3", "7", "7"]
@@ -388,8 +364,8 @@ def test_decisions_of_tuning_are_in_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "Tuner", RandomTuner)
     params = PerfParams.auto(window_seconds=1e-6, write=None, max_threads=4)
     loader = DataLoader(Points(), batch_size=1, isolation="thread", **params.loader_options())
-    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(Module(), loader)
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(modules.Plain(), loader)
     rows = query_event_stats(tmp_path / "s.db", "decision")
     assert loader.decisions
     wanted = [{"pipeline": 0, **decision.as_details()} for decision in loader.decisions]
@@ -402,8 +378,11 @@ COLLECTIONS = {
     "list": (lambda: [ours(), ours()], ["0", "1"]),
     "dict": (lambda: {"a": ours(), "b": ours()}, ["a", "b"]),
     "nested": (lambda: {"a": [ours(), ours()], "b": ours()}, ["a/0", "a/1", "b"]),
-    "combined": (lambda: CombinedLoader({"a": ours(), "b": ours()}, "min_size"), ["a", "b"]),
-    "longest": (lambda: CombinedLoader([ours(), ours()], "max_size_cycle"), ["0", "1"]),
+    "combined": (
+        lambda: utilities.CombinedLoader({"a": ours(), "b": ours()}, "min_size"),
+        ["a", "b"],
+    ),
+    "longest": (lambda: utilities.CombinedLoader([ours(), ours()], "max_size_cycle"), ["0", "1"]),
     "pipelines": (lambda: [streamed(), TorchDataLoader(streamed(), batch_size=None)], ["0", "1"]),
     "only one": (lambda: [ours()], [""]),
 }
@@ -414,17 +393,17 @@ COLLECTIONS = {
 def test_every_loader_is_found_wherever_it_is(tmp_path, kind, split):
     """In the loggers under its name, in the file under its number, with all of its items."""
     make, names = COLLECTIONS[kind]
-    monitor = PipelineStatsMonitor(stages=False, db_path=tmp_path / "s.db")
+    monitor = monitors.PipelineStatsMonitor(stages=False, db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, max_epochs=1)
     if split == "train":
-        runs.fit(Module(), make())
+        runs.fit(modules.Plain(), make())
         starts = [f"data/{name}" for name in names]
     else:
         called = {"val": runs.validate, "test": runs.test, "predict": runs.predict}[split]
         loaders = make()
         if kind in ("combined", "longest"):  # evaluation has one mode
-            loaders = CombinedLoader(loaders.iterables, "sequential")
-        called(Module(), loaders, **({} if split == "predict" else {"verbose": False}))
+            loaders = utilities.CombinedLoader(loaders.iterables, "sequential")
+        called(modules.Plain(), loaders, **({} if split == "predict" else {"verbose": False}))
         starts = [f"data/{split}/{name}" for name in names]
     keys = {key for row in rows(tmp_path) for key in row}
     assert keys == {"step", *(f"{start.rstrip('/')}/wait_ratio" for start in starts)}
@@ -454,9 +433,9 @@ def runs_in(path):
 @pytest.mark.parametrize("every", [0, 1, 3, 100])
 def test_totals_of_the_file_are_what_was_loaded(tmp_path, every):
     """To the item, however often figures are logged; the sanity check is left out."""
-    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=2)
-    runs.fit(Module(), ours(), ours())
+    runs.fit(modules.Plain(), ours(), ours())
     assert pipelines_of_file(tmp_path / "s.db") == {0: "train", 1: "val"}
     assert num_loaded(tmp_path / "s.db") == {
         "0:1:fetch[2]": 24,
@@ -471,11 +450,11 @@ def test_totals_of_the_file_are_what_was_loaded(tmp_path, every):
 
 def test_every_call_of_the_trainer_is_a_run(tmp_path):
     """Closed after each."""
-    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, max_epochs=1)
-    runs.fit(Module(), ours())
-    runs.test(Module(), ours(), verbose=False)
-    runs.predict(Module(), ours())
+    runs.fit(modules.Plain(), ours())
+    runs.test(modules.Plain(), ours(), verbose=False)
+    runs.predict(modules.Plain(), ours())
     assert [run[2:] for run in runs_in(tmp_path / "s.db")] == [
         (1, "fit"),
         (1, "test"),
@@ -495,7 +474,7 @@ def test_verdict_is_of_the_time_in_which_training_ran():
         figures = replace(report.stats, elapsed=elapsed, consumer_wait_ratio=waited / elapsed)
         return replace(report, stats=figures)
 
-    intervals = _Intervals()
+    intervals = monitors._Intervals()
     assert intervals.end(at(10.0, 4.0))
     assert not intervals.end(at(10.0, 4.0)), "no time has passed"
     intervals.before = at(90.0, 4.0)
@@ -504,26 +483,13 @@ def test_verdict_is_of_the_time_in_which_training_ran():
     assert intervals.report().verdict.wait_ratio == pytest.approx(0.6)
 
 
-class Failing(Module):
-    """Fails in its third step."""
-
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 2:
-            raise self.error
-        return super().training_step(batch, batch_idx)
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 def test_file_is_complete_when_training_fails(tmp_path, error):
     """It holds the run up to the failure, and the run has an end."""
-    monitor = PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, log_every_n_steps=0)
     with pytest.raises((ValueError, SystemExit), match=r"no|1"):
-        runs.fit(Failing(error), DataLoader(Points(), batch_size=3))
+        runs.fit(modules.Failing(error), DataLoader(Points(), batch_size=3))
     assert num_loaded(tmp_path / "s.db") == {"0:1:fetch": 9, "0:2:collate": 3}
     assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
 
@@ -542,10 +508,10 @@ def test_verdict_of_the_file_is_the_one_that_was_logged(tmp_path, monkeypatch, c
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     path = tmp_path / "s.db"
-    monitor = PipelineStatsMonitor(db_path=path)
+    monitor = monitors.PipelineStatsMonitor(db_path=path)
     runs = trainer(tmp_path, monitor, max_epochs=1, val_check_interval=2)
     loader = DataLoader(Slow(), batch_size=3, num_workers=2, isolation="thread")
-    runs.fit(Module(), loader, ours())
+    runs.fit(modules.Plain(), loader, ours())
     report = report_of_file(path)
     assert report.pooled == ("fetch", "collate")
     verdict = report.verdict
@@ -566,9 +532,9 @@ def test_picture_says_what_the_report_says(tmp_path):
     from spdl_torch.observe.plot.data import load
 
     path = tmp_path / "s.db"
-    monitor = PipelineStatsMonitor(db_path=path)
+    monitor = monitors.PipelineStatsMonitor(db_path=path)
     loader = DataLoader(Slow(), batch_size=3, num_workers=2)
-    trainer(tmp_path, monitor, max_epochs=1).fit(Module(), loader, ours())
+    trainer(tmp_path, monitor, max_epochs=1).fit(modules.Plain(), loader, ours())
     recording = load(path, stages=None, start_time=None, end_time=None, run_id=None)
     expected = [report_of_file(path, pipeline=number).verdict.finding for number in (0, 1)]
     assert [finding.text for finding in find_bottlenecks(recording).values()] == expected
@@ -594,20 +560,20 @@ def test_steps_go_on_when_training_is_resumed(tmp_path, at):
     """
 
     def saving():
-        return ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=at, save_top_k=-1)
+        return callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=at, save_top_k=-1)
 
     path = tmp_path / "s.db"
-    first = PipelineStatsMonitor(stages=False, db_path=path)
+    first = monitors.PipelineStatsMonitor(stages=False, db_path=path)
     options = {"enable_checkpointing": True, "log_every_n_steps": 1}
     runs = trainer(tmp_path / "a", [first, saving()], max_steps=at, **options)
-    runs.fit(Module(), ours())
+    runs.fit(modules.Plain(), ours())
     (checkpoint,) = (tmp_path / "ckpt").iterdir()
     state = torch.load(checkpoint, weights_only=True)
     assert not any("PipelineStatsMonitor" in key for key in state["callbacks"])
 
-    second = PipelineStatsMonitor(stages=False, db_path=path)
+    second = monitors.PipelineStatsMonitor(stages=False, db_path=path)
     runs = trainer(tmp_path / "b", [second, saving()], **options)
-    runs.fit(Module(), ours(), ckpt_path=checkpoint, weights_only=True)
+    runs.fit(modules.Plain(), ours(), ckpt_path=checkpoint, weights_only=True)
     seen = [logged(tmp_path / part, "data/wait_ratio") for part in ("a", "b")]
     assert seen == [list(range(at)), list(range(at, 8))]
     assert runs_in(path) == [(0, 1, 1, "fit")] * 2
@@ -622,9 +588,11 @@ def test_steps_go_on_when_training_is_resumed(tmp_path, at):
 
 def test_ranks_are_compared_when_asked(tmp_path):
     """Two real processes; the file of rank 0 has the least, mean and largest wait."""
-    monitor = PipelineStatsMonitor(stages=False, across_ranks=True, db_path=tmp_path / "s.db")
+    monitor = monitors.PipelineStatsMonitor(
+        stages=False, across_ranks=True, db_path=tmp_path / "s.db"
+    )
     options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 1}
-    trainer(tmp_path, monitor, **options).fit(Module(), ours())
+    trainer(tmp_path, monitor, **options).fit(modules.Plain(), ours())
     seen = [row for row in rows(tmp_path) if "data/wait_ratio" in row]
     assert [int(row["step"]) for row in seen] == [0, 1]
     for rank in (0, 1):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from _datasets import ShuffledSource
+from _later import later
 from _loader_helpers import DataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-lightning = pytest.importorskip("lightning")
+from spdl_torch import PipelineDataset
+from spdl_torch.data.checkpoint import user_state
+from spdl_torch.pipeline import PipelineBuilder
 
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-
-from spdl_torch import PipelineDataset  # noqa: E402
-from spdl_torch.data.checkpoint import user_state  # noqa: E402
-from spdl_torch.lightning import PipelineStatsMonitor  # noqa: E402
-from spdl_torch.pipeline import PipelineBuilder  # noqa: E402
+lightning, modules, callbacks, ours = later(
+    *("lightning", "_lightning_modules", "lightning.pytorch.callbacks", "spdl_torch.lightning")
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -48,25 +48,6 @@ class PairStream(IterableDataset):
     def __iter__(self):
         for index in range(10):
             yield torch.tensor([float(index), torch.rand(()).item()])
-
-
-class Model(lightning.LightningModule):
-    """Keeps a diary, which is part of its checkpoint."""
-
-    def __init__(self, touches_estimate):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-        self.seen = []
-        self.touches_estimate = touches_estimate
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append((self.current_epoch, batch.tolist()))
-        return self.layer(batch).sum()
-
-    def configure_optimizers(self):
-        if self.touches_estimate:
-            assert self.trainer.estimated_stepping_batches is not None
-        return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
 def sized(num_workers):
@@ -121,12 +102,14 @@ def stateful(num_workers):
 
 def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
     """Train; the diary. The first run leaves a checkpoint behind every step and every epoch."""
-    callbacks = [PipelineStatsMonitor(db_path=folder / "run.db")]
+    added = [ours.PipelineStatsMonitor(db_path=folder / "run.db")]
     if checkpoint is None:
         steps, epochs = folder / "steps", folder / "epochs"
-        callbacks += [
-            ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=1),
-            ModelCheckpoint(epochs, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True),
+        added += [
+            callbacks.ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=1),
+            callbacks.ModelCheckpoint(
+                epochs, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True
+            ),
         ]
     trainer = lightning.Trainer(
         max_epochs=NUM_EPOCHS,
@@ -135,9 +118,9 @@ def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
         enable_progress_bar=False,
         enable_checkpointing=checkpoint is None,
         enable_model_summary=False,
-        callbacks=callbacks,
+        callbacks=added,
     )
-    model = Model(touches_estimate)
+    model = modules.Diary(touches_estimate)
     trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
     return model.seen
 

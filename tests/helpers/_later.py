@@ -1,0 +1,31 @@
+"""Modules that a file of tests imports when its first test runs, and not while tests are collected.
+
+Each process of a run collects all tests. Lightning and what it brings would take 3 s in each, and
+double what every fork of it costs from then on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+
+class Later:
+    """A module, imported when something in it is asked for."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, name):
+        importlib.import_module(self._name)
+        return getattr(sys.modules[self._name], name)
+
+
+def later(name, *more):
+    """Return a module; without its package the file that asks for it is skipped, as by
+    ``importorskip``. More names: the modules of each."""
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        pytest.skip(f"could not import {name!r}", allow_module_level=True)
+    return Later(name) if not more else (Later(name), *map(Later, more))

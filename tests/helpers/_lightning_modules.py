@@ -1,0 +1,97 @@
+"""Modules and callbacks for Lightning, which is imported with this file: see ``_later``."""
+
+from __future__ import annotations
+
+import lightning
+import torch
+from _inside import state_of
+from torch.utils._pytree import tree_leaves
+
+
+class Recorder(lightning.LightningModule):
+    """One weight, and a diary of the samples that every hook saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(("train", self.current_epoch, batch.flatten().tolist()))
+        return self.layer(batch).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(("val", self.current_epoch, batch.flatten().tolist()))
+
+    def predict_step(self, batch, batch_idx):
+        self.seen.append(("predict", 0, batch.flatten().tolist()))
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+class Diary(lightning.LightningModule):
+    """Keeps a diary, which is part of its checkpoint."""
+
+    def __init__(self, touches_estimate):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.seen = []
+        self.touches_estimate = touches_estimate
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.current_epoch, batch.tolist()))
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        if self.touches_estimate:
+            assert self.trainer.estimated_stepping_batches is not None
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+class Plain(lightning.LightningModule):
+    """One weight; takes batches alone or in a dict or list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        return sum(self.layer(part).sum() for part in tree_leaves(batch))
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        pass
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        pass
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return 0
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+class Failing(Plain):
+    """Fails in its third step."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            raise self.error
+        return super().training_step(batch, batch_idx)
+
+
+class UntilMoved(lightning.Callback):
+    """Ends training some steps after the workers have moved."""
+
+    def __init__(self):
+        self.num_steps = 0
+
+    def on_train_batch_end(self, trainer, *_):
+        self.num_steps += state_of(trainer.train_dataloader).moving.has_moved
+        trainer.should_stop = self.num_steps == 20
