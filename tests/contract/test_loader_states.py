@@ -30,7 +30,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from spdl_torch import PipelineDataset
 from spdl_torch.data.checkpoint import user_state as own_state
 from spdl_torch.data.checkpoint.user_state import OwnState, WorkerState
-from spdl_torch.data.loader.epoch_states import MOVES, EpochState
+from spdl_torch.data.loader.epoch_states import FOLLOWING, EpochState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
@@ -501,9 +501,9 @@ def test_moves_of_an_epochs_states_lead_round():
     reached, new = set(), {EpochState.BEGINNING}
     while new - reached:
         reached |= new
-        new = {after for state in reached for after in MOVES[state]}
-    assert reached == set(EpochState) == set(MOVES)
-    assert all(EpochState.BEGINNING in after for after in MOVES.values())
+        new = {after for state in reached for after in FOLLOWING[state]}
+    assert reached == set(EpochState) == set(FOLLOWING)
+    assert all(EpochState.BEGINNING in after for after in FOLLOWING.values())
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

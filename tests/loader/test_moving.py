@@ -32,7 +32,7 @@ from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.loader import move_limits
 from spdl_torch.data.loader.held_up import are_held_up
-from spdl_torch.data.loader.moving_pool import _MOVES, MovingPool, State
+from spdl_torch.data.loader.moving_pool import _FOLLOWING, MovingPool, State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.moving import Moving
@@ -411,13 +411,13 @@ def test_children_that_cannot_be_started_leave_the_work_to_the_threads(monkeypat
 
 def test_moves_of_the_states_lead_from_the_first_to_an_end():
     """Every state is reached, and two are final."""
-    assert set(_MOVES) == set(State)
+    assert set(_FOLLOWING) == set(State)
     reached, new = set(), {State.THREADS}
     while new - reached:
         reached |= new
-        new = {after for state in reached for after in _MOVES[state]}
+        new = {after for state in reached for after in _FOLLOWING[state]}
     assert reached == set(State)
-    assert {state for state, after in _MOVES.items() if not after} == {
+    assert {state for state, after in _FOLLOWING.items() if not after} == {
         State.CHILDREN,
         State.STAYED,
     }

@@ -69,12 +69,12 @@ class LoneWorker:
         """Work until the trainer hangs up, or is gone. Runs on the main thread."""
         use_one_intra_op_thread()
         count_only_this_thread()
-        turns = _Turns(connection, self._uplink, self._new_epoch)
-        turns.restart(*self._begin)
+        wire = _Wire(connection, self._uplink, self._new_epoch)
+        wire.restart(*self._begin)
         worker = Worker(
             self._number,
             self._spec,
-            turns.epochs,
+            wire.epochs,
             self._activity,
             copying=threading.Lock(),  # nobody else copies: there is one worker
             cells=tuple(stage.new_cell() if self._spec.stats else None for stage in self._stages),
@@ -114,12 +114,12 @@ class LoneWorker:
         except PipelineStopped:
             return None
 
-    def _new_epoch(self, turns: _Turns, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+    def _new_epoch(self, wire: _Wire, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec = self._spec
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         recorder.belongs_to(self.stats)
         fetch, collate = (stage.counters() for stage in self._stages)
-        queues: Any = turns
+        queues: Any = wire
         epoch = Epoch(
             jobs=(queues,),
             results=queues,
@@ -155,7 +155,7 @@ class _Epochs:
         return epoch
 
 
-class _Turns:
+class _Wire:
     """The connection as a worker sees it: a queue of jobs, and one of results. Only the main thread
     uses it, so it needs no lock."""
 

@@ -30,7 +30,7 @@ from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
-from .epoch_states import MOVES, EpochState
+from .epoch_states import FOLLOWING, EpochState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
@@ -169,7 +169,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _advance(self, state: EpochState) -> None:
         """Go to ``state``."""
-        assert state in MOVES[self._state], f"{self._state} cannot become {state}"
+        assert state in FOLLOWING[self._state], f"{self._state} cannot become {state}"
         self._state = state
 
     def _go_to(self, resume: ResumeState) -> None:

@@ -1,4 +1,4 @@
-"""The states of an iterator's epoch, and the moves between them."""
+"""The states of an iterator's epoch, and which may follow which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EpochState(enum.Enum):
     LOST = "lost"  # the loop has had the error after which no batch comes
 
 
-MOVES: dict[EpochState, frozenset[EpochState]] = {
+FOLLOWING: dict[EpochState, frozenset[EpochState]] = {
     EpochState.BEGINNING: frozenset(EpochState),
     EpochState.RUNNING: frozenset(EpochState) - {EpochState.RUNNING},
     EpochState.OVER: frozenset({EpochState.OVER, EpochState.BEGINNING}),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """The state of a pool; ``_MOVES`` says what may follow."""
+    """The state of a pool; ``_FOLLOWING`` says what may follow."""
 
     THREADS = "the threads work"
     STARTING = "the threads work, and children are being started"
@@ -63,7 +63,7 @@ class State(enum.Enum):
     STAYED = "the threads work, and there is no further trial"
 
 
-_MOVES = {
+_FOLLOWING = {
     State.THREADS: (State.STARTING, State.TRIAL, State.STAYED),
     State.STARTING: (State.TRIAL, State.STAYED),
     State.TRIAL: (State.CHILDREN, State.STAYED),
@@ -352,7 +352,7 @@ class MovingPool:
 
     def go(self, state: State) -> None:
         """Go to ``state``."""
-        assert state in _MOVES[self.state], f"{self.state} to {state}"
+        assert state in _FOLLOWING[self.state], f"{self.state} to {state}"
         self.state = state
 
     def _look(self, now: float) -> None:
