@@ -14,6 +14,8 @@ from spdl_torch.data.sources import ListSource
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
+LENGTH = 13  # the runs from every item are as many as it has: their time is its square
+
 
 class Stateful:
     """A source that keeps its own state, and tells what it was asked for."""
@@ -71,8 +73,12 @@ def dataset_of(source, *ops, group=None, **options):
     return PipelineDataset(builder.add_sink(2), max_failures=1.0, **options)
 
 
-SOURCES = {"list": lambda: list(range(23)), "shuffled": lambda: ShuffledSource(23),
-           "seekable": lambda: ListSource(range(23)), "stateful": lambda: Stateful(23)}  # fmt: skip
+SOURCES = {
+    "list": lambda: list(range(LENGTH)),
+    "shuffled": lambda: ShuffledSource(LENGTH),
+    "seekable": lambda: ListSource(range(LENGTH)),
+    "stateful": lambda: Stateful(LENGTH),
+}
 
 
 @pytest.mark.parametrize("group", [None, 4])
@@ -94,7 +100,7 @@ def test_inside_of_a_loader(loader, num_workers):
         return
 
     def make():
-        data = dataset_of(ShuffledSource(23), ones, group=2)
+        data = dataset_of(ShuffledSource(LENGTH), ones, group=2)
         # On threads, because starting processes for every state takes long.
         return DataLoader(data, batch_size=None, num_workers=num_workers, isolation="thread")
 

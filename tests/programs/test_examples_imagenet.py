@@ -21,6 +21,7 @@ import imagenet_classification as classification
 import pytest
 import torch
 from _folders import ROOT
+from PIL import Image
 from torchvision import datasets
 from torchvision.models import resnet18
 from torchvision.transforms import v2
@@ -53,6 +54,14 @@ def photographs(tmp_path_factory):
     write_photographs(folder / "train", NUM_TRAIN)
     write_photographs(folder / "val", NUM_VALIDATION, seed=1)
     return folder
+
+
+def write_pictures(folder, count):
+    """Named as photographs are, where nothing depends on what is in them."""
+    for index in range(count):
+        path = folder / f"class_{index % 10}" / f"{index:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +280,7 @@ def test_one_folder_is_split_the_same_way_every_time(tmp_path):
     """Disjoint, complete, and by the files' names, not their order or place."""
     halves = []
     for place in ("one", "other"):
-        write_photographs(tmp_path / place, 20)
+        write_pictures(tmp_path / place, 20)
         folders = _imagenet_data.open_folders(options_for(tmp_path / place, "--val-fraction", 0.2))
         assert sorted([*folders.train_indices, *folders.validation_indices]) == list(range(20))
         halves.append(folders.validation_indices)
@@ -305,8 +314,8 @@ def test_train_is_not_needed_to_validate(photographs, tmp_path, capsys):
 
 def test_classes_have_their_numbers_of_training_when_val_has_fewer(tmp_path):
     """A class that val/ has not does not shift the others."""
-    write_photographs(tmp_path / "train", 10)
-    write_photographs(tmp_path / "val", 10)
+    write_pictures(tmp_path / "train", 10)
+    write_pictures(tmp_path / "val", 10)
     for path in (tmp_path / "val" / "class_0").iterdir():
         path.unlink()
     (tmp_path / "val" / "class_0").rmdir()
