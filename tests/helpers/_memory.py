@@ -24,8 +24,8 @@ def make_cheap_to_fork():
         libc.malloc_trim(0)
     if _has_collapse():
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for address in _large_pages_of_its_own():
-            libc.madvise(address, _LARGE_PAGE, _MADV_COLLAPSE)  # or it stays as it is
+        for address, num_bytes in _memory_of_its_own():
+            libc.madvise(address, num_bytes, _MADV_COLLAPSE)  # or it stays as it is
 
 
 def _has_collapse():
@@ -33,8 +33,9 @@ def _has_collapse():
     return version is not None and tuple(map(int, version.groups())) >= (6, 1)
 
 
-def _large_pages_of_its_own():
-    """Yield the addresses of 2 MiB each that this process alone writes to: its heap and arenas."""
+def _memory_of_its_own():
+    """Yield the addresses and sizes of what this process alone writes to, its heap and arenas, as
+    far as large pages fit."""
     with open("/proc/self/maps") as file:
         regions = [line.split() for line in file]
     for region in regions:
@@ -44,7 +45,8 @@ def _large_pages_of_its_own():
             continue
         begin, end = (int(address, 16) for address in addresses.split("-"))
         first = -(-begin // _LARGE_PAGE) * _LARGE_PAGE
-        yield from range(first, end - _LARGE_PAGE + 1, _LARGE_PAGE)
+        if end - first >= _LARGE_PAGE:
+            yield first, (end - first) // _LARGE_PAGE * _LARGE_PAGE
 
 
 def main():
