@@ -4,8 +4,8 @@
 ``seat.peer(dataset, ...)`` torch's own loader with as many workers. Options of the test win over
 those of the seat. ``--seats`` prints a table of the tests by seats.
 
-A spawned worker imports torch, which takes seconds: that seat belongs to the long forms, but for
-tests that ask for it (``in_seats(*SEATS)``).
+Spawned workers differ from a fork server's in how they are started alone, and the seat belongs to
+the long forms, but for tests that ask for it (``in_seats(*SEATS)``).
 """
 
 from __future__ import annotations
