@@ -558,7 +558,7 @@ def test_error_of_pickling_the_dataset_is_the_users(seat, kind):
     assert is_kind(caught.value, kind, on_worker=False)
 
 
-@in_seats(NONE, THREADS, FORKED)
+@in_every_seat
 def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
     """As one of ``collate_fn``: torch calls the method of an object of the user's."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -580,7 +580,7 @@ def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
             assert "pin_memory" in notes_of(outcome)
 
 
-@in_seats(NONE, THREADS, FORKED)
+@in_every_seat
 def test_error_of_a_batch_that_moves_itself_takes_its_place(seat, backends):
     """The others arrive, whatever raises in ``batch.to(device)``."""
     dataset = Failing(ALL, "to")

@@ -104,11 +104,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@in_seats(NONE, THREADS)
+@in_every_seat
 def test_another_order_is_refused_within_an_epoch(seat, what):
-    """At ``iter()``, again and again, by what differs; nothing is loaded."""
+    """At ``iter()``, again and again, by what differs; nothing is loaded, and no worker started."""
     saved, make = REFUSED[what]
-    state = state_of(seat, rows(), saved())
+    state = state_of(NONE, rows(), saved())
     dataset, options = make()
     loader = seat.loader(dataset, **options)
     loader.load_state_dict(state)

@@ -6,6 +6,9 @@ torch's own loader is the oracle where torch has the promise.
 import functools
 import gc
 import multiprocessing
+import weakref
+from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from _datasets import (
     KINDS,
     MAP_STYLE,
     BadRows,
+    BatchRows,
     Broken,
     OwnPlaceStream,
     Rows,
@@ -21,14 +25,17 @@ from _datasets import (
 )
 from _gates import until
 from _loader_helpers import (
+    as_list,
     assert_threads_end,
     loader_threads,
     no_thread_left,  # noqa: F401
 )
-from _seats import MOVING, NONE, THREADS, in_every_seat, in_seats, with_workers
-from torch.utils.data import default_collate
+from _seats import MOVING, NONE, SEATS, SPAWNED, THREADS, in_every_seat, in_seats, with_workers
+from torch.utils.data import BatchSampler, Dataset, default_collate, get_worker_info
 
+from spdl_torch import PipelineFailure
 from spdl_torch.errors import PipelineStopped
+from spdl_torch.observe import tracing
 
 pytestmark = [
     pytest.mark.usefixtures("forks_by_default"),
@@ -50,11 +57,15 @@ def bits_of(batches):
     return [(batch["index"].tolist(), batch["draws"].tolist(), batch["name"]) for batch in batches]
 
 
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
 def options_of(kind):
     """A shuffled order, where a kind has one."""
     if kind not in MAP_STYLE:
         return {}
-    return {"shuffle": True, "generator": torch.Generator().manual_seed(7)}
+    return {"shuffle": True, "generator": seeded(7)}
 
 
 @functools.cache
@@ -74,6 +85,53 @@ def test_order_and_batches_are_torchs(seat, kind, persistent):
     ours = seat.loader(kind(LENGTH), BATCH, persistent_workers=persistent, **options_of(kind))
     for expected in epochs_of_torch(seat.num_workers, kind, persistent):
         assert indices_of(ours) == expected
+
+
+@in_every_seat
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"batch_size": 4, "drop_last": True}) for kind in (Rows, BatchRows, Stream)),
+        *((kind, {"batch_size": None}) for kind in (Rows, Stream)),
+        (Rows, {"batch_sampler": BatchSampler([3, 1, 20, 1, 0], 2, drop_last=False)}),
+        (Rows, {"batch_size": None, "sampler": [5, 0, 5]}),
+    ],
+)
+def test_ways_to_make_batches_are_torchs(seat, kind, options):
+    """Without a last batch that is not full, item by item, by a sampler of batches."""
+    ours, torchs = seat.loader(kind(LENGTH), **options), seat.peer(kind(LENGTH), **options)
+    for _ in range(2):
+        assert [torch.as_tensor(batch["index"]).tolist() for batch in ours] == [
+            torch.as_tensor(batch["index"]).tolist() for batch in torchs
+        ]
+    if kind is not Stream:
+        assert len(ours) == len(torchs)
+
+
+class InOneCall(Dataset):
+    """Its samples say with which others they were asked for."""
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitems__(self, indices):
+        return [tuple(indices)] * len(indices)
+
+
+@in_every_seat
+def test_samples_of_a_batch_are_asked_for_in_one_call(seat):
+    """Of a dataset that has ``__getitems__``, and then needs no ``__getitem__``."""
+    loader = seat.loader(InOneCall(), 4, collate_fn=as_list)
+    starts = range(0, LENGTH, 4)
+    asked = [tuple(range(start, min(start + 4, LENGTH))) for start in starts]
+    assert list(loader) == [[indices] * len(indices) for indices in asked]
+
+
+@in_every_seat
+def test_batches_in_any_order_are_the_same_batches(seat):
+    """With in_order=False."""
+    found = indices_of(seat.loader(Rows(LENGTH), BATCH, in_order=False))
+    assert sorted(found) == indices_of(seat.loader(Rows(LENGTH), BATCH))
 
 
 @in_every_seat
@@ -151,6 +209,52 @@ def test_bad_sample_is_left_out_or_replaced(seat, replace):
     assert len(loader) == len(expected)
 
 
+class ManyBadRows(Rows):
+    """Every third is bad."""
+
+    def __getitem__(self, index):
+        if index % 3 == 2:
+            raise Broken(index, "here")
+        return super().__getitem__(index)
+
+
+@in_every_seat
+def test_budget_of_bad_samples_is_exceeded_at_the_same_batch(seat):
+    """By a failure that holds the users' own errors; the loop may go on."""
+    batches = iter(seat.loader(ManyBadRows(15), 3, on_error="skip", error_budget=2))
+    assert [next(batches)["index"].tolist() for _ in range(2)] == [[0, 1], [3, 4]]
+    with pytest.raises(PipelineFailure, match="3 of 9 samples") as caught:
+        next(batches)
+    assert [(type(error), error.index) for error in caught.value.exceptions] == [
+        (Broken, index) for index in (2, 5, 8)
+    ]
+
+
+class Informed(Dataset):
+    """Its samples are what ``get_worker_info()`` says where they are made."""
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return info and (info.id, info.num_workers, info.seed, info.dataset is self)
+
+
+@in_every_seat
+@pytest.mark.parametrize("rng", ["sample", "worker"])
+def test_workers_are_told_what_torch_tells_them(seat, rng):
+    """Number, seed, and their own dataset. Which worker makes which batch is torch's turn where
+    the streams belong to workers."""
+    torchs = list(seat.peer(Informed(), collate_fn=as_list, generator=seeded(9)))
+    ours = list(seat.loader(Informed(), collate_fn=as_list, generator=seeded(9), rng=rng))
+    assert get_worker_info() is None
+    if rng == "worker":
+        assert ours == torchs
+    assert {*map(tuple, ours)} <= {*map(tuple, torchs)}
+    assert len(ours) == len(torchs)
+
+
 @in_every_seat
 @pytest.mark.parametrize("kind", [Rows, Stream])
 def test_statistics_have_every_sample(seat, kind):
@@ -164,6 +268,70 @@ def test_statistics_have_every_sample(seat, kind):
     if seat is not MOVING:
         assert fetch.tasks.num_tasks == LENGTH
         assert collate.tasks.num_tasks == len(list(loader))
+
+
+@in_every_seat
+@both_lives
+def test_report_and_trace_are_of_the_whole_epoch(seat, persistent, tmp_path):
+    """The report has the figures of snapshot() and says where the workers were; a trace has the
+    loop's turn for every batch, and the work of the workers wherever they are."""
+    loader = seat.loader(Rows(LENGTH), BATCH, persistent_workers=persistent)
+    with tracing(tmp_path / "trace.json"):
+        num_batches = len(list(loader))
+        profile = loader.profile()
+    report = profile.report()
+    assert report.stats.stages == loader.snapshot().stages
+    places = {"none": [], "threads": [0], "declared": [0], "moving": [0, seat.num_workers]}
+    found = [place.num_processes for place in report.placements]
+    assert found == places.get(seat.name, [seat.num_workers])
+    turns = Counter()
+    (timeline,) = profile.timelines
+    for row in timeline.rows:
+        turns[row.stage] += len(row.turns)
+    assert turns.pop("training") == num_batches
+    kinds = {"worker": seat.are_threads, "worker process": seat.are_processes}
+    assert set(turns) == {kind for kind, are in kinds.items() if are}
+    # A worker notes a turn once the batch is on its way: its last one may still be missing.
+    assert turns.total() >= num_batches - seat.num_workers or seat is NONE
+
+
+@in_every_seat
+def test_steps_without_loading_have_the_first_batches_again(seat):
+    """headspace() repeats them, leaves the figures of the last epoch, and the next is whole."""
+    loader = seat.loader(Rows(LENGTH), BATCH)
+    whole, before = indices_of(loader), loader.snapshot()
+    cached = indices_of(loader.headspace(2, num_steps=5))
+    assert cached == [whole[number % 2] for number in range(5)]
+    assert loader.snapshot().elapsed == before.elapsed
+    assert indices_of(loader) == whole
+
+
+class Counting(Rows):
+    """Counts the samples that it made, in what copies share where a dataset is vouched for."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.made = [0]
+
+    def __getitem__(self, index):
+        self.made[0] += 1
+        return super().__getitem__(index)
+
+    def loading_counts(self):
+        return {"made": self.made[0]}
+
+
+@in_seats(*(seat for seat in SEATS if seat not in (THREADS, SPAWNED)))
+@both_lives
+def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
+    """Those of the epoch, whoever counted them; of workers that move, those made since. Threads
+    with private copies of a dataset count for themselves alone."""
+    loader = seat.loader(Counting(LENGTH), BATCH, persistent_workers=persistent)
+    for _ in range(2):
+        list(loader)
+        made = loader.snapshot().data["made"]
+        assert 0 < made <= LENGTH if seat is MOVING else made == LENGTH
+    assert loader.report().stats.data["made"] == made
 
 
 @with_workers
@@ -202,6 +370,31 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
         loader.close()
         assert next(batches, None) is None
     until(lambda: set(multiprocessing.active_children()) <= processes)
+
+
+@in_every_seat
+@pytest.mark.parametrize("how", ["end", "break", "error"])
+@both_lives
+def test_dataset_goes_with_its_loader(seat, how, persistent, without_collector):
+    """With the last reference to the loader and its iterators, without a garbage collection."""
+    dataset = BadRows(LENGTH) if how == "error" else Rows(LENGTH)
+    found = weakref.ref(dataset)
+    loader = seat.loader(dataset, BATCH, persistent_workers=persistent)
+    with pytest.raises(Broken, match="9") if how == "error" else nullcontext() as caught:
+        for number, _ in enumerate(loader):
+            if how == "break" and number == 3:
+                break
+    del dataset, loader, caught
+    until(lambda: found() is None)
+
+
+@pytest.fixture
+def without_collector():
+    """What is freed is freed by its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @in_seats(MOVING)
