@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from typing import Any
+
+COLUMNS = 99
+"""The width of a terminal, less one."""
+
+
+def wrapped(text: str, label: str = "") -> str:
+    """Return a text in lines that a terminal shows whole, the first after ``label`` and the others
+    indented by as much. Long words, such as paths, stay whole.
+    """
+    return textwrap.fill(
+        text,
+        COLUMNS,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import textwrap
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from ..machine.limits import whole_cores
 from ..measuring.child_process import ChildFailure
 from ..progress_bar import ProgressBar, counted, duration, time_left
 from ..scopes import scope
+from ..shown_text import wrapped
 from ..whole_files import write_text
 from .children import run_job
 from .jobs import (
@@ -32,7 +32,7 @@ from .jobs import (
     make_plans,
 )
 from .outcome import Outcome, as_json
-from .text import COLUMNS, ending_text, workload_text
+from .text import ending_text, workload_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -282,7 +282,7 @@ class _Demo:
             f"ImageFolder's crops by {environment.codec}\n"
             f"A run loads alone, then trains a light network, then resnet18: {rounds}, {apart}."
         )
-        return "\n".join(textwrap.fill(line, COLUMNS) for line in text.splitlines())
+        return "\n".join(map(wrapped, text.splitlines()))
 
     def finish(self) -> bool:
         """Write what was measured, as far as it went; return whether all files were written."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from ..progress_bar import counted
+from ..shown_text import wrapped
 from .jobs import WORKLOADS
 from .table import comparison_table, stage_table, waiting_table
 from .verdict import noises
 
 if TYPE_CHECKING:
     from .outcome import Outcome
-
-COLUMNS = 99
-"""The width of a terminal, less one."""
 
 WHEN_IT_WAITS = (
     "By loading alone: for a model that leaves the cores to the loader, as one on a GPU does."
@@ -44,14 +41,14 @@ def _epochs(count: int) -> str:
 def workload_text(outcome: Outcome, workload: str) -> str:
     """Return the tables of a workload."""
     quiet = outcome.quiet(workload)
-    parts = [_wrapped("", title_of(workload)), _wrapped("", amounts(outcome, workload))]
+    parts = [wrapped(title_of(workload)), wrapped(amounts(outcome, workload))]
     if num_left_out := outcome.num_left_out(workload):
         parts.append(f"{counted(num_left_out, 'run')} left out: other programs were busy meanwhile")
     parts += ["", comparison_table(quiet, with_ratio=not outcome.is_smoke)]
     if outcome.is_smoke:  # too short for what follows to mean anything
         return "\n".join(parts)
     if noise := noise_text(outcome, workload):
-        parts.append(_wrapped("", noise))
+        parts.append(wrapped(noise))
     return "\n".join([*parts, "", waiting_table(quiet), WHEN_IT_WAITS])
 
 
@@ -78,16 +75,12 @@ def ending_text(outcome: Outcome) -> str:
         parts += [
             f"Our loader's stages while it feeds the light network ({last})",
             stage_table(stages),
-            _wrapped("", f"{bottleneck.finding} {bottleneck.advice}"),
+            wrapped(f"{bottleneck.finding} {bottleneck.advice}"),
             "",
         ]
     for workload in outcome.measured():
         if verdict := outcome.verdict(workload):
-            parts.append(_wrapped(f"{WORKLOADS[workload].title + ':':13}", verdict.finding))
-            parts.append(_wrapped(" " * 13, verdict.advice))
-            parts.append(_wrapped(" " * 13, WORKLOADS[workload].why_level))
+            parts.append(wrapped(verdict.finding, f"{WORKLOADS[workload].title + ':':13}"))
+            parts.append(wrapped(verdict.advice, " " * 13))
+            parts.append(wrapped(WORKLOADS[workload].why_level, " " * 13))
     return "\n".join(parts)
-
-
-def _wrapped(label: str, text: str) -> str:
-    return textwrap.fill(text, COLUMNS, initial_indent=label, subsequent_indent=" " * len(label))

@@ -10,6 +10,7 @@ from _loader_helpers import (
     no_thread_left,  # noqa: F401
     torch_loader,
 )
+from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
@@ -274,6 +275,6 @@ def test_report_of_a_run_recommends_getitems(num_workers, monkeypatch):
         for _ in range(2):  # the start of a worker would be most of so short a first epoch
             for batch in loader:
                 assert batch.shape == (100, 1)
-        reports.append(str(loader.report()))
+        reports.append(shown(loader.report()))
     assert "If Squared has __getitems__(indices)" in reports[0]
     assert "__getitems__" not in reports[1]

@@ -24,6 +24,7 @@ import pytest
 import torch
 import torchvision.transforms.v2 as transforms
 from _inside import kept_by, placement_of
+from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -452,8 +453,8 @@ def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
         assert loader.report().stats.data == loader.snapshot().data
         found.append(tuple(loader.snapshot().data.values()))
     assert found == [(0, 20), (20, 0), (20, 0)]  # of each epoch, over all workers
-    assert "cache: found 20, missing 0" in str(loader.report())
-    assert "holds 100% of the items" in str(loader.report())
+    assert "cache: found 20, missing 0" in shown(loader.report())
+    assert "holds 100% of the items" in shown(loader.report())
 
 
 def test_cache_loads_on_threads_when_the_dataset_may():
@@ -515,7 +516,7 @@ def test_image_folder_reads_each_file_once(folder, place, loader, tmp_path, monk
     kept_loader = spdl_torch.DataLoader(kept, batch_size=4, seed=1)
     assert all(map(_is_same, second, kept_loader))
     assert len(second) == len(expected)
-    assert "holds 100% of the items" in str(kept_loader.report())
+    assert "holds 100% of the items" in shown(kept_loader.report())
 
 
 def test_transform_of_pillow_images_gets_them_from_the_cache(folder, tmp_path):

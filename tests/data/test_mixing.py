@@ -15,6 +15,7 @@ import torch
 import torch.utils.data as torch_data
 import torchvision.transforms.v2 as transforms
 from _inside import placement_of
+from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -329,7 +330,7 @@ def test_report_names_the_shares():
     mixture = mix({"web": range(100), "code": range(10)}, stop="all")
     loader = spdl_torch.DataLoader(mixture, batch_size=10, sampler=mixture.sampler())
     assert sum(map(len, loader)) == len(mixture)
-    text = str(loader.report())
+    text = shown(loader.report())
     assert "is 50.2% code (10 times its samples), 49.8% web (1 times its samples)." in text
 
 
@@ -349,7 +350,7 @@ def test_report_counts_what_each_source_gave(workers):
     assert (
         f"Samples given in epoch 1: a {now['a']}, b {now['b']}, c {now['c']}. "
         f"In all epochs: a {ever['a']}, b {ever['b']}, c {ever['c']}."
-    ) in str(loader.report())
+    ) in shown(loader.report())
 
 
 def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
@@ -372,14 +373,14 @@ def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
     assert figures["cache/found"] == 100
     assert figures["packing/waste"] == packed.waste()
     report = loader.report()
-    assert f"mixture: a {seen['a']}, b {seen['b']}" in str(report)
+    assert f"mixture: a {seen['a']}, b {seen['b']}" in shown(report)
     holds = [remark for remark in report.verdict.remarks if "of the items" in remark]
     assert len(holds) == 2
     with SQLiteStatsWriter(tmp_path / "stats.db") as writer:
         for entry in entries_of(report, name="train"):
             writer.log(entry)
     assert report_of_file(tmp_path / "stats.db").stats.data == figures
-    assert f"mixture: a {seen['a']}" in str(report_of_file(tmp_path / "stats.db"))
+    assert f"mixture: a {seen['a']}" in shown(report_of_file(tmp_path / "stats.db"))
     assert f"mixture: a {seen['a']}" in report._repr_html_()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from _inside import placement_of
+from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, default_collate
@@ -431,7 +432,7 @@ def test_report_names_the_waste_of_a_stream():
         batches = list(loader)
         room = sum(64 if group is pack else batch.shape[0] * batch.shape[1] for batch in batches)
         waste = 1 - sum(STREAM_SIZES) / room
-        assert f"{waste:.2%} of the groups' room so far is {what}." in str(loader.report())
+        assert f"{waste:.2%} of the groups' room so far is {what}." in shown(loader.report())
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])

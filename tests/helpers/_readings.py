@@ -1,4 +1,4 @@
-"""Made-up readings of a pipeline."""
+"""Made-up readings of a pipeline, and the text of a report."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **count
 def reading(wait, *stages):
     """A window of 10 s."""
     return PipelineStats(elapsed=10.0, consumer_wait_ratio=wait, stages=stages)
+
+
+def shown(report):
+    """The text of a report in one line, wherever it is wrapped."""
+    return " ".join(str(report).split())

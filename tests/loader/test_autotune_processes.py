@@ -14,6 +14,7 @@ import torch
 from _gates import num_fds, until
 from _inside import children_of, is_tuned, pool_of, state_of, tuner_of, tuning_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
+from _readings import shown
 from _tuners import RandomTuner
 from test_autotune_live import Augmented, auto
 from torch.utils.data import Dataset, Subset, get_worker_info
@@ -242,6 +243,6 @@ def test_number_settles(caplog):
         if tuning_of(loader).tuner().is_settled:
             break
     assert loader.num_workers > 1
-    text = str(loader.report())
+    text = shown(loader.report())
     for decision in loader.decisions[-3:]:
         assert f'num_workers="auto": {decision}' in text

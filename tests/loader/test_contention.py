@@ -16,6 +16,7 @@ from _loader_helpers import (
     torch_loader,
 )
 from _loader_helpers import ThreadLoader as DataLoader
+from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
@@ -315,7 +316,7 @@ def test_report_says_that_one_works_at_a_time():
             if fetch.concurrency == 1 and report.probes.one_at_a_time:
                 break
     assert fetch.thread_time < 2 * report.stats.elapsed  # four threads were there
-    assert "one worker at a time" in str(report)
+    assert "one worker at a time" in shown(report)
 
 
 def test_figures_are_of_one_moment(monkeypatch):

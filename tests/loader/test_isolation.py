@@ -36,6 +36,7 @@ from _isolation_data import (
 from _lazy_device import backends
 from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import assert_threads_end
+from _readings import shown
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset
 
 from spdl_torch.errors import PipelineFailure
@@ -148,7 +149,7 @@ def test_batches_stay_right_when_the_loop_keeps_all_of_them():
     loader = isolated(Sized([20_000] * 60), 2)
     kept, batches = [], iter(loader)
     kept.extend(next(batches) for _ in range(25))
-    assert "batches were copied out of shared memory" in str(loader.report())
+    assert "batches were copied out of shared memory" in shown(loader.report())
 
 
 def test_slabs_are_used_again_when_the_loop_lets_batches_go():
@@ -307,7 +308,7 @@ def test_bad_samples_are_skipped():
         assert epochs_of(found, 1) == epochs_of(expected, 1)
         assert found.skipped == expected.skipped
         assert [each.key for each in found.skipped] == [2, 7]
-        assert "samples that were skipped" in str(found.report())
+        assert "samples that were skipped" in shown(found.report())
 
 
 def test_budget_is_overdrawn_by_the_samples_own_errors():

@@ -27,6 +27,7 @@ from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Leaving, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from _loader_helpers import ThreadLoader as DataLoader
+from _readings import shown
 
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process import process_pool, process_stats
@@ -264,10 +265,10 @@ def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
         os.kill(silent.connection.pid, signal.SIGCONT)
     said = f"Worker process {silent.place} (pid {silent.connection.pid}) did not answer within"
     assert sum(note.startswith(said) for note in profile.report().verdict.remarks) == 1
-    assert "did not answer" in str(profile.report())
+    assert "did not answer" in shown(profile.report())
     monkeypatch.setattr(process_stats, "_ASK_SECONDS", PATIENCE_SECONDS)
     profile = profile_of_run(batches.stats().report(), recorder.timeline(), None)
-    assert "did not answer" not in str(profile.report())
+    assert "did not answer" not in shown(profile.report())
 
 
 def test_iterator_in_a_forked_process_says_so():

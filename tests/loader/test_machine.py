@@ -10,6 +10,7 @@ from dataclasses import replace
 import av
 import numpy as np
 import pytest
+from _readings import shown
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -100,7 +101,7 @@ def test_one_batch_is_enough_to_measure_waits_for_a_core(workers, isolation):
     probes = loader.report().probes
     assert probes.run_delay_ratio is not None
     assert probes.helper_cores is not None
-    assert "no core for" in str(loader.report())
+    assert "no core for" in shown(loader.report())
 
 
 @LINUX
@@ -113,7 +114,7 @@ def test_one_item_is_enough_in_a_pipeline():
         probes = each.report().probes
         assert probes.run_delay_ratio is not None
         assert probes.num_cores == limits.usable_cores()
-        assert "no core for" in str(each.report())
+        assert "no core for" in shown(each.report())
 
 
 def test_pipeline_without_statistics_has_no_probes():
@@ -123,7 +124,7 @@ def test_pipeline_without_statistics_has_no_probes():
     list(pipeline)
     report = pipeline.report()
     assert report.probes.run_delay_ratio is report.probes.cores_used is None
-    assert "no core for" not in str(report)
+    assert "no core for" not in shown(report)
     longer = make_report(replace(report.stats, elapsed=10.0, consumer_wait_ratio=0.9))
     assert longer.verdict.cause is Cause.UNKNOWN
     assert "the stages keep no statistics" in longer.verdict.finding

@@ -22,6 +22,7 @@ import pytest
 import torch
 from _gates import PATIENCE_SECONDS
 from _inside import placement_of, pool_of, state_of
+from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -488,7 +489,8 @@ def test_report_store_and_trace_show_the_move(tmp_path, capsys):
     assert report_of_file(path).placements == live.placements
     assert main(["report", str(path)]) == 0
     for text in (str(live), capsys.readouterr().out):
-        lines = [line for line in text.splitlines() if line.startswith("workers")]
+        unwrapped = text.replace("\n" + " " * 9, " ")
+        lines = [line for line in unwrapped.splitlines() if line.startswith("workers")]
         for line, place in zip(lines, (THREADS, TRIAL, MOVED), strict=True):
             assert place in line
         assert ["Threads would be as fast if" in line for line in lines] == [False, False, True]
@@ -519,7 +521,7 @@ def test_report_says_why_the_workers_stayed():
     pool.return_to_threads()
     next(iterator)
     for report in (loader.report(), (next(iter(loader)), loader.report())[1]):
-        assert "and the loop was 0.61 times as fast with processes." in str(report)
+        assert "and the loop was 0.61 times as fast with processes." in shown(report)
         assert report.placement.num_processes == 0
 
 
@@ -700,7 +702,7 @@ def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
     assert memory.has_moved
     assert placements == {0, 2}
     assert len(list(loader)) == 10
-    assert "with processes the loop was" in str(loader.report())
+    assert "with processes the loop was" in shown(loader.report())
 
 
 @pytest.mark.usefixtures("moves")

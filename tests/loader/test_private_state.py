@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from _inside import placement_of
+from _readings import shown
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from spdl_torch import DataLoader
@@ -406,7 +407,7 @@ def test_what_all_workers_share_is_logged_once_and_reported(caplog, tmp_path, mo
         "dataset.data (dict): dataset.data['open'] is a BufferedReader, which cannot be copied"
     )
     assert caplog.text.count(message) == 1
-    assert message in str(loader.report())
+    assert message in shown(loader.report())
 
 
 class Noting(dict):

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pytest
 from _loader_helpers import PATIENCE_SECONDS
-from _readings import reading, stage
+from _readings import reading, shown, stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -360,7 +360,7 @@ def test_verdict_names_nothing_that_was_not_measured(report):
     """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing; and
     no figure that is missing is shown."""
     probes, cause, found = report.probes, report.verdict.cause, report.verdict.finding
-    text = str(report)
+    text = shown(report)
     if report.stats.elapsed < 2:
         assert cause is Cause.SHORT
         assert "Raise" not in text
@@ -663,18 +663,30 @@ def test_report_reads_as_one_page():
     assert rows["decode"].split()[-3:] == ["14", "BOTTLENECK", "(gil)"]
     assert "GIL wait 6.1 ms, no core for 3.0 % of the threads' time" in text
     assert "step over cached batches" not in text, "it was not measured"
-    assert lines[-1].startswith("ACTION   More threads will not help.")
-    assert lines[-1].endswith("At most 2.0x as fast; then training waits no more.")
+    action = " ".join(text[text.index("\nACTION ") :].split())
+    assert action.startswith("ACTION More threads will not help.")
+    assert action.endswith("At most 2.0x as fast; then training waits no more.")
+
+
+@given(all_reports())
+@settings(max_examples=100, deadline=None)
+def test_report_fits_a_terminal(report):
+    """Its sentences are wrapped, below the first of their words; the table of the stages is not."""
+    lines = str(report).splitlines()
+    table = [line for line in lines if line.startswith(("stage ", "fetch ", "collate "))]
+    assert all(len(line) < 100 for line in lines if line not in table)
+    words = ("VERDICT", "window", "checks", "workers", "data", "note", "ACTION", "WHAT IF")
+    assert all(line.startswith((*words, " " * 9)) for line in lines if line and line not in table)
 
 
 def test_report_is_shown_by_a_prompt_and_a_notebook():
     """Neither needs print(); the notebook gets sentences and a table."""
     report = make_report(reading(0.5, stage("<lambda>", 1.0)))
     assert repr(report) == str(report)
-    shown = report._repr_html_()
-    assert "<span>Training waits for data 50 % of the time" in shown
-    assert "&lt;lambda&gt;" in shown
-    assert "<lambda>" not in shown
+    html = report._repr_html_()
+    assert "<span>Training waits for data 50 % of the time" in html
+    assert "&lt;lambda&gt;" in html
+    assert "<lambda>" not in html
 
 
 def test_report_is_strict_json():

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from _readings import shown
 from _simulated_loader import Loader, Simulation, report_of
 from bench import table_what_if
 from bench.report import Report as BenchReport
@@ -318,7 +319,7 @@ def test_report_shows_predictions_everywhere(tmp_path):
         "a cache",
     )
     assert more.gain == pytest.approx(1.0, abs=0.1)
-    assert f"WHAT IF  {more}\n" in str(report)
+    assert f"WHAT IF {more}" in shown(report)
     assert "; then the workers are the limit, if the GIL is held for no more than" in str(more)
     listed = json.loads(report.as_json())["predictions"]
     assert [each["rate"] for each in listed] == [each.rate for each in report.predictions]

@@ -8,6 +8,7 @@ from _datasets import MapData
 from _gates import no_leak
 from _inside import state_of
 from _loader_helpers import ThreadLoader as DataLoader
+from _readings import shown
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
@@ -61,7 +62,7 @@ def test_the_report_tells_how_much_longer_steps_take(make):
     cached_step = state_of(loader).cached_step if make is loader_of else loader._cached_step
     assert (slowdown + 1) * cached_step == pytest.approx(step)
     assert (cached_step >= 0.5e-3, step >= 1e-3) == (True, True)  # no step was shorter
-    assert f"step over cached batches {slowdown:+.0%}" in str(loader.report())
+    assert f"step over cached batches {slowdown:+.0%}" in shown(loader.report())
 
 
 @pytest.mark.parametrize("make", [loader_of, dataset_of])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from _datasets import Points
 from _later import later
+from _readings import shown
 from _tuners import RandomTuner
 from _wandb_file import wandb_history
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -228,7 +229,7 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     report = report_of_file(tmp_path / "s.db")
     assert [each.num_processes for each in report.placements] == [0, 2, 2]
     assert str(report.placement) == texts[-1]
-    assert texts[-1] in str(report)
+    assert texts[-1] in shown(report)
 
 
 # They warn of their own and each other's old names.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...machine.probes import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
-from ...shown_text import printable
+from ...shown_text import printable, wrapped
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page
 from .causes import Cause
@@ -56,13 +56,14 @@ class Report:
     def __str__(self) -> str:
         """Return the verdict, a line for each stage, the checks, the action to take, and what some
         other settings would give."""
-        lines = [f"VERDICT  {self.verdict.finding}", f"window {_seconds(self.stats)}", ""]
-        lines += [*self._table(), "", f"checks   {self._checks()}"]
-        lines += [f"workers  {line}" for line in lines_of(self.placements)]
-        lines += [f"data     {line}" for line in data_lines(self.stats)]
-        lines += [f"note     {remark}" for remark in self.verdict.remarks]
-        lines.append(f"ACTION   {self.verdict.action}{_gain(self.verdict)}")
-        return printable("\n".join([*lines, *(f"WHAT IF  {each}" for each in self.predictions)]))
+        lines = [wrapped(self.verdict.finding, "VERDICT  "), f"window {_seconds(self.stats)}", ""]
+        lines += [*self._table(), "", wrapped(self._checks(), "checks   ")]
+        lines += [wrapped(line, "workers  ") for line in lines_of(self.placements)]
+        lines += [wrapped(line, "data     ") for line in data_lines(self.stats)]
+        lines += [wrapped(remark, "note     ") for remark in self.verdict.remarks]
+        lines.append(wrapped(f"{self.verdict.action}{_gain(self.verdict)}", "ACTION   "))
+        lines += [wrapped(str(each), "WHAT IF  ") for each in self.predictions]
+        return printable("\n".join(lines))
 
     __repr__ = __str__
 
