@@ -22,15 +22,8 @@ from ..pipeline.run.build_options import BuildOptions
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
 from .fetching.stacking import collate_into, is_torchs_collate
-from .sampling.sharding import (
-    check_tail,
-    is_shared_out,
-    length_of_shard,
-    padding_of_shard,
-    rank_shard,
-    take_shard,
-    worker_shard,
-)
+from .sampling.parts import length_of_shard, padding_of_shard, take_shard
+from .sampling.sharding import check_tail, is_shared_out, rank_shard, worker_shard
 from .user_warnings import warn
 from .workers.device import AHEAD, check_device, most_pieces
 from .workers.stats import with_remarks, with_remarks_of

@@ -16,7 +16,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .gil import could_go_without_gil, has_gil
 from .histogram import Histogram, bucket_of, percentile
@@ -68,8 +68,7 @@ class Probes:
     """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeCounters:
+class ProbeCounters(NamedTuple):
     """A reading of the probe; a window is the difference of two."""
 
     wall_ns: int

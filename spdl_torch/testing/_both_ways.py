@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, cast
 
@@ -133,7 +133,7 @@ class BothWays:
         streams.seed_owned(OwnedGenerators(dataset, collate_fn))
         key = StreamKey(seed, is_seeded=True)
         if self._is_iterable:
-            key = replace(key, num_replicas=self.num_workers, rank=number)
+            key = key._replace(num_replicas=self.num_workers, rank=number)
         batches: list[Any] = []
         info = acting_as_worker(number, self.num_workers, seed, dataset)
         with info, _in_process_of(number), streams:

@@ -21,7 +21,8 @@ from torch.utils.data import DistributedSampler, IterableDataset
 import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
 from spdl_torch.data.sampling.distributed_sampler import DistributedSampler as OurSampler
-from spdl_torch.data.sampling.sharding import Shard, take_shard
+from spdl_torch.data.sampling.parts import take_shard
+from spdl_torch.data.sampling.sharding import Shard
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
 

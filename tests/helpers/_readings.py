@@ -33,5 +33,5 @@ def reading(wait, *stages):
 
 
 def shown(report):
-    """The text of a report in one line, wherever it is wrapped."""
+    """A report, or its text, in one line, wherever it is wrapped."""
     return " ".join(str(report).split())

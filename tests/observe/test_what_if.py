@@ -341,7 +341,7 @@ def test_stored_run_is_asked_like_the_live_one(tmp_path, capsys):
         for entry in entries_of(report, name="train"):
             writer.log(entry)
     assert main(["report", str(path)]) == 0
-    assert f"WHAT IF  {report.predictions[0]}" in capsys.readouterr().out
+    assert f"WHAT IF {report.predictions[0]}" in shown(capsys.readouterr().out)
 
 
 class Waiting:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     from .last_indices import LastIndices
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochStart:
+class EpochStart(NamedTuple):
     """The beginning of one iterator's epoch."""
 
     epoch: int

@@ -119,8 +119,8 @@ def _with_errors(result: Result, convert: Any) -> Result:
         result = replace(result, progress=replace(progress, failure=failure))
     if result.tries is None or not result.tries.bad:
         return result
-    bad = tuple(replace(each, error=convert(each.error)) for each in result.tries.bad)
-    return replace(result, tries=replace(result.tries, bad=bad))
+    bad = tuple(each._replace(error=convert(each.error)) for each in result.tries.bad)
+    return replace(result, tries=result.tries._replace(bad=bad))
 
 
 def _pickled(error: BaseException) -> bytes:

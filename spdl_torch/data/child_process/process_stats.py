@@ -7,7 +7,7 @@ import pickle
 import threading
 import weakref
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import reduce
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from ...pipeline.stats.counters import TaskCounters
 from ..workers.stats import PoolStats, Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ...machine.probes import Probes
     from ...pipeline.recorder.timeline import Timeline
@@ -131,8 +131,8 @@ class ProcessStats(PoolStats):
             nothing, probes = TaskCounters(elapsed_ns=elapsed_ns), epoch.probes_before
             return Readings(nothing, nothing, 0, probes, probes)
         return Readings(
-            fetch=replace(_sum([each.fetch for each in found]), elapsed_ns=elapsed_ns),
-            collate=replace(_sum([each.collate for each in found]), elapsed_ns=elapsed_ns),
+            fetch=_sum([each.fetch for each in found])._replace(elapsed_ns=elapsed_ns),
+            collate=_sum([each.collate for each in found])._replace(elapsed_ns=elapsed_ns),
             jobs_wait_ns=sum(each.jobs_wait_ns for each in found),
             probes_before=_sum([each.probes_before for each in found]),
             probes_now=_sum([each.probes_now for each in found]),
@@ -155,14 +155,12 @@ def _sum_of_counts(each: list[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _added(one: _Counters, other: _Counters) -> _Counters:
-    values: dict[str, Any] = {}
-    for field in fields(one):
-        mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        is_histogram = isinstance(mine, tuple)
-        values[field.name] = (
-            tuple(map(operator.add, mine, theirs)) if is_histogram else mine + theirs
-        )
-    return replace(one, **values)
+    pairs: Iterator[tuple[Any, Any]] = zip(one, other, strict=True)
+    sums: list[Any] = [
+        tuple(map(operator.add, mine, theirs)) if isinstance(mine, tuple) else mine + theirs
+        for mine, theirs in pairs
+    ]
+    return type(one)(*sums)
 
 
 class ProcessRecorder(FlightRecorder):

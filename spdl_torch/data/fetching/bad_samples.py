@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import traceback
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +32,8 @@ DEFAULT_ERROR_BUDGET = 0.05  # the share from which a report says that failures 
 _MOST_IN_A_ROW = 100  # bad samples; more mean that the storage is gone, not one file
 _LOGGED_ERRORS = 10  # are logged one by one; later ones when the count reaches a power of two
 _KEPT_KEYS = 1_000
-# Frames in these files are of no use to the user; an error's note leaves them out.
-_FETCHING = {str(path) for path in Path(__file__).parent.glob("*.py")}
+# Frames in this folder are of no use to the user; an error's note leaves them out.
+_FETCHING = f"{Path(__file__).parent}{os.sep}"
 _SHOWN_KEYS = 5
 
 MISSING: Any = object()
@@ -55,8 +55,7 @@ class SkippedSample(NamedTuple):
     """The type and text of the error."""
 
 
-@dataclass(frozen=True, slots=True)
-class BadSample:
+class BadSample(NamedTuple):
     """A failed try, as a worker reports it."""
 
     place: int
@@ -65,8 +64,7 @@ class BadSample:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Tries:
+class Tries(NamedTuple):
     """The tries that it took to fetch a batch."""
 
     num_good: int
@@ -79,8 +77,7 @@ class Tries:
         return cls(num_good, tuple(sorted(bad, key=lambda each: each.place)))
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """The treatment of samples that fail."""
 
     num_samples: int = 0
@@ -213,7 +210,7 @@ def _let_go(error: Exception) -> Exception:
     without workers, the training loop. A note keeps the traceback as text.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _FETCHING:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_FETCHING):
         trace = trace.tb_next
     if trace is not None:
         lines = "".join(traceback.format_tb(trace)).rstrip()

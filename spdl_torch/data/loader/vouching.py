@@ -8,19 +8,16 @@ known ones included.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
 from ...objects.plain_data import CONTAINERS, is_plain_data
 from ...objects.stateless import is_stateless
-from ..packing.collate import PackCollate, pad_collate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Vouching:
+class Vouching(NamedTuple):
     """The outcome of a look at a dataset and the functions that are used with it."""
 
     unknown: str = ""
@@ -37,8 +34,7 @@ class Vouching:
         return not self.unknown and self.refusing is None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Parts:
+class _Parts(NamedTuple):
     """The attributes of a known class that hold somebody else's objects."""
 
     datasets: str = ""
@@ -47,7 +43,7 @@ class _Parts:
     """Transforms and loaders: they may keep no state."""
     collate: str = ""
     """A function that makes batches: it has to give them new memory."""
-    containers: tuple[str, ...] = field(default=())
+    containers: tuple[str, ...] = ()
     """Plain containers, whose entries are not examined."""
 
 
@@ -170,6 +166,8 @@ def _unknown_attribute(dataset: Any, parts: _Parts) -> str:
 
 def _copies(collate_fn: Any) -> bool:
     """Return whether a function is known to make batches of new memory."""
+    from ..packing.collate import PackCollate, pad_collate  # only groups have such a function
+
     return (
         collate_fn is default_collate
         or collate_fn is pad_collate

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ class Purpose(enum.IntEnum):
     """``iter(dataset)`` on a worker; the worker's number stands in place of a position."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKey:
+class StreamKey(NamedTuple):
     """The key of an epoch's random streams: with a sample's position it gives the stream's seed.
 
     Positions count the samples of this loader's epoch from 0, in the order of its sampler. With

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..fetching.bad_samples import record_bad
@@ -53,7 +53,7 @@ class Epoch:
         separately, as ranks do."""
         if not self.workers:
             return self.key
-        return replace(self.key, num_replicas=len(self.workers), rank=worker)
+        return self.key._replace(num_replicas=len(self.workers), rank=worker)
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         return self.jobs[worker % len(self.jobs)]

@@ -14,7 +14,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -107,7 +106,7 @@ class FlightRecorder:
     def set_capacity(self, stage_number: int, capacity: int) -> None:
         """Note that the queue after that stage holds more items from now on."""
         self._queues[:] = [
-            replace(q, capacity=capacity) if q.stage_number == stage_number else q
+            q._replace(capacity=capacity) if q.stage_number == stage_number else q
             for q in self._queues
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from time import perf_counter_ns, time_ns
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Role = Literal["source", "stage", "sink", "consumer"]
 
@@ -18,8 +18,7 @@ class Outcome(enum.IntEnum):
     FAILED = 2  # the op raised
 
 
-@dataclass(frozen=True, slots=True)
-class QueueTrack:
+class QueueTrack(NamedTuple):
     """The queue after the stage at ``stage_number``; its length is known from the turns."""
 
     stage_number: int
@@ -36,8 +35,7 @@ class Instant:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TwoClocks:
+class TwoClocks(NamedTuple):
     """One moment, read on two clocks."""
 
     perf_ns: int

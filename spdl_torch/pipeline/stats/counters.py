@@ -6,8 +6,7 @@ is reset and no reading can lose what another one saw. Times are integer nanosec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...machine.histogram import NO_COUNTS
 
@@ -19,8 +18,7 @@ def _difference(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
     return tuple(a - b for a, b in zip(now, before, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCounters:
+class TaskCounters(NamedTuple):
     """A reading of a stage's tasks since it started."""
 
     elapsed_ns: int = 0
@@ -54,8 +52,7 @@ class TaskCounters:
 _NO_WAIT = (0, 0, NO_COUNTS)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCounters:
+class QueueCounters(NamedTuple):
     """A reading of a queue since it was created."""
 
     elapsed_ns: int = 0
