@@ -12,7 +12,7 @@ import copy
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -300,7 +300,7 @@ class Watched:
         if resume is not None and start and resume.source is not None:
             give_state(keeper, resume.source, "source")
             num_after = min(resume.num_after, start)
-            begun_from = replace(begun_from, state=resume.source, num_after=num_after)
+            begun_from = begun_from._replace(state=resume.source, num_after=num_after)
             self._items = _Behind(
                 keeper, num_after, may_jump=False, most_missing=most_missing, field="num_after"
             )
@@ -332,4 +332,4 @@ class Watched:
                 found = each
         if found.state is None:
             return found
-        return replace(found, num_after=found.num_after + num_items - found.num_items)
+        return found._replace(num_after=found.num_after + num_items - found.num_items)

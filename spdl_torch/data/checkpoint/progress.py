@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .last_indices import NUM_LAST, last_of
@@ -217,7 +217,7 @@ class Progress:
         """Return the states that the workers' datasets keep for the next epoch, where known."""
         is_known = self.finished and self.begun.keeps_datasets
         return [
-            replace(each, num_items=0, num_after=0, ended=False)
+            each._replace(num_items=0, num_after=0, ended=False)
             if is_known and (each.of_dataset or each.keeper == "dataset")
             else WorkerState(keeper=each.keeper)  # an iterator's state ends with its epoch
             for each in self.workers

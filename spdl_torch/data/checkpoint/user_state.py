@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import get_worker_info
 
@@ -99,8 +98,7 @@ def ended_early(field: str, each: Any, num_items: int, expected: int) -> ValueEr
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerState:
+class WorkerState(NamedTuple):
     """The progress of one worker's iterable."""
 
     num_items: int = 0

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import weakref
-from dataclasses import replace
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,7 +132,7 @@ def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
     install()
     spec: LoadSpec = beginning.spec.open()
     writer = SlabWriter(uplink.slabs)
-    return replace(spec, finalize=writer.pack, memory=writer, owns_dataset=True)
+    return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)
 
 
 def _seed_process(base_seed: int, worker: int) -> None:

@@ -116,7 +116,7 @@ def _with_errors(result: Result, convert: Any) -> Result:
     progress = result.progress
     if progress is not None and progress.failure is not None:
         failure = progress.failure.converted(convert)
-        result = replace(result, progress=replace(progress, failure=failure))
+        result = replace(result, progress=progress._replace(failure=failure))
     if result.tries is None or not result.tries.bad:
         return result
     bad = tuple(each._replace(error=convert(each.error)) for each in result.tries.bad)

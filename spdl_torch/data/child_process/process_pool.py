@@ -91,7 +91,7 @@ class ProcessPool:
         context: Any = None,
     ) -> None:
         self._finalize = spec.finalize
-        self._spec = replace(spec, finalize=None, device_index=None)
+        self._spec = spec._replace(finalize=None, device_index=None)
         self._context = context_of(context)
         # Forked children have the trainer's memory; others share the dataset's large arrays.
         has_blocks = CAN_SHARE_BLOCKS and not forks(self._context)
@@ -407,7 +407,7 @@ class ProcessPool:
         if not self._is_whole or num_workers < 1 or max_outstanding < 1:
             return len(self.roster.places)
         epoch.results.grow(max_outstanding)
-        self._spec = replace(self._spec, max_outstanding=max_outstanding)
+        self._spec = self._spec._replace(max_outstanding=max_outstanding)
         for place in range(len(self.roster.places), num_workers):
             if not self._join(place, epoch):
                 num_workers = place
@@ -415,7 +415,7 @@ class ProcessPool:
         if self._locker is not None:
             self._locker.grow(most_regions(max_outstanding, num_workers))
         self.roster.places = range(num_workers)
-        self._spec = replace(self._spec, num_workers=num_workers)
+        self._spec = self._spec._replace(num_workers=num_workers)
         self.stats.workers.change(num_workers)
         return num_workers
 

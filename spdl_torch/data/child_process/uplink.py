@@ -126,7 +126,7 @@ def _without_what_cannot_be_sent(result: Result, error: BaseException) -> tuple[
         try:
             pickle.dumps(progress.state, 5)
         except BaseException as reason:
-            progress = replace(progress, state=None, failure=Reason(reason.with_traceback(None)))
+            progress = progress._replace(state=None, failure=Reason(reason.with_traceback(None)))
             return replace(result, progress=progress), True
     return Failed(result.number, error), False
 

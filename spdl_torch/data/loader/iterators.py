@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -600,7 +599,7 @@ def _open_pool(
 
     number = loader._num_processes_at_first
     trial = moved(number, "the GIL held the threads up, and processes are on trial")
-    spec = replace(spec, num_workers=number)
+    spec = spec._replace(num_workers=number)
     children = partial(_open_children, spec, stage, loader.multiprocessing_context, trial)
     within = not isinstance(loader.dataset, IterableDataset)
     return MovingPool(threads, children, loader._state.moving, within_epochs=within)
@@ -617,7 +616,7 @@ def _open_children(
     with collected_later():
         from ..child_process.process_pool import ProcessPool
 
-    spec = replace(spec, max_outstanding=max_outstanding or spec.max_outstanding)
+    spec = spec._replace(max_outstanding=max_outstanding or spec.max_outstanding)
     pool = ProcessPool(spec, stage, context=context)
     pool.stats.placement = placement
     return pool

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..fetching.rows import row_reader
 from ..fetching.sample_calls import takes_batches
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from ..fetching.stacking import Memory
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadSpec:
+class LoadSpec(NamedTuple):
     """The loader's configuration when iteration began."""
 
     dataset: Any

@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ class WorkerPool:
         self._memory: BatchMemory | None = None
         if device_stage is not None:
             self._memory = device_stage.batch_memory(spec.max_outstanding)
-            spec = replace(spec, memory=self._memory)
+            spec = spec._replace(memory=self._memory)
         self._spec = spec
         self._shares_jobs = spec.shares_jobs
         self._device_stage = device_stage
@@ -237,7 +236,7 @@ class WorkerPool:
 
     def _set_size(self, num_workers: int, max_outstanding: int) -> None:
         spec = self._spec
-        self._spec = replace(spec, num_workers=num_workers, max_outstanding=max_outstanding)
+        self._spec = spec._replace(num_workers=num_workers, max_outstanding=max_outstanding)
         if self._memory is not None:
             self._memory.grow(most_pieces(max_outstanding))
         self.stats.workers.change(num_workers)
