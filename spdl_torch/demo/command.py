@@ -93,7 +93,7 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     for option, path in (("--json", options.json), ("--html", options.html)):
         check_file(option, path)
     demo = _Demo(options, out, progress)
-    print(_HOW_LONG[options.smoke], file=progress, flush=True)
+    print(wrapped(_HOW_LONG[options.smoke]), file=progress, flush=True)
     try:
         with _image_folder(options.data) as folder:
             demo.run(folder)
