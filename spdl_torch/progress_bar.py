@@ -62,9 +62,11 @@ def time_left(done: float, total: float, seconds: float, expected: float | None 
 
 
 def duration(seconds: float) -> str:
-    """Return ``40 s``, ``3 min``, ``12 h``: two digits at most, all that an estimate is worth."""
+    """Return ``40 s``, ``2.5 min``, ``12 h``: two digits at most, all that an estimate is worth."""
     if seconds < 90:
         return f"{max(5, 5 * round(seconds / 5))} s"
+    if seconds < 570:  # whole minutes would be a fifth and more off
+        return f"{round(seconds / 30) / 2:g} min"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
 
 

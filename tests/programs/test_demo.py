@@ -256,9 +256,11 @@ def test_time_left_follows_from_the_parts_that_are_done():
     assert time_left(2, 6, 30.0, expected=170.0) == ", about 60 s left"
     assert time_left(7.5, 30.0, 20.0) == ", about 60 s left"  # of parts of unequal length
     assert time_left(0, 6, 1.0) == ""
-    assert [duration(s) for s in (0.1, 43, 89, 91, 4000, 40000)] == [
-        *("5 s", "45 s", "90 s", "2 min", "67 min", "11 h"),
+    assert [duration(s) for s in (0.1, 43, 89, 91, 148, 569, 4000, 40000)] == [
+        *("5 s", "45 s", "90 s", "1.5 min", "2.5 min", "9.5 min", "67 min", "11 h"),
     ]
+    shown = [float(duration(s).removesuffix(" min")) for s in range(90, 570)]
+    assert all(abs(60 * n / s - 1) < 0.17 for n, s in zip(shown, range(90, 570), strict=True))
 
 
 def test_expected_time_follows_from_the_amount():
