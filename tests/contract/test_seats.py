@@ -5,7 +5,9 @@ torch's own loader is the oracle where torch has the promise.
 
 import functools
 import gc
+import itertools
 import multiprocessing
+import uuid
 import weakref
 from collections import Counter
 from contextlib import nullcontext
@@ -228,6 +230,49 @@ def test_budget_of_bad_samples_is_exceeded_at_the_same_batch(seat):
     assert [(type(error), error.index) for error in caught.value.exceptions] == [
         (Broken, index) for index in (2, 5, 8)
     ]
+
+
+@in_every_seat
+def test_resumed_epoch_skips_what_is_left_of_it(seat):
+    """A skipped sample counts as handed out; the list begins anew."""
+
+    def loader():
+        return seat.loader(ManyBadRows(15), 3, on_error="skip", error_budget=9)
+
+    first = loader()
+    batches = iter(first)
+    assert [next(batches)["index"].tolist() for _ in range(2)] == [[0, 1], [3, 4]]
+    assert [sample.key for sample in first.skipped] == [2, 5]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert indices_of(second) == [[6, 7], [9, 10], [12, 13]]
+    assert [sample.key for sample in second.skipped] == [8, 11, 14]
+
+
+class Opening(Dataset):
+    """Opens something at its first sample; each sample names it."""
+
+    opened = None
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        self.opened = self.opened or uuid.uuid4().hex
+        return self.opened
+
+
+@with_workers
+@both_lives
+def test_what_a_worker_opens_stays_open_as_long_as_it(seat, persistent):
+    """From epoch to epoch, if it persists; then it opens nothing again."""
+    loader = seat.loader(Opening(), BATCH, collate_fn=as_list, persistent_workers=persistent)
+    first, second, third = (set(itertools.chain(*loader)) for _ in range(3))
+    if persistent:
+        moved = 2 if seat is MOVING else 1
+        assert len(first | second | third) <= moved * seat.num_workers
+    else:
+        assert not second & third
 
 
 class Informed(Dataset):

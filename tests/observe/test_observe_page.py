@@ -443,7 +443,7 @@ def test_command_compares_two_runs(tmp_path, capsys):
     db = write_run(tmp_path / "run.db", reports(6))
     write_run(db, reports(6, rate=300))
     assert main(["report", str(db), "--compare-run", "1"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "COMPARED This run is 2.9" in text or "COMPARED This run is 3.0" in text
     assert "as fast as run 1 (95 %" in text
     assert main(["report", str(db), "--compare-run", "1", "--format", "json"]) == 0

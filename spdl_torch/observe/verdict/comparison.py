@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...shown_text import printable
+from ...shown_text import printable, wrapped
 from ..page.content import Column, Table, Text
 from .noise import bootstrap_interval, into_blocks, permutation_test, seconds_per_item
 
@@ -48,8 +48,9 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return the finding, the test and the reasons."""
-        lines = [f"COMPARED {self.finding}", f"test     {self.test}"]
-        return printable("\n".join([*lines, *(f"why      {reason}" for reason in self.reasons)]))
+        lines = [wrapped(self.finding, "COMPARED "), wrapped(self.test, "test     ")]
+        lines += [wrapped(reason, "why      ") for reason in self.reasons]
+        return printable("\n".join(lines))
 
 
 def compare(
