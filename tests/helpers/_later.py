@@ -7,6 +7,7 @@ double what every fork of it costs from then on.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 import pytest
@@ -19,6 +20,8 @@ class Later:
         self._name = name
 
     def __getattr__(self, name):
+        if "PYTEST_CURRENT_TEST" not in os.environ:
+            raise AttributeError(name)  # no test asks: pytest looks for fixtures
         importlib.import_module(self._name)
         return getattr(sys.modules[self._name], name)
 
