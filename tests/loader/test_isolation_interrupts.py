@@ -9,7 +9,8 @@ import sys
 from time import monotonic
 
 import pytest
-from _ctrl_c import AtCall, AtTime, assert_nothing_is_left, belongings
+from _at_call import AtCall
+from _ctrl_c import AtTime, assert_nothing_is_left, belongings
 from _isolated import isolated
 from _isolation_data import Images
 from _loader_helpers import assert_threads_end

@@ -11,7 +11,7 @@ import _warm
 import numpy as np
 import pytest
 import torch
-from _ctrl_c import AtCall
+from _at_call import AtCall
 from _datasets import IndexStream, Indices
 from _folders import HELPERS
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
@@ -83,6 +83,46 @@ def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
     assert not thread.is_alive()
 
 
+def test_ctrl_c_while_the_first_loader_begins_costs_nothing_later():
+    """Wherever it comes among the patches of random functions: the next loader makes the rest."""
+    done = _warm.run(["-W", "ignore", HELPERS / "_interrupted_install.py"], timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr[-5000:]
+    report = json.loads(done.stdout)
+    assert report["tried"] >= 10
+    assert report["bad"] == []
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1, "isolation": "thread", "prefetch_factor": 1}]
+)
+def test_ctrl_c_in_the_sampler_is_no_end(options):
+    """A generator that it ends gives no more indices: the loop is told, and the state stays in the
+    middle of the epoch."""
+
+    def indices():
+        yield from ([0], [1], [2])
+        raise KeyboardInterrupt
+
+    class Order:
+        def __iter__(self):
+            return indices()
+
+    loader = DataLoader(range(9), batch_sampler=Order(), **options)
+    iterator, batches, errors = iter(loader), [], []
+    while True:
+        try:
+            batches.append(next(iterator).tolist())
+        except StopIteration:
+            break
+        except (KeyboardInterrupt, RuntimeError) as error:
+            errors.append(str(error))
+    assert batches == [[0], [1], [2]]
+    assert len(errors) == 2
+    assert "Ctrl-C came while a batch was asked for" in errors[1]
+    assert not loader.state_dict()["finished"]
+
+
 class Draws(Indices):
     """Samples of numbers that are drawn from the three global generators."""
 
@@ -113,6 +153,8 @@ def test_ctrl_c_without_workers_leaves_the_trainer_its_generators():
             assert of_thread.streams is None, ctrl_c.where
             assert not is_led(), ctrl_c.where
             assert torch.equal(torch.default_generator.get_state(), before), ctrl_c.where
+            own = getattr(iterator._dataset, "generator", None)
+            assert own is None or torch.equal(own.get_state(), torch.Generator().get_state())
             if ctrl_c.where is None:
                 break
         assert place > 20

@@ -11,7 +11,8 @@ import threading
 from time import monotonic
 
 import pytest
-from _ctrl_c import AtCall, assert_nothing_is_left, belongings
+from _at_call import AtCall
+from _ctrl_c import assert_nothing_is_left, belongings
 from _datasets import SafeIndices
 from _inside import pool_of
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end

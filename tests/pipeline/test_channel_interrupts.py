@@ -4,7 +4,7 @@ import itertools
 import threading
 
 import pytest
-from _ctrl_c import AtCall
+from _at_call import AtCall
 from _gates import PATIENCE_SECONDS, until
 from test_channel import drain, gets_waiting, puts_waiting
 

@@ -52,6 +52,9 @@ class EpochIterator(_BaseDataLoaderIter):
 
     _state = EpochState.BEGINNING
 
+    _is_cut_short = False
+    """Whether Ctrl-C came while an index was being drawn, or given out."""
+
     def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
@@ -294,6 +297,7 @@ class EpochIterator(_BaseDataLoaderIter):
         try:
             index = next(self._sampler_iter, _END)
         except BaseException as error:
+            self._is_cut_short = self._is_cut_short or not isinstance(error, Exception)
             where = f"in the sampler ({self._name_of_sampler()})"
             add_thread_note(error, where, f"asked for batch {self._num_taken}")
             raise

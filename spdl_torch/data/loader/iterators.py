@@ -32,7 +32,7 @@ from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
-from ..rng.streams import SampleStreams, borrowers_in, lent
+from ..rng.streams import Lending, SampleStreams, borrowers_in
 from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
 from ..workers.load_spec import LoadSpec
@@ -158,10 +158,16 @@ class InlineIterator(EpochIterator):
         self._stats.end()
 
     def _make_next(self) -> tuple[Any, Tries | None]:
+        if self._state is EpochState.LOST:
+            raise StopIteration
         # Before the block below: only the maker's errors stand in place of a batch.
         taken = self._take_index()
         if taken is None:
+            if self._is_cut_short:  # the sampler's generator ended by Ctrl-C, not by itself
+                self._advance(EpochState.LOST)
+                raise RuntimeError(_CUT_SHORT)
             self._end_epoch()
+        self._is_cut_short = False
         index, first = taken
         try:
             batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
@@ -218,14 +224,18 @@ class InlineIterator(EpochIterator):
         streams, before = self._streams, of_thread.streams
         if streams is None:
             return call(*args, **kwargs)
+        lending = None
         try:
             with streams:
                 if not self._borrowers and self._owned is None:
                     return call(*args, **kwargs)
-                with lent(streams, self._borrowers, self._owned):
+                lending = Lending(streams, self._borrowers, self._owned)
+                with lending:
                     return call(*args, **kwargs)
-        finally:
-            if of_thread.streams is not before:  # Ctrl-C came where its __exit__ began
+        finally:  # Ctrl-C may have come where an __exit__ began
+            if lending is not None and lending.is_open:
+                lending.__exit__()
+            if of_thread.streams is not before:
                 streams.__exit__(None, None, None)
 
     def stats(self) -> EpochStats:

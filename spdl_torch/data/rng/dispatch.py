@@ -93,11 +93,15 @@ def install(thread: Thread) -> bool:
             kernel = _kernel(_operator(name), below, thread)
             libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
         is_led = _redirects(include, thread)
+        if is_led:
+            _libraries.extend(libraries)
+            _key, lead = key, include
     except Exception:  # whatever a release of torch has changed, the mode takes over
         is_led = False
-    if is_led:
-        _libraries.extend(libraries)
-        _key, lead = key, include
+    except BaseException:  # Ctrl-C: the next loader begins anew, while its traceback may live on
+        for library in libraries if _key is None else ():
+            library._destroy()
+        raise
     return is_led
 
 

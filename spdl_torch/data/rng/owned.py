@@ -28,7 +28,6 @@ from torch.utils.data import IterableDataset
 
 from ...objects.kinds import GENERATORS
 from ...objects.members import Unfinished, is_leaf, members, reachable, text_of, walk
-from ...scopes import scope
 from .keys import mix
 
 if TYPE_CHECKING:
@@ -72,24 +71,23 @@ class OwnedGenerators:
         for seed, reseed in zip(self._seeds, self._reseed, strict=True):
             reseed(seed ^ bits)
 
-    @scope
-    def kept(self) -> Iterator[None]:
-        """Restore the generators afterwards: without workers they are the trainer's own."""
-        states = [state_of(generator) for generator in self._generators]
-        try:
-            yield
-        finally:
-            for generator, state in zip(self._generators, states, strict=True):
-                set_state(generator, state)
+    def states(self) -> list[Any]:
+        """Return the generators' states, for ``restore``."""
+        return [state_of(generator) for generator in self._generators]
+
+    def restore(self, states: list[Any]) -> None:
+        """Restore the generators' states."""
+        for generator, state in zip(self._generators, states, strict=True):
+            set_state(generator, state)
 
     def _begin(self, key: StreamKey) -> None:
         """Compute the generators' seeds of another epoch."""
-        self._key = key
         base = mix(key.epoch_seed)
         self._seeds = [
             _hash(base, number) if key.is_seeded else _hash(identity, key.epoch)
             for number, identity in enumerate(self._identities)
         ]
+        self._key = key  # last: Ctrl-C may come before
 
 
 def _may_hold_any(roots: tuple[Any, ...]) -> bool:

@@ -114,6 +114,9 @@ _is_led_by_key: bool | None = None
 def install() -> bool:
     """Install every patch, unless that is done. Return False if this torch has no dispatch key to
     redirect its draws; threads then have to enter a ``FunctionMode``.
+
+    Ctrl-C may come between any two steps, and the next loader then takes all of them again: each
+    leaves alone what it has done before.
     """
     global _is_led_by_key
     with _lock:
@@ -201,12 +204,13 @@ class _ProcessRandom(random.Random, _Primitives):
 
 
 def _install_python() -> None:
-    process = getattr(random, "_inst", None)
-    if type(process) is not random.Random:
+    process: Any = getattr(random, "_inst", None)
+    if type(process) not in (random.Random, _ProcessRandom):
         return  # another Python, or other code has patched it
-    for name in ("random", "getrandbits"):
-        _look_like(getattr(_Primitives, name), getattr(random, name))
-    process.__class__ = _ProcessRandom
+    if type(process) is random.Random:
+        for name in ("random", "getrandbits"):
+            _look_like(getattr(_Primitives, name), getattr(random, name))
+        process.__class__ = _ProcessRandom
     random.random = process.random
     random.getrandbits = process.getrandbits
 
@@ -221,12 +225,18 @@ def _install_numpy() -> None:
         return  # another numpy
     for name in dir(np.random):
         function = getattr(np.random, name)
-        if getattr(function, "__self__", None) is process:
+        if getattr(function, "__self__", None) is process and not _is_ours(function):
             own = _numpy_method(function.__func__)
             # Bound like numpy's own: programs ask these functions for their generator.
             setattr(np.random, name, types.MethodType(own, process))
     for name, method in _NUMPY_FUNCTIONS.items():
-        setattr(np.random, name, _numpy_function(getattr(np.random, name), method))
+        if not _is_ours(function := getattr(np.random, name)):
+            setattr(np.random, name, _numpy_function(function, method))
+
+
+def _is_ours(function: Any) -> bool:
+    """Return whether a function of numpy's has been replaced: numpy wraps none of its own."""
+    return hasattr(function, "__wrapped__")
 
 
 def _numpy_method(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,14 +273,15 @@ def _install_torch_seeding() -> None:
         "get_rng_state": _get_rng_state,
         "set_rng_state": _set_rng_state,
     }
-    originals = {}
-    for name in redirects:
-        function = getattr(torch.random, name)
-        originals[name] = types.FunctionType(
-            function.__code__, function.__globals__, name, function.__defaults__
-        )
-    # The new code runs with torch.random's globals: put what it needs there.
-    vars(torch.random)["_spdl_torch"] = _Redirect(originals)
+    if "_spdl_torch" not in vars(torch.random):
+        originals = {}
+        for name in redirects:
+            function = getattr(torch.random, name)
+            originals[name] = types.FunctionType(
+                function.__code__, function.__globals__, name, function.__defaults__
+            )
+        # The new code runs with torch.random's globals: put what it needs there.
+        vars(torch.random)["_spdl_torch"] = _Redirect(originals)
     for name, redirect in redirects.items():
         getattr(torch.random, name).__code__ = redirect.__code__
 

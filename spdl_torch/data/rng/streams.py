@@ -18,7 +18,6 @@ import _random
 import os
 import random
 import threading
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -354,21 +353,32 @@ def borrowers_in(dataset: Any) -> list[Any]:
     return [each for each in nested_datasets(dataset) if hasattr(type(each), "sample_context")]
 
 
-@scope
-def lent(
-    streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
-) -> Iterator[None]:
-    """Lend ``streams``, which the trainer's thread has entered, to the datasets.
+class Lending:
+    """A context in which ``streams``, which the trainer's thread has entered, are lent to datasets.
 
     These and ``owned`` are the trainer's own objects: their contexts and generators are restored
-    afterwards.
+    afterwards. Whoever enters it leaves it again if ``is_open`` is still True then: Ctrl-C may come
+    where ``__exit__`` begins.
     """
-    before = [vars(dataset).get("sample_context") for dataset in datasets]
-    with nullcontext() if owned is None else owned.kept():
-        try:
-            for dataset in datasets:
-                dataset.sample_context = streams.sample_context
-            yield
-        finally:
-            for dataset, context in zip(datasets, before, strict=True):
-                dataset.sample_context = context
+
+    def __init__(
+        self, streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
+    ) -> None:
+        self.is_open = False
+        self._streams = streams
+        self._datasets = datasets
+        self._owned = owned
+        self._contexts = [vars(dataset).get("sample_context") for dataset in datasets]
+        self._states = [] if owned is None else owned.states()
+
+    def __enter__(self) -> None:
+        self.is_open = True
+        for dataset in self._datasets:
+            dataset.sample_context = self._streams.sample_context
+
+    def __exit__(self, *_: object) -> None:
+        for dataset, context in zip(self._datasets, self._contexts, strict=True):
+            dataset.sample_context = context
+        if self._owned is not None:
+            self._owned.restore(self._states)
+        self.is_open = False

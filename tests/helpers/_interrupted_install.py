@@ -1,0 +1,75 @@
+"""A program whose first loader is interrupted while it patches the random functions.
+
+Prints as JSON the places of Ctrl-C at which a later loader, or the program's own generators, were
+not as without it. Each place is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+from contextlib import suppress
+
+import numpy as np
+import torch
+from _at_call import AtCall
+
+from spdl_torch import DataLoader
+from spdl_torch.data.rng.patches import install
+
+STEP = 83
+"""Between two places that are tried: a prime, so that loops are not met at one place alone."""
+
+
+class Draws:
+    """Samples of numbers from the three global generators."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.rand(()).item(), random.random(), np.random.rand(), np.random.ranf()
+
+
+def seen():
+    """What loaders and the program draw."""
+    batches = []
+    for options in ({}, {"num_workers": 2, "isolation": "thread"}):
+        loader = DataLoader(Draws(), 4, seed=3, **options)
+        batches += [torch.stack(batch).tolist() for batch in loader]
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    return batches, torch.rand(1).item(), random.random(), np.random.rand()
+
+
+def place_of(number):
+    """The place at which the install was interrupted, or None if it was over before; the process's
+    exit code says whether what came after was right."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        with suppress(KeyboardInterrupt), AtCall(number) as ctrl_c:
+            install()
+        os.write(writer, repr((ctrl_c.where, seen())).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        answer = file.read()
+    os.waitpid(child, 0)
+    return ast.literal_eval(answer) if answer else ("an end without an answer", None)
+
+
+def main():
+    _, expected = place_of(10**9)
+    number, bad = 1, []
+    while (found := place_of(number))[0] is not None:
+        if found[1] != expected:
+            bad.append((number, found[0]))
+        number += STEP
+    print(json.dumps({"tried": number // STEP, "bad": bad}))
+
+
+if __name__ == "__main__":
+    main()
