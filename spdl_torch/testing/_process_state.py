@@ -99,6 +99,13 @@ def _logging() -> tuple[int, int, list[logging.Handler]]:
     return logging.root.manager.disable, logging.root.level, list(logging.root.handlers)
 
 
+def _matmul_precision() -> str:
+    """Read it without the warning of torch 2.9 that there is another way to set it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.get_float32_matmul_precision()
+
+
 _multiprocessing: Any = torch.multiprocessing  # these functions have no types
 _SIGNALS = [
     getattr(signal, name)
@@ -127,7 +134,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "torch.get_num_threads()": (torch.get_num_threads, torch.set_num_threads),
     "torch.get_float32_matmul_precision()": (
-        torch.get_float32_matmul_precision,
+        _matmul_precision,
         torch.set_float32_matmul_precision,
     ),
     "torch.multiprocessing.get_sharing_strategy()": (

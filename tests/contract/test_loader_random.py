@@ -241,6 +241,7 @@ DRAWS = {
     "bernoulli_": lambda: torch.empty(9).bernoulli_(0.5),
     "exponential_": lambda: torch.empty(3).exponential_(),
     "rand_like": lambda: torch.rand_like(torch.ones(3)),
+    "randint_like": lambda: torch.randint_like(torch.ones(3), 3, 99),
     "init": lambda: torch.nn.init.xavier_uniform_(torch.empty(2, 2)),
     "beta": lambda: torch.distributions.Beta(1.0, 1.0).sample((3,)),
     "poisson": lambda: torch.poisson(torch.full((3,), 50.0)),
@@ -372,9 +373,13 @@ def test_iterables_epochs_are_replayable():
     assert epochs[0] != epochs[1]
 
 
+generator_of_threads = getattr(torch, "thread_safe_generator", lambda: None)
+"""torch's function; 2.9 has none, and draws without a generator's name."""
+
+
 def named_draw(_=None):
     """Two numbers in the way that torch offers to code that may run on threads."""
-    return torch.rand(2, generator=torch.thread_safe_generator())
+    return torch.rand(2, generator=generator_of_threads())
 
 
 class NamedNumbers(IterableDataset):
@@ -383,7 +388,7 @@ class NamedNumbers(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        generator = torch.thread_safe_generator()
+        generator = generator_of_threads()
         for _ in range(first, 12, step):
             yield torch.rand(2, generator=generator)
 

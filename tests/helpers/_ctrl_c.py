@@ -11,8 +11,8 @@ from time import monotonic
 
 import psutil
 from _gates import shared_memory_of
+from _isolated import num_mapped_slabs
 from _loader_helpers import PATIENCE_SECONDS
-from test_isolation import num_mapped_slabs
 
 
 class AtTime:

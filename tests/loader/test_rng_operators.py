@@ -403,6 +403,31 @@ def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits():
     assert all(map(same, drawn_by_samples(streams, draws), by_key))
 
 
+LIKE = {
+    "rand_like": [{}, {"dtype": torch.float64}, {"requires_grad": True}],
+    "randn_like": [{}, {"dtype": torch.float64}, {"memory_format": torch.contiguous_format}],
+    "randint_like": [{"high": 9}, {"low": 3, "high": 99}, {"high": 9, "dtype": torch.int32}],
+}
+
+
+@pytest.mark.parametrize(("name", "options"), [(n, each) for n in LIKE for each in LIKE[n]])
+@pytest.mark.parametrize("by_place", [False, True])
+def test_function_without_a_generator_draws_what_it_would(name, options, by_place):
+    """As in torch 2.9, under the mode: the same numbers, of that type, where torch draws them."""
+    fill = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}[name]
+    model = torch.ones(4, 3, 2).transpose(0, 2)
+    bounds = [options[n] for n in ("low", "high") if n in options] if by_place else []
+    named = {n: each for n, each in options.items() if not (bounds and n in ("low", "high"))}
+    torch.manual_seed(3)
+    expected = getattr(torch, name)(model, *bounds, **named)
+    generator = torch.Generator().manual_seed(3)
+    fill = getattr(torch.Tensor, fill)
+    found = function_mode._filled(fill, model, *bounds, generator=generator, **named)
+    assert same(found, expected)
+    assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+    assert found.requires_grad == expected.requires_grad
+
+
 def loaded_inside():
     """What a loader with a worker draws that a sample opens, and what the sample draws after it."""
     inner = DataLoader(Drawing(lambda: torch.rand(2), 4), 2, num_workers=1, isolation="thread")

@@ -43,6 +43,12 @@ _GENERATOR_AT |= {torch.binomial: 2, torch.rrelu: 4, torch.rrelu_: 4}
 for _init in (getattr(torch.nn.init, name) for name in _INIT):
     _GENERATOR_AT[_init] = list(inspect.signature(_init).parameters).index("generator")
 
+_FILLS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {}
+"""The functions that take no generator, as in torch 2.9, by what fills their result."""
+if "generator" not in torch.ops.aten.rand_like.overloads():
+    _FILLS |= {torch.rand_like: torch.Tensor.uniform_, torch.randn_like: torch.Tensor.normal_}
+    _FILLS |= {torch.randint_like: torch.Tensor.random_}
+
 
 class FunctionMode(TorchFunctionMode):
     """A mode in which torch's random functions on this thread draw from ``generator()``, unless
@@ -74,6 +80,8 @@ class FunctionMode(TorchFunctionMode):
         if func in _GENERATOR_AT and self._draws_on_cpu(args, kwargs):
             args = args[: _GENERATOR_AT[func]]  # without a None in the generator's place
             kwargs = {**kwargs, "generator": self._generator()}
+            if func in _FILLS:
+                return _filled(_FILLS[func], *args, **kwargs)
         return func(*args, **kwargs)
 
     def _draws_on_cpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -89,3 +97,19 @@ class FunctionMode(TorchFunctionMode):
         if self._is_cpu_default is None:
             self._is_cpu_default = torch.get_default_device().type == "cpu"
         return self._is_cpu_default
+
+
+def _filled(
+    fill: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    *bounds: int,
+    generator: torch.Generator,
+    low: int | None = None,
+    high: int | None = None,
+    requires_grad: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """Draw what ``rand_like(input, ...)`` or one of its kin would, as torch does."""
+    bounds += tuple(bound for bound in (low, high) if bound is not None)
+    drawn = fill(torch.empty_like(input, **options), *bounds, generator=generator)
+    return drawn.requires_grad_(requires_grad)
