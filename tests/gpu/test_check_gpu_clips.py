@@ -10,6 +10,8 @@ from _lazy_device import LazyBackend
 from _lazy_gpu import gpu, lines_of
 from _loader_helpers import no_thread_left
 
+pytest.importorskip("av")
+
 from spdl_torch.check_gpu import clips
 from spdl_torch.io import load_clip
 from spdl_torch.io._video import torchcodec_video
