@@ -45,7 +45,7 @@ for _init in (getattr(torch.nn.init, name) for name in _INIT):
 
 _FILLS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {}
 """The functions that take no generator, as in torch 2.9, by what fills their result."""
-if "generator" not in torch.ops.aten.rand_like.overloads():
+if "generator" not in torch.ops.aten.rand_like.overloads():  # type: ignore[no-untyped-call]  # untyped in torch
     _FILLS |= {torch.rand_like: torch.Tensor.uniform_, torch.randn_like: torch.Tensor.normal_}
     _FILLS |= {torch.randint_like: torch.Tensor.random_}
 
