@@ -121,7 +121,7 @@ def test_table_of_operators_is_what_torch_has():
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     assert set(dispatch.DRAWING) == {n for n in SCHEMAS if has_kernel(f"aten::{n}", "CPU")}
-    assert len(RUNNING) > 70
+    assert len(RUNNING) >= 69  # as in torch 2.9, which has the fewest
 
 
 @pytest.fixture(autouse=True)
