@@ -28,6 +28,7 @@ from spdl_torch.io import (
     load_video,
     sample_decode_video,
     strided_frames,
+    uniform_frames,
 )
 from spdl_torch.io._video import bits, incoming, reading, slowness
 from spdl_torch.io._video.codec import VideoCodec
@@ -95,10 +96,31 @@ def test_frames_and_times_are_those_of_a_decode_of_all(kind):
     check(kind, "whole", 2, 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_samplers_are_told_the_facts_of_a_decode_of_all(kind):
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [
+        *((kind, "whole") for kind in KINDS),
+        ("transport stream, H.264", "cut at the front"),
+        ("transport stream, HEVC", "cut at the front"),
+        ("MPEG program stream, MPEG-2", "cut at the front"),
+        ("raw HEVC", "cut at the front"),
+        ("raw MPEG-4", "cut at the front"),
+    ],
+)
+def test_samplers_are_told_the_facts_of_a_decode_of_all(kind, variant):
     """Start, duration and number of frames; at a constant rate each index is that frame's."""
-    Tally(kind, "whole").facts()
+    Tally(kind, variant).facts()
+
+
+@pytest.mark.parametrize("kind", ["Matroska, MPEG-2", "WebM, VP9", "WebM, VP8"])
+def test_a_moment_that_a_cut_file_no_longer_has_is_refused(kind):
+    """Matroska states the whole video's duration at its beginning, and its last frame is no other
+    moment's."""
+    whole = decoded(kind)
+    content = whole.content[: len(whole.content) // 2]
+    with pytest.raises(DecodeError, match=r"^<bytes>: no frame at .* cut off, and states 0\.96 s"):
+        load_clip(content, uniform_frames(12))
+    assert torch.equal(load_clip(content, lambda _: [0.1]).frames[0], whole.frames[2])
 
 
 @pytest.mark.parametrize("kind", ["transport stream, H.264", "GIF", "raw MPEG-4", "MXF, MPEG-2"])

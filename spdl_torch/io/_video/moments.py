@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from spdl_torch.errors import DecodeError
 
 from .codec import rate_of
+from .entry import is_checked
 from .packets import UnsureError, display_times, shown_frames
 from .samplers import VideoInfo
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 _SECONDS_TO_READ_ON = 5.0
 """Seek over longer gaps between two moments; reading on over shorter ones costs less."""
+
+_LEAST_DIFFERENCE = 0.01
+"""Two statements of a frame rate that differ by less are of a constant one."""
+
+_LEAST_LACKING = 0.25
+"""Seconds without a frame before the stated end, after which a file is taken for cut off."""
 
 _LEAST_SECONDS = 1e-3
 """The duration of a frame of which nothing else is known."""
@@ -47,11 +54,15 @@ def facts_of(reader: PacketReader, *, keeps_all: bool) -> tuple[VideoInfo, bool]
     labels, are_kept = reader.survey(keeps_all=keeps_all)
     incoming = reader.incoming
     name, codec, is_counted = incoming.name, incoming.codec, incoming.layout.is_counted
+    first = next((k for k, label in enumerate(labels) if label.is_entry), None)
+    doubt = incoming.doubt
+    if labels and (first is None or (first and is_counted)) and is_checked(codec.name):
+        doubt = doubt or "it begins with frames that refer to others before"
+    labels = labels[first or 0 :]  # what comes before is not decoded
     display = display_times(labels, is_counted)
     frames = labels and shown_frames(labels, display)
     if not frames:
         raise DecodeError(f"{name}: no frame in it.")
-    doubt = incoming.doubt
     if not is_counted and any(labels[number].pts is None for _, number in frames):
         doubt = doubt or "it has packets without a time"
     if codec.name == "vvc" and min(display) < display[0]:
@@ -81,17 +92,24 @@ def _stated(reader: PacketReader) -> VideoInfo | None:
         return None
     tick = float(stream.time_base or 0)
     seconds = float(stream.duration or 0) * tick
+    # Of a variable rate with B-frames it is the sum of the steps between packets, not frames.
+    is_sum = bool(incoming.codec.reorder_depth) and abs((stream.guessed_rate or rate) / rate - 1)
     if not seconds and start == 0:
         # With another start it is a duration in some files, and the end in others.
         seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
         if not seconds and len(incoming.container.streams) == 1:
             seconds = (incoming.container.duration or 0) / 1e6
-    if not seconds:
+    elif is_sum > _LEAST_DIFFERENCE or not seconds:
         seconds = ((reader.find_end() or start) - start) * tick
     if not seconds > 0:
         return None
-    count = stream.frames or round(seconds * rate)
-    return _info(incoming.name, incoming.codec, start * tick, seconds, float(rate), count)
+    per_second = float(rate)
+    if is_sum > _LEAST_DIFFERENCE and stream.frames:
+        per_second = stream.frames / seconds
+    count = round(seconds * per_second)
+    if stream.frames:  # with an edit list not all of them are displayed
+        count = min(count, stream.frames)
+    return _info(incoming.name, incoming.codec, start * tick, seconds, per_second, count)
 
 
 def _tagged_seconds(duration: str) -> float:
@@ -156,12 +174,16 @@ def on_display(packets: VideoPackets, moments: Sequence[float], info: VideoInfo)
         raise DecodeError(f"{packets.source}: no frame in it.")
     packets.check_order()
     tick = float(packets.time_base)
-    end = max(info.start_seconds + info.duration_seconds, times[-1] * tick)
+    stated, end = info.start_seconds + info.duration_seconds, packets.end_seconds
+    if end is None:
+        end = max(stated, times[-1] * tick)
+    allowed = end + max(_LEAST_LACKING, 1.5 / info.frame_rate)
     wanted = []
     for moment in moments:
-        if moment > end + 1 / info.frame_rate:
+        if moment > allowed:
+            cut = f": it is cut off, and states {stated:g} s" if stated > allowed else ""
             raise DecodeError(
-                f"{packets.source}: no frame at {moment:g} s, the video ends at {end:g} s."
+                f"{packets.source}: no frame at {moment:g} s, the video ends at {end:g} s{cut}."
             )
         place = bisect_right(times, math.floor(moment / tick + 1e-6)) - 1
         wanted.append(max(0, place))

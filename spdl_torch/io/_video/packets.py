@@ -254,8 +254,19 @@ class VideoPackets:
         if self.timestamp is not None:
             start, end = self.timestamp
             return end - start
+        return float((self.times[-1] - self.times[0] + self._last_ticks) * self.time_base)
+
+    @property
+    def end_seconds(self) -> float | None:
+        """The end of the last frame that was read; None if how long it lasts is unknown."""
+        if not self._last_ticks:
+            return None
+        return float((self.times[-1] + self._last_ticks) * self.time_base)
+
+    @property
+    def _last_ticks(self) -> int:
         last = max(zip(self.display, self.labels, strict=True), key=lambda pair: pair[0])[1]
-        return float((self.times[-1] - self.times[0] + last.duration) * self.time_base)
+        return last.duration
 
     def get_timestamps(self) -> list[float]:
         """Return the display time of each frame of the window, in seconds, ascending."""

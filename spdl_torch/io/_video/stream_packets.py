@@ -60,8 +60,9 @@ def counted(packets: Iterator[Packet[Any]], stream: VideoStream) -> Iterator[Pac
 
 
 def identity_of(packet: Packet[Any]) -> tuple[int | None, ...]:
-    """Return what tells a packet from all others of its stream."""
-    return packet.pos, packet.pts, packet.dts, packet.size
+    """Return what tells a packet from all others of its stream. Its dts is not in it unless it has
+    no other time: FFmpeg guesses that of Matroska, in another way after a seek."""
+    return packet.pos, displayed(packet), packet.size
 
 
 def displayed(packet: Packet[Any]) -> int | None:
