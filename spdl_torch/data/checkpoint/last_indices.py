@@ -62,7 +62,8 @@ def differing_order(saved: Sequence[int | str], here: LastIndices, samplers: lis
         "another order samples would be lost, or come twice. If nothing else was changed, it draws "
         "from what no state has, such as random, numpy or a generator that it makes: let it seed "
         "that by the number given to set_epoch(), draw from a torch.Generator that is its "
-        "attribute generator, or have state_dict() and load_state_dict(state)."
+        "attribute generator, or have state_dict() and load_state_dict(state). Or another thread "
+        "drew from torch's global generator when that epoch began: pass generator=."
     )
 
 
