@@ -77,8 +77,7 @@ def facts_of_packets(packets: VideoPackets) -> VideoInfo:
     """Return the facts about a video of which all packets are there."""
     if not packets.times:
         raise DecodeError(f"{packets.source}: no frame in it.")
-    last = round(packets.duration / packets.time_base) - (packets.times[-1] - packets.times[0])
-    return _counted(packets.source, packets.codec, packets.times, last)
+    return _counted(packets.source, packets.codec, packets.times, packets.last_ticks)
 
 
 def _stated(reader: PacketReader) -> VideoInfo | None:
@@ -93,18 +92,19 @@ def _stated(reader: PacketReader) -> VideoInfo | None:
     tick = float(stream.time_base or 0)
     seconds = float(stream.duration or 0) * tick
     # Of a variable rate with B-frames it is the sum of the steps between packets, not frames.
-    is_sum = bool(incoming.codec.reorder_depth) and abs((stream.guessed_rate or rate) / rate - 1)
+    difference = abs((stream.guessed_rate or rate) / rate - 1)
+    is_sum = incoming.codec.reorder_depth > 0 and difference > _LEAST_DIFFERENCE
     if not seconds and start == 0:
         # With another start it is a duration in some files, and the end in others.
         seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
         if not seconds and len(incoming.container.streams) == 1:
             seconds = (incoming.container.duration or 0) / 1e6
-    elif is_sum > _LEAST_DIFFERENCE or not seconds:
+    elif is_sum or not seconds:
         seconds = ((reader.find_end() or start) - start) * tick
     if not seconds > 0:
         return None
     per_second = float(rate)
-    if is_sum > _LEAST_DIFFERENCE and stream.frames:
+    if is_sum and stream.frames:
         per_second = stream.frames / seconds
     count = round(seconds * per_second)
     if stream.frames:  # with an edit list not all of them are displayed

@@ -254,17 +254,18 @@ class VideoPackets:
         if self.timestamp is not None:
             start, end = self.timestamp
             return end - start
-        return float((self.times[-1] - self.times[0] + self._last_ticks) * self.time_base)
+        return float((self.times[-1] - self.times[0] + self.last_ticks) * self.time_base)
 
     @property
     def end_seconds(self) -> float | None:
         """The end of the last frame that was read; None if how long it lasts is unknown."""
-        if not self._last_ticks:
+        if not self.last_ticks:
             return None
-        return float((self.times[-1] + self._last_ticks) * self.time_base)
+        return float((self.times[-1] + self.last_ticks) * self.time_base)
 
     @property
-    def _last_ticks(self) -> int:
+    def last_ticks(self) -> int:
+        """How long the last frame that was read is displayed, in ticks; 0 if unknown."""
         last = max(zip(self.display, self.labels, strict=True), key=lambda pair: pair[0])[1]
         return last.duration
 
