@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import get_type_hints
 
 import pytest
-from _gates import Boom, CountingSource, no_leak, pipeline_of, quiet_log, run_child
+from _gates import Boom, CountingSource, no_leak, pipeline_of, run_child
 from _inside import run_of
 
 import spdl_torch.pipeline
@@ -25,11 +25,7 @@ from spdl_torch.pipeline import (
 )
 from spdl_torch.spdl.pipeline import defs
 
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet_log():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def same(item):

@@ -15,7 +15,6 @@ from _gates import (
     GatedOp,
     in_thread,
     pipeline_of,
-    quiet_log,
     result_of,
     until,
 )
@@ -38,11 +37,7 @@ from spdl_torch.pipeline.stage import op_timing as measure_module
 from spdl_torch.pipeline.stage import stage as worker_module
 from spdl_torch.pipeline.stats.perf_stats import queue_stats
 
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet_log():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def same(item):
