@@ -21,6 +21,7 @@ from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage
 
 from .caching.files import CachedFiles
+from .rng.dispatch import not_redirected
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -44,6 +45,29 @@ class CollatedSamples(list[tuple[Any, Any]]):
     collated: tuple[Tensor, Tensor] | None = None
     """The result of ``default_collate`` for the list: images (N, 3, H, W) and targets (int64, shape
     (N,)). None: call ``default_collate``."""
+
+
+def _own_generator(
+    stream: AbstractContextManager[torch.Generator | None],
+) -> torch.Generator | None:
+    """Return a generator of its own that draws what the stream's draws next; None: it has none."""
+    with stream as generator:
+        return None if generator is None else generator.clone_state()
+
+
+def _drawn(
+    recipe: Recipe, sizes: list[tuple[int, int]], generators: list[torch.Generator | None]
+) -> list[PicturePlan]:
+    """Return the plans of pictures from one generator each; None: torch's functions draw from a
+    sample's stream by themselves.
+    """
+    own = [generator for generator in generators if generator is not None]
+    if len(own) < len(sizes):
+        return recipe.plans(sizes, None)
+    # The draws name their generators: nobody has to look at each, for which compiled code would
+    # take the GIL again.
+    with torch._C.DisableTorchFunction(), not_redirected():
+        return recipe.plans(sizes, own)
 
 
 def load_pil_image(path: str | os.PathLike[str]) -> Image:
@@ -229,14 +253,18 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         def stream(k: int) -> AbstractContextManager[torch.Generator | None]:
             return contextlib.nullcontext() if context is None else context(k)
 
-        def plan(k: int, height: int, width: int) -> PicturePlan:
-            if not recipe.plans_draw:
-                return recipe.plan(height, width)
-            with stream(k) as generator:
-                if generator is None:
-                    return recipe.plan(height, width)
-                with torch._C.DisableTorchFunction():  # the draws name their generator
-                    return recipe.plan(height, width, generator)
+        def plan(sizes: dict[int, tuple[int, int]]) -> list[PicturePlan]:
+            if context is None or not recipe.plans_draw:
+                return recipe.plans([*sizes.values()], None)
+            if recipe.is_batched and self.target_transform is None:  # nothing else draws
+                generators = [_own_generator(stream(k)) for k in sizes]
+                if None not in generators:
+                    return _drawn(recipe, [*sizes.values()], generators)
+            plans = []
+            for k, size in sizes.items():
+                with stream(k) as generator:
+                    plans += _drawn(recipe, [size], [generator])
+            return plans
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
         sources = paths if self._files is None else self._files.contents(paths)

@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_loader
+from spdl_torch.io._image import kernel
 
 SIZES = [(75, 100), (100, 75), (60, 60), (30, 90), (20, 20), (300, 200)]
 
@@ -229,6 +230,31 @@ def test_sample_context_gives_each_sample_its_stream(root, name):
         expected.append(dataset[index])
     dataset.sample_context = stream
     assert_same(dataset.__getitems__(indices), expected)
+
+
+def noted(function, calls):
+    """The function, which notes that it is called."""
+
+    def call(*args):
+        calls.append(function.__name__)
+        return function(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["train, v1", "uint8", "train without flip"])
+def test_batch_is_drawn_in_one_call(root, name, monkeypatch):
+    """Each call of torch's releases the GIL, for which threads of many cores then wait: so their
+    number does not depend on that of the samples."""
+    calls = []
+    for function in (kernel.read_files, kernel.draw_boxes, kernel.fill_batch):
+        monkeypatch.setattr(kernel, function.__name__, noted(function, calls))
+    dataset = ImageFolder(root, EVERY[name], codec="torchvision")
+    dataset.sample_context = lambda k: contextlib.nullcontext(torch.Generator().manual_seed(k))
+    for indices in ([0, 1], [0, 1, 3, 4, 6, 7, 9, 10]):
+        calls.clear()
+        dataset.__getitems__(indices)
+        assert calls == ["read_files", "draw_boxes", "fill_batch"]
 
 
 def test_pickles(root):

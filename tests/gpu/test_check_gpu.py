@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import weakref
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,8 @@ from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
 from spdl_torch.io._image import nvjpeg
-from spdl_torch.io._transfer import transfer
+from spdl_torch.io._transfer import cuda, transfer
+from spdl_torch.io._transfer.region import Region
 from spdl_torch.measuring.quantiles import quantile
 
 __all__ = ["gpu", "no_thread_left"]
@@ -363,12 +365,14 @@ def test_group_of_checks_passes_on_this_gpu(group, tmp_path, capsys):
 @pytest.mark.cuda
 def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
     """On a GPU, too: where torch finds a process's memory pinned, nobody waits for the copy."""
-    mappings, copies = worker_process.Mappings, transfer.Transfer("cuda")
+    mappings, backend = worker_process.Mappings, cuda.CudaBackend(torch.device("cuda", 0))
     monkeypatch.setattr(
         worker_process,
         "Mappings",
-        lambda most_held, lock: mappings(most_held, lock=copies.limited(99).region),
+        lambda most_held, lock: mappings(most_held, lock=lambda memory: Region(memory, backend)),
     )
+    # And it is free when nothing views it, whoever may read it.
+    monkeypatch.setattr(backend, "lend", lambda owner, _, free: weakref.finalize(owner, free))
     found = lines_of(partial(races.check_isolation, CudaGpu()))
     assert ("race_isolation_pin_memory", "FAIL") in found
 

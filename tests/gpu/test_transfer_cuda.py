@@ -234,6 +234,7 @@ def test_unordered_and_unsized_batches_reach_the_device():
     assert list(loader) == [[0, 1], [2, 3], [4]]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_thread_that_trains_never_waits_for_the_device(num_workers):
     """With tensors, subclasses, packed sequences and objects that move themselves."""
@@ -297,7 +298,7 @@ def test_graph_is_captured_beside_a_loader():
         place.fill_(number)
         graph.replay()
         assert result.sum().item() == 1000 * (number + 1)
-        assert batch.mean().item() == number
+        assert bool((batch == number).all())
 
 
 def test_copy_stream_is_none_of_torchs():

@@ -173,6 +173,7 @@ def test_arguments_are_refused_when_they_cannot_be_used(options, message):
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_values_are_torchvisions_on_the_device(dtype):
     """By one kernel."""

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ...scopes import scope
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _KEY_NAME = "TESTING_ONLY_GenericMode"
 
@@ -130,6 +132,19 @@ class _Trial:
 def is_led() -> bool:
     """Return whether this thread's draws are redirected."""
     return _key is not None and bool(_C._dispatch_tls_is_dispatch_key_included(_key))
+
+
+@scope
+def not_redirected() -> Iterator[None]:
+    """Let draws that name their generator go straight to it."""
+    was_led = is_led()
+    if was_led:
+        lead(False)
+    try:
+        yield
+    finally:
+        if was_led:
+            lead(True)
 
 
 def _operator(name: str) -> torch._ops.OpOverload:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
+
+from . import kernel
 
 
 class Crop(NamedTuple):
@@ -51,8 +52,7 @@ def random_resized_crop(
         ratio: bounds of the box's width over its height.
         flip: probability of a flip; None draws no number for it.
     """
-    top, left, box_height, box_width = random_resized_crop_params(height, width, scale, ratio)
-    return Crop(top, left, box_height, box_width, flip is not None and draw_flip(flip))
+    return random_crops([(height, width)], scale, ratio, flip)[0]
 
 
 def draw_flip(probability: float, generator: torch.Generator | None = None) -> bool:
@@ -72,22 +72,36 @@ def random_resized_crop_params(
     Same seed of the generator, same box, and it is left in the same state; None: torch's global
     generator, which is torchvision's.
     """
-    area = height * width
-    log_low, log_high = _float32_logs(*ratio)
-    for _ in range(10):
-        target_area = area * torch.empty(1).uniform_(*scale, generator=generator).item()
-        # The exponential in float32, as torchvision takes it: math.exp rounds differently.
-        log_ratio = torch.empty(1).uniform_(log_low, log_high, generator=generator)
-        aspect_ratio = log_ratio.exp_().item()
-        box_width = round(math.sqrt(target_area * aspect_ratio))
-        box_height = round(math.sqrt(target_area / aspect_ratio))
-        if 0 < box_width <= width and 0 < box_height <= height:
-            most = height - box_height + 1, width - box_width + 1
-            top, left = (
-                int(torch.randint(0, end, size=(1,), generator=generator).item()) for end in most
-            )
-            return top, left, box_height, box_width
-    return _widest_center_box(height, width, min(ratio), max(ratio))
+    generators = None if generator is None else [generator]
+    return random_crops([(height, width)], scale, ratio, None, generators)[0][:4]
+
+
+def random_crops(
+    sizes: Sequence[tuple[int, int]],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    flip: float | None,
+    generators: Sequence[torch.Generator] | None = None,
+) -> list[Crop]:
+    """Draw the boxes and flips of many pictures in one call: see :func:`random_resized_crop`.
+
+    sizes: height and width of each picture. generators: one for each; None = torch's global one.
+    """
+    probability = -1.0 if flip is None else _float32(flip)
+    own = None if generators is None else list(generators)
+    drawn = kernel.draw_boxes(list(sizes), scale, _float32_logs(*ratio), probability, own)
+    return [
+        Crop(*box)
+        if box[2]  # its height
+        else Crop(*_widest_center_box(*size, min(ratio), max(ratio)), flip=box[4])
+        for size, box in zip(sizes, drawn, strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=16)
+def _float32(number: float) -> float:
+    """Return what a float32 is compared with where torch compares it with ``number``."""
+    return torch.tensor(number, dtype=torch.float32, device="cpu").item()
 
 
 @functools.lru_cache(maxsize=16)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .geometry import CropFunction
     from .kernel import PicturePlan
 
+    Sizes = dict[int, tuple[int, int]]
+    """The height and width of pictures by their places in the batch."""
+
 # Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
 # batch is.
 _REGIONS_AT_ONCE = 32
@@ -190,7 +193,7 @@ def load_image_batch(
 
 def load_planned(
     sources: Sequence[Source],
-    plan: Callable[[int, int, int], PicturePlan],
+    plan: Callable[[Sizes], Sequence[PicturePlan]],
     height: int | None,
     width: int | None,
     *,
@@ -200,10 +203,8 @@ def load_planned(
     storage: Storage | None = None,
     name: str | Sequence[str] | None = None,
 ) -> Tensor:
-    """Load a batch; ``plan(k, height, width)`` says what becomes of picture ``k`` of that size.
-
-    The plans are made in the order of the sources, after every size is known and before anything
-    is decoded.
+    """Load a batch; ``plan(sizes)`` says what becomes of each picture: height and width by its
+    place among the sources, in their order. It is called before anything is decoded.
 
     height, width: of the batch; None: the size that all the plans resize to.
     scaled: as for :func:`load_image_batch`.
@@ -217,7 +218,7 @@ def load_planned(
     # Keep our own calls from any mode that the caller has entered: a loader's costs 1 µs a call.
     with torch._C.DisableTorchFunction():
         data, sizes = _measure(read_sources(sources), names, strict, codec)
-    plans = {k: plan(k, *size) for k, size in sizes.items()}
+    plans = dict(zip(sizes, plan(sizes), strict=True))
     if height is None or width is None:
         height, width = _one_size(plans, names)
     size = height, width
@@ -239,13 +240,15 @@ def _load(
     codec: Codec,
     **options: Any,
 ) -> Tensor:
-    def plan(_: int, image_height: int, image_width: int) -> PicturePlan:
-        size = image_height, image_width
+    def plan(size: tuple[int, int]) -> PicturePlan:
         box = checked_crop(crop(*size), *size) if crop else Crop(0, 0, *size)
         new_width, new_height = fitted_size(width, height, box.width, box.height)
         return kernel.PicturePlan(size, box[:4], resized=(new_height, new_width), flip=box.flip)
 
-    return load_planned(srcs, plan, height, width, codec=codec, **options)
+    def plans(sizes: Sizes) -> list[PicturePlan]:
+        return [plan(size) for size in sizes.values()]
+
+    return load_planned(srcs, plans, height, width, codec=codec, **options)
 
 
 def _check_request(srcs: Sequence[Source], width: int | None, height: int | None) -> None:
@@ -273,13 +276,13 @@ _BAD = DecodeError, Warning
 
 def _measure(
     data: list[Tensor], names: list[str], strict: bool, codec: Codec
-) -> tuple[dict[int, Tensor], dict[int, tuple[int, int]]]:
+) -> tuple[dict[int, Tensor], Sizes]:
     """Find every picture's size by its header; decode those that the kernel could not.
 
     Returns: bytes or decoded picture, and height and width, by place in the batch.
     """
     measured: dict[int, Tensor] = {}
-    sizes: dict[int, tuple[int, int]] = {}
+    sizes: Sizes = {}
     errors: list[Exception] = []
     for k, (content, name) in enumerate(zip(data, names, strict=True)):
         try:

@@ -3,6 +3,10 @@
 The functions of this file run in one of two ways: compiled by TorchScript, so that a whole batch
 goes through without the GIL and does not hold up the trainer's thread; or as plain Python with
 equal results, where TorchScript is missing. Nothing outside this file knows which it was.
+
+Crop boxes are drawn in one call, too, though each takes microseconds: a call of torch's releases
+the GIL, and a thread among many that has released it waits for its turn to get it back. On 16 cores
+that was most of what loading took.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import inspect
+import math
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +24,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch import Generator
 
 
 class PicturePlan(NamedTuple):
@@ -77,6 +84,29 @@ def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
         data: encoded bytes (uint8, one dimension).
     """
     return _call("_has_markers", data, starts)  # type: ignore[no-any-return]  # TorchScript's result
+
+
+def draw_boxes(
+    sizes: list[tuple[int, int]],
+    scale: tuple[float, float],
+    log_ratio: tuple[float, float],
+    flip: float,
+    generators: list[Generator] | None,
+) -> list[tuple[int, int, int, int, bool]]:
+    """Draw the boxes of ``RandomResizedCrop`` and the flips that follow, in torchvision's order.
+
+    sizes: height and width of each picture. flip: the probability, as a float32; negative = no
+    number is drawn for it. generators: one for each picture; None = torch's global one for all.
+
+    Returns: top, left, height and width of each box, and whether to flip; a height of 0 = none of
+        ten boxes lay within the picture.
+    """
+    args = sizes, scale, log_ratio, flip, generators
+    # A mode of torch's functions may redirect what names no generator, and sees nothing of what
+    # compiled code draws.
+    if generators is None and torch._C._len_torch_function_stack():
+        return _draw_boxes(*args)
+    return _call("_draw_boxes", *args)  # type: ignore[no-any-return]  # TorchScript's result
 
 
 def has_codec() -> bool:
@@ -167,10 +197,44 @@ def _has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
     return found
 
 
+def _draw_boxes(
+    sizes: list[tuple[int, int]],
+    scale: tuple[float, float],
+    log_ratio: tuple[float, float],
+    flip: float,
+    generators: list[Generator] | None,
+) -> list[tuple[int, int, int, int, bool]]:
+    low, high = scale
+    log_low, log_high = log_ratio
+    number = torch.empty([1])
+    boxes: list[tuple[int, int, int, int, bool]] = []
+    for i in range(len(sizes)):
+        generator = None if generators is None else generators[i]
+        height, width = sizes[i]
+        top, left, box_height, box_width = 0, 0, 0, 0
+        for _ in range(10):
+            target_area = height * width * float(number.uniform_(low, high, generator=generator))
+            # The exponential in float32, as torchvision takes it: math.exp rounds differently.
+            aspect_ratio = float(number.uniform_(log_low, log_high, generator=generator).exp_())
+            columns = int(round(math.sqrt(target_area * aspect_ratio)))  # noqa: RUF046 - TorchScript
+            rows = int(round(math.sqrt(target_area / aspect_ratio)))  # noqa: RUF046 - TorchScript
+            if columns > 0 and columns <= width and rows > 0 and rows <= height:
+                box_height, box_width = rows, columns
+                top = int(torch.randint(0, height - rows + 1, [1], generator=generator))
+                left = int(torch.randint(0, width - columns + 1, [1], generator=generator))
+                break
+        is_flipped = False
+        if flip >= 0.0:
+            is_flipped = float(number.uniform_(0.0, 1.0, generator=generator)) < flip
+        boxes.append((top, left, box_height, box_width, is_flipped))
+    return boxes
+
+
 _PYTHON: dict[str, Callable[..., Any]] = {
     "_read_files": _read_files,
     "_fill_batch": _fill_batch,
     "_has_markers": _has_markers,
+    "_draw_boxes": _draw_boxes,
 }
 
 _lock = threading.Lock()

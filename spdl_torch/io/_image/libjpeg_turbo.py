@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from . import kernel
@@ -115,7 +116,8 @@ class LibJpegTurbo:
         top, left, height, width = _widened(size, box, block)
         if self._set_region(handle, _Region(left, top, width, height)) != 0:
             return None
-        pixels = torch.empty((height, width, 3), dtype=torch.uint8, device="cpu")
+        # numpy's, as torch's own would release the GIL.
+        pixels = torch.from_numpy(np.empty((height, width, 3), np.uint8))
         if self._decode(handle, address, num_bytes, pixels.data_ptr(), 3 * width, _RGB) != 0:
             return None
         return pixels.permute(2, 0, 1), (box[0] - top, box[1] - left, box[2], box[3])
