@@ -20,8 +20,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from _gates import PATIENCE_SECONDS
+from _gates import PATIENCE_SECONDS, until
 from _inside import placement_of, pool_of, state_of
+from _lazy_device import backends, machine
 from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,8 @@ from spdl_torch.observe import (
     tracing,
 )
 from spdl_torch.observe.verdict.causes import Cause
+
+__all__ = ["backends"]
 
 pytestmark = [
     pytest.mark.skipif(
@@ -231,6 +234,23 @@ def expected(*, shuffle=False):
 def test_bits_and_order_stay_when_workers_move_at_any_batch(moves_at):
     """A move before every batch of the epoch changes neither bits nor order."""
     assert rows_of(loop(iter(loader_of()), moves_at)) == expected()
+
+
+@pytest.mark.parametrize("returns_at", [None, 3, 7])
+@pytest.mark.parametrize("moves_at", [0, 1, 5, LENGTH // BATCH])
+def test_bits_and_order_stay_when_workers_move_beside_a_device(backends, moves_at, returns_at):
+    """Threads and children have a stage each, for one transfer: what the children make is on the
+    device, too, in its place, and all memory that was locked is the loader's in the end."""
+    loader, threads = loader_of(device="cuda"), loader_of(isolation="thread")
+    for number in (moves_at, None):
+        batches = loop(iter(loader), number, returns_at)
+        assert rows_of(batches) == rows_of(threads)
+    assert sum(len(each.handed_over) for each in backends) == 2 * LENGTH // BATCH
+    assert machine().violations == []
+    del loader, batches
+    backends.clear()
+    gc.collect()
+    until(lambda: machine().locked == {})
 
 
 @settings(max_examples=8, deadline=None)
@@ -612,7 +632,7 @@ def test_stays_on_threads_where_it_may_not_move(dataset, options):
         (Draws(), {"rng": "worker"}, "with rng='worker' each worker makes its own batches"),
         (Draws(), {"multiprocessing_context": "spawn"}, "processes would not be forked"),
         (Draws(), {"multiprocessing_context": "forkserver"}, "processes would not be forked"),
-        (Draws(), {"device": "cuda:3"}, "with device='cuda:3' batches are on their way"),
+        (Draws(), {"device": "cuda:3"}, ""),
         (Lines(), {"persistent_workers": True}, "with persistent_workers=True each keeps its"),
     ],
 )
@@ -960,6 +980,19 @@ class OnDevice(Draws):
         return torch.empty(2, device="meta").as_subclass(Elsewhere)
 
 
+class OnThisDevice(Draws):
+    """Its batches are on the device that stands in for a GPU: that of the first of ``backends``."""
+
+    thread_safe = True
+
+    backends: list  # of the class: workers copy the dataset
+
+    def __getitem__(self, index):
+        (backend,) = self.backends
+        with backend.on_copy_stream():
+            return backend.empty(8).as_subclass(Elsewhere)
+
+
 class Elsewhere(torch.Tensor):
     """A tensor on a GPU, as far as one can see."""
 
@@ -972,6 +1005,23 @@ def test_dataset_whose_batches_are_on_a_device_is_not_tried(monkeypatch, is_on_d
     """In a forked process there is no device; a control shows that others are tried."""
     monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
     loader = loader_of(OnDevice(400) if is_on_device else Draws(400), collate_fn=list)
+    iterator = iter(loader)
+    while not state_of(loader).moving.is_on_trial and not state_of(loader).moving.is_settled:
+        next(iterator)
+    assert state_of(loader).moving.is_settled is is_on_device
+    assert ("batches are on a device" in state_of(loader).moving.reason) is is_on_device
+
+
+@pytest.mark.usefixtures("moves")
+@pytest.mark.parametrize("is_on_device", [True, False])
+def test_dataset_that_makes_its_batches_on_the_device_of_the_loader_is_not_tried(
+    backends, monkeypatch, is_on_device
+):
+    """What the loader has copied there is no sign of it."""
+    monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(OnThisDevice, "backends", backends, raising=False)
+    dataset = OnThisDevice(400) if is_on_device else Draws(400)
+    loader = loader_of(dataset, collate_fn=list, device="cuda")
     iterator = iter(loader)
     while not state_of(loader).moving.is_on_trial and not state_of(loader).moving.is_settled:
         next(iterator)

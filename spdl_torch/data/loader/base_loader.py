@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from ...autotune.workers import AutoWorkers
-from ..workers.device import check_device
 from .placing import declares_safe, is_vouched_for, place
 
 if TYPE_CHECKING:
@@ -98,8 +97,6 @@ class BaseLoader(TorchDataLoader[T_co]):
             return "processes would not be forked: multiprocessing_context says so, or the platform"
         if self.rng != "sample":
             return f"with rng={self.rng!r} each worker makes its own batches"
-        if check_device(self.device) is not None:
-            return f"with device={self.device!r} batches are on their way to it already"
         if not isinstance(self.dataset, IterableDataset):
             return ""
         if self.persistent_workers:

@@ -602,7 +602,7 @@ def _open_pool(
 
     threads = WorkerPool(spec, stage)
     threads.stats.placement = placement
-    if stage is not None or not loader._may_move:
+    if not loader._may_move:
         return threads
     with collected_later():
         from .moving_pool import MovingPool
@@ -610,9 +610,15 @@ def _open_pool(
     number = loader._num_processes_at_first
     trial = moved(number, "the GIL held the threads up, and processes are on trial")
     spec = spec._replace(num_workers=number)
-    children = partial(_open_children, spec, stage, loader.multiprocessing_context, trial)
+    context = loader.multiprocessing_context
+
+    def open_children(max_outstanding: int) -> ProcessPool:
+        beside = None if stage is None else stage.beside()
+        return _open_children(spec, beside, context, trial, max_outstanding)
+
     within = not isinstance(loader.dataset, IterableDataset)
-    return MovingPool(threads, children, loader._state.moving, within_epochs=within)
+    memory = loader._state.moving
+    return MovingPool(threads, open_children, memory, stage, within_epochs=within)
 
 
 def _open_children(

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..workers.jobs import Result
     from ..workers.moving import Moving
     from ..workers.pool import SinglePool, TunedPool
+    from ..workers.transfer_stage import DeviceStage
     from ..workers.worker_pool import WorkerPool
 
 
@@ -109,11 +110,12 @@ class MovingPool:
         threads: WorkerPool,
         open_children: Callable[[int], ProcessPool],
         memory: Moving,
+        stage: DeviceStage | None = None,
         *,
         within_epochs: bool = True,
     ) -> None:
-        """``open_children``: called with the most jobs that may be outstanding.
-        ``within_epochs``: whether workers may move while an epoch runs.
+        """``open_children``: called with the most jobs that may be outstanding. ``stage``: that of
+        the threads. ``within_epochs``: whether workers may move while an epoch runs.
         """
         self.threads = threads
         self.hiring = Hiring(lambda: open_children(threads.max_outstanding), memory)
@@ -121,6 +123,7 @@ class MovingPool:
         self.due_seconds = 0.0
         """When to look for the next step, by ``perf_counter()``."""
         self.memory = memory
+        self._stage = stage
         self._within_epochs = within_epochs
         self._has_threads = False  # whether the threads have been started
         self._segments: deque[_Segment] = deque()
@@ -387,7 +390,9 @@ class MovingPool:
         self._is_due, memory = False, self.memory
         if self.state is not State.THREADS or not isinstance(result, Loaded):
             return
-        if is_on_device(result.batch):
+        # What a stage has copied is there in any case.
+        stage = self._stage
+        if is_on_device(result.batch) if stage is None else stage.has_met_device:
             memory.stays("batches are on a device, which a forked process cannot use")
             self.go(State.STAYED)
         elif self._within_epochs:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...io._transfer.batch_memory import BatchMemory
     from ...io._transfer.near import Near
     from ...io._transfer.region import LimitedLocker
-    from ...io._transfer.transfer import Transfer
+    from ...io._transfer.transfer import Staged, Transfer
     from ...pipeline.channel.channel import Channel
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
@@ -44,6 +44,17 @@ class DeviceStage:
         self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
         # Written by the transfer thread or, without workers, by the trainer's in move().
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
+        self._owner: DeviceStage | None = None
+        self.has_met_device = False
+        """Whether a batch, or a part of one, was on a device before it was copied there."""
+
+    def beside(self) -> DeviceStage:
+        """Return another stage for batches of the same iterator: those of workers elsewhere, which
+        are copied on a thread of their own.
+        """
+        stage = DeviceStage(self._transfer, stats=self._cell is not None)
+        stage._owner = self  # for as long as this lives, the transfer is the iterator's
+        return stage
 
     @property
     def near(self) -> Near | None:
@@ -128,9 +139,11 @@ class DeviceStage:
             self._say_where(error, number)
             raise
 
-    def _stage(self, batch: Any, number: int) -> Any:
+    def _stage(self, batch: Any, number: int) -> Staged:
         try:
-            return timed(self._cell, self._transfer.stage, batch)
+            staged: Staged = timed(self._cell, self._transfer.stage, batch)
+            self.has_met_device = self.has_met_device or staged.has_met_device
+            return staged
         except BaseException as error:
             self._say_where(error, number)
             raise

@@ -115,6 +115,11 @@ class Staged:
         self._made = made
         self._received = False
 
+    @property
+    def has_met_device(self) -> bool:
+        """Whether a part of the batch was on the device before. Asked before it is received."""
+        return bool(self._there)
+
     def receive(self) -> Any:
         """Return the batch for use on the calling thread's current stream. Does not wait.
 
