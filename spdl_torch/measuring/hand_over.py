@@ -32,12 +32,17 @@ class HandOver(NamedTuple):
 
 
 def hand_overs(
-    batches: Iterator[Any], num_batches: int, settle: Callable[[], object]
+    batches: Iterator[Any],
+    num_batches: int,
+    settle: Callable[[], object],
+    move: Callable[[Any], Any] | None = None,
 ) -> list[HandOver]:
     """Measure ``num_batches`` calls of ``next``, after ``WARM_UP`` others.
 
     settle: called before each; returns when the next batch is probably there. With our iterators,
         it is then waited for: what a thread does to wait for a batch is not part of a hand-over.
+    move: what the loop does to have the batch on the device, as a part of receiving it; None: it is
+        there.
     """
     asking = _Stopwatch()
     names = [name for name in _ASKING if hasattr(batches, name)]
@@ -50,6 +55,8 @@ def hand_overs(
             wait_for_batch(batches)
             asking.elapsed_ns, start_ns = 0, time.thread_time_ns()
             batch = next(batches)
+            if move is not None:
+                batch = move(batch)
             total_ns = time.thread_time_ns() - start_ns
             took.append(HandOver((total_ns - asking.elapsed_ns) / 1e3, asking.elapsed_ns / 1e3))
             del batch

@@ -113,6 +113,9 @@ class LazyDevice:
         chosen = getattr(self.of_thread, "streams", {})
         return chosen.get(index_of(device), self.default_streams[index_of(device)])
 
+    def _cuda_getCurrentStream(self, index):
+        return id(self.current_stream(index or 0)), index, 1
+
     def is_current_stream_capturing(self):
         return self.capturing is threading.current_thread()
 
@@ -599,6 +602,7 @@ def install(device, patch=setattr, backend=LazyBackend):
     """Put it in place of CUDA, for transfers that are made from now on."""
     patch(cuda, "torch", TorchWith(device))
     patch(cuda, "_own_streams", {})
+    patch(cuda, "_streams", {})
     patch(cuda, "_readers", {})
     patch(runtime, "cuda_library", lambda: Offered("CUDA's runtime", device))
     patch(cuda, "CudaBackend", backend)
