@@ -608,6 +608,32 @@ class Lines(IterableDataset):
 
 
 @pytest.mark.parametrize(
+    ("waits", "busy", "gil_seconds", "one_at_a_time", "is_held_up"),
+    [
+        (0.02, 0.9, 6e-3, False, True),  # the loop waits for the GIL in its own steps
+        (0.02, 0.9, 1e-4, False, False),  # nobody waits for it
+        (0.02, 0.3, 6e-3, False, False),  # the threads seldom want it
+        (0.02, 0.9, 1e-4, True, False),  # one of them is enough
+        (0.30, 0.9, 1e-4, True, True),  # and is not
+    ],
+)
+def test_threads_that_keep_the_loop_from_the_gil_get_a_trial(
+    monkeypatch, waits, busy, gil_seconds, one_at_a_time, is_held_up
+):
+    """It never waits for data then: batches are ready whenever it comes to ask for one."""
+    iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
+    next(iterator)
+    figures = pool_of(iterator).threads.stats
+    report = figures.report()
+    fetch, collate = report.stats.stages
+    stages = (replace(fetch, busy_ratio=busy), replace(collate, busy_ratio=0.01))
+    stats = replace(report.stats, elapsed=2.0, consumer_wait_ratio=waits, stages=stages)
+    probes = Probes(gil_seconds=gil_seconds, one_at_a_time=one_at_a_time, num_cores=2)
+    monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
+    assert are_held_up(figures, pool_of(iterator).memory) == is_held_up
+
+
+@pytest.mark.parametrize(
     ("dataset", "options"),
     [
         (Draws(), {"isolation": "thread"}),

@@ -64,6 +64,26 @@ RULES = {
         Probes(step_slowdown=0.25),
         (Cause.INTERFERENCE, None, "25 % longer than with cached batches", "fewer threads", 0.25),
     ),
+    "not input-bound, but the GIL is taken": (
+        reading(0.02, READ, stage("decode", busy=0.9, cpu=0.2), BATCH),
+        Probes(gil_seconds=0.0061),
+        (Cause.INTERFERENCE, "decode", "its own Python waits for the GIL", "headspace", math.inf),
+    ),
+    "not input-bound, and the steps are no slower though the GIL is taken": (
+        reading(0.02, READ, stage("decode", busy=0.9, cpu=0.2), BATCH),
+        Probes(gil_seconds=0.0061, step_slowdown=0.02),
+        (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
+    ),
+    "not input-bound, and workers leave the work to one of them": (
+        reading(0.02, stage("decode", busy=0.9, cpu=0.9)),
+        Probes(gil_seconds=1e-4, one_at_a_time=True),
+        (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
+    ),
+    "not input-bound, and the threads are seldom busy": (
+        reading(0.02, READ, stage("decode", busy=0.3, cpu=0.2), BATCH),
+        Probes(gil_seconds=0.0061),
+        (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
+    ),
     "moderately input-bound": (
         reading(0.1, READ, stage("decode", busy=0.9), BATCH),
         QUIET,
@@ -372,7 +392,9 @@ def test_verdict_names_nothing_that_was_not_measured(report):
     if cause is Cause.CPU:
         assert probes.run_delay_ratio is not None
     if cause is Cause.INTERFERENCE:
-        assert probes.step_slowdown is not None
+        assert ("than with cached batches" in found) == (probes.step_slowdown is not None)
+        assert ("waits for the GIL" in found) == (probes.step_slowdown is None)
+        assert probes.step_slowdown is not None or probes.gil_seconds is not None
     if cause is Cause.IO:
         assert probes.run_delay_ratio is not None
         assert probes.helper_cores is not None or probes.cores_used is not None

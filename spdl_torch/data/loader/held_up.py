@@ -1,4 +1,5 @@
-"""Whether worker threads are held up by the GIL, or may be: then processes are tried."""
+"""Whether worker threads are held up by the GIL, or hold the loop up, or may: then processes are
+tried."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def are_held_up(threads: PoolStats, memory: Moving) -> bool:
-    """Return whether the loop waits for threads that the GIL holds up, or may."""
+    """Return whether the loop waits for threads that the GIL holds up, or may; or whether they take
+    it all the time, for which the loop waits in whatever it does.
+    """
     figures = threads.figures()
     stats, probes, pooled = figures.stats, figures.probes, figures.pooled
     if stats.elapsed < limits.LOOK_SECONDS and memory.stats is not None:
@@ -30,10 +33,11 @@ def are_held_up(threads: PoolStats, memory: Moving) -> bool:
         alone, stats = probes.one_at_a_time, memory.stats
         probes = probes_between(memory.probes_before, probe_counters())
         probes = replace(probes, one_at_a_time=alone)
-    if stats.consumer_wait_ratio < limits.LEAST_WAIT:
-        return False
     # Not the verdict's: of a short window that names none, and the trial will show.
-    cause = find(stats, probes, pooled).cause
+    found = find(stats, probes, pooled)
+    cause = found.cause
+    if stats.consumer_wait_ratio < limits.LEAST_WAIT:
+        return found.keeps_the_gil_taken
     if cause in limits.HOLDS_UP:
         return True
     # The probe samples ten times a second: it knows nothing of shorter epochs.

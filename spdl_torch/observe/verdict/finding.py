@@ -46,11 +46,20 @@ class Finding:
     """Whether they may wait for the GIL, though it is not sure."""
     others_have_cores: bool = False
     """Whether other programs have the cores for which they wait."""
+    are_parked: bool = False
+    """Whether workers found that one of them is the fastest, and leave the work to it."""
 
     @property
     def crew(self) -> str:
         """The word for those that work."""
         return "workers" if self.is_workers else "threads"
+
+    @property
+    def keeps_the_gil_taken(self) -> bool:
+        """Whether threads want the GIL most of the time, so that it is seldom free for the training
+        loop, even if that does not wait for data.
+        """
+        return self.cause is Cause.GIL and not self.are_parked
 
     @property
     def why(self) -> str:
@@ -110,4 +119,5 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         is_workers=is_workers,
         may_be_gil=may_be_gil,
         others_have_cores=others_have_cores(load, probes),
+        are_parked=bool(probes.one_at_a_time),
     )

@@ -6,6 +6,7 @@ step).
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,7 +70,7 @@ def judge(
     if 0 < stats.elapsed < SHORT_SECONDS and not has_nothing:
         return _too_short(stats, remarks)
     if waiting < _INPUT_BOUND:
-        return _not_input_bound(waiting, probes, remarks)
+        return _not_input_bound(stats, probes, pooled, remarks)
     level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
     finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
     if has_nothing:
@@ -122,20 +123,31 @@ def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdic
     )
 
 
-def _not_input_bound(waiting: float, probes: Probes, remarks: tuple[str, ...]) -> Verdict:
-    slowdown = probes.step_slowdown or 0.0
+def _not_input_bound(
+    stats: PipelineStats, probes: Probes, pooled: Sequence[str], remarks: tuple[str, ...]
+) -> Verdict:
+    waiting, slowdown = stats.consumer_wait_ratio, probes.step_slowdown
     finding = f"Training is not input-bound: it waits for data {_percent(waiting)} of the time"
-    cause, action = Cause.CONSUMER, "Do nothing: a faster loader would not be noticed."
-    if slowdown >= _STEP_SLOWDOWN:
-        cause = Cause.INTERFERENCE
+    cause, stage, gain = Cause.CONSUMER, None, 0.0
+    action = "Do nothing: a faster loader would not be noticed."
+    if slowdown is not None and slowdown >= _STEP_SLOWDOWN:
+        cause, gain = Cause.INTERFERENCE, slowdown
         finding += f", but its steps take {_percent(slowdown)} longer than with cached batches"
         action = "Use fewer threads, or ops that hold the GIL less (whole batches in one call)."
         if probes.own_gil:
             action = "Use fewer workers: they take cores, or memory bandwidth, from the step."
-    gain = slowdown if cause is Cause.INTERFERENCE else 0.0
+    elif slowdown is None and (found := find(stats, probes, pooled)).keeps_the_gil_taken:
+        assert found.stage is not None, "guaranteed by keeps_the_gil_taken"
+        cause, stage, gain = Cause.INTERFERENCE, found.stage.name, math.inf
+        finding += f", but its own Python waits for the GIL, which stage {stage!r} takes"
+        action = (
+            "Compare the step with cached batches (headspace). If it is faster with them, load in "
+            'processes (isolation="process"), or by ops that hold the GIL less (whole batches in '
+            "one call)."
+        )
     return Verdict(
         cause=cause,
-        stage=None,
+        stage=stage,
         wait_ratio=waiting,
         finding=f"{finding}.",
         action=action,
