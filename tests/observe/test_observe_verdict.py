@@ -67,7 +67,7 @@ RULES = {
     "not input-bound, but the GIL is taken": (
         reading(0.02, READ, stage("decode", busy=0.9, cpu=0.2), BATCH),
         Probes(gil_seconds=0.0061),
-        (Cause.INTERFERENCE, "decode", "its own Python waits for the GIL", "headspace", math.inf),
+        (Cause.INTERFERENCE, None, "the GIL, which stage 'decode' takes", "headspace", math.inf),
     ),
     "not input-bound, and the steps are no slower though the GIL is taken": (
         reading(0.02, READ, stage("decode", busy=0.9, cpu=0.2), BATCH),
@@ -411,7 +411,7 @@ def test_verdict_names_nothing_that_was_not_measured(report):
 
 BELONGS = {
     Cause.CONSUMER: ("Do nothing",),
-    Cause.INTERFERENCE: ("Use fewer",),
+    Cause.INTERFERENCE: ("Use fewer", "Compare the step with cached batches"),
     Cause.GIL: ("will not help. Do its work in few calls",),
     Cause.CPU: ("will not help", "Raise"),
     Cause.IO: ("use no core while they wait", "will not help"),

@@ -128,7 +128,7 @@ def _not_input_bound(
 ) -> Verdict:
     waiting, slowdown = stats.consumer_wait_ratio, probes.step_slowdown
     finding = f"Training is not input-bound: it waits for data {_percent(waiting)} of the time"
-    cause, stage, gain = Cause.CONSUMER, None, 0.0
+    cause, gain = Cause.CONSUMER, 0.0
     action = "Do nothing: a faster loader would not be noticed."
     if slowdown is not None and slowdown >= _STEP_SLOWDOWN:
         cause, gain = Cause.INTERFERENCE, slowdown
@@ -138,16 +138,16 @@ def _not_input_bound(
             action = "Use fewer workers: they take cores, or memory bandwidth, from the step."
     elif slowdown is None and (found := find(stats, probes, pooled)).keeps_the_gil_taken:
         assert found.stage is not None, "guaranteed by keeps_the_gil_taken"
-        cause, stage, gain = Cause.INTERFERENCE, found.stage.name, math.inf
-        finding += f", but its own Python waits for the GIL, which stage {stage!r} takes"
+        cause, gain = Cause.INTERFERENCE, math.inf
+        finding += f", but its own Python waits for the GIL, which stage {found.stage.name!r} takes"
+        processes = 'processes (isolation="process")' if pooled else "a subprocess"
         action = (
             "Compare the step with cached batches (headspace). If it is faster with them, load in "
-            'processes (isolation="process"), or by ops that hold the GIL less (whole batches in '
-            "one call)."
+            f"{processes}, or by ops that hold the GIL less (whole batches in one call)."
         )
     return Verdict(
         cause=cause,
-        stage=stage,
+        stage=None,
         wait_ratio=waiting,
         finding=f"{finding}.",
         action=action,
