@@ -81,12 +81,13 @@ def spdl_decoder(wanted: bool = True) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as links:
         try:
             if not _spdl_decodes():
-                libraries = _pyav_libraries()
-                for library in libraries.glob("lib*-*.so.*"):
+                places = [links]
+                for library in pyav_libraries():
                     name, _, numbers = library.name.partition(".so.")
                     link = f"{name.rpartition('-')[0]}.so.{numbers.partition('.')[0]}"
                     (Path(links) / link).symlink_to(library)
-                os.environ["LD_LIBRARY_PATH"] = os.pathsep.join((links, str(libraries)))
+                    places[1:] = [str(library.parent)]
+                os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(places)
             yield None if _spdl_decodes() else "SPDL found no FFmpeg, so it is left out."
         finally:
             if before is None:
@@ -100,9 +101,12 @@ def _spdl_decodes() -> bool:
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def _pyav_libraries() -> Path:
+def pyav_libraries() -> list[Path]:
+    """Return the libraries that come with PyAV's wheel; [] where there is none."""
     found = importlib.util.find_spec("av")
-    return Path(found.origin if found and found.origin else "").parent.with_name("av.libs")
+    if found is None or found.origin is None:
+        return []
+    return sorted(Path(found.origin).parent.with_name("av.libs").glob("lib*-*.so.*"))
 
 
 def _version(package: str) -> str | None:

@@ -1,5 +1,6 @@
 """``python examples/bench``: statistics, every table in its short form, failures, Ctrl-C."""
 
+import importlib.util
 import io
 import itertools
 import json
@@ -26,7 +27,7 @@ from bench.loaders import (
     torch_loader,
 )
 from bench.passes import measure_pass, tree_cpu_seconds
-from bench.peers import installed, left_out
+from bench.peers import installed, left_out, pyav_libraries
 from bench.picture import draw, missing_contenders
 from bench.report import Goal, Metric, Report
 from bench.rounds import ratios, summarize
@@ -79,6 +80,13 @@ def small_report():
     report.add("them, quick", {"speed": 50.0, "cost": 2.0}, 0)
     report.failures["broken"] = "Traceback:\n  somewhere\nValueError: no such thing"
     return report
+
+
+def test_libraries_of_pyav_are_looked_for_where_there_is_none(monkeypatch):
+    """Tables of photographs need them for a peer alone, and no PyAV."""
+    assert all(library.exists() for library in pyav_libraries())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert pyav_libraries() == []
 
 
 def test_goal_takes_the_best_of_several_peers():
