@@ -47,29 +47,6 @@ class CollatedSamples(list[tuple[Any, Any]]):
     (N,)). None: call ``default_collate``."""
 
 
-def _own_generator(
-    stream: AbstractContextManager[torch.Generator | None],
-) -> torch.Generator | None:
-    """Return a generator of its own that draws what the stream's draws next; None: it has none."""
-    with stream as generator:
-        return None if generator is None else generator.clone_state()
-
-
-def _drawn(
-    recipe: Recipe, sizes: list[tuple[int, int]], generators: list[torch.Generator | None]
-) -> list[PicturePlan]:
-    """Return the plans of pictures from one generator each; None: torch's functions draw from a
-    sample's stream by themselves.
-    """
-    own = [generator for generator in generators if generator is not None]
-    if len(own) < len(sizes):
-        return recipe.plans(sizes, None)
-    # The draws name their generators: nobody has to look at each, for which compiled code would
-    # take the GIL again.
-    with torch._C.DisableTorchFunction(), not_redirected():
-        return recipe.plans(sizes, own)
-
-
 def load_pil_image(path: str | os.PathLike[str]) -> Image:
     """Return the image that ``PIL.Image.open(path).convert("RGB")`` does, decoded faster.
 
@@ -255,7 +232,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
         def plan(sizes: dict[int, tuple[int, int]]) -> list[PicturePlan]:
             if context is None or not recipe.plans_draw:
-                return recipe.plans([*sizes.values()], None)
+                return recipe.plans([*sizes.values()])
             if recipe.is_batched and self.target_transform is None:  # nothing else draws
                 generators = [_own_generator(stream(k)) for k in sizes]
                 if None not in generators:
@@ -304,3 +281,26 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
     def _target(self, target: int) -> Any:
         return target if self.target_transform is None else self.target_transform(target)
+
+
+def _own_generator(
+    stream: AbstractContextManager[torch.Generator | None],
+) -> torch.Generator | None:
+    """Return a generator of its own that draws what the stream's draws next; None: it has none."""
+    with stream as generator:
+        return None if generator is None else generator.clone_state()
+
+
+def _drawn(
+    recipe: Recipe, sizes: list[tuple[int, int]], generators: list[torch.Generator | None]
+) -> list[PicturePlan]:
+    """Return the plans of pictures from one generator each; None: torch's functions draw from a
+    sample's stream by themselves.
+    """
+    own = [generator for generator in generators if generator is not None]
+    if len(own) < len(sizes):
+        return recipe.plans(sizes)
+    # The draws name their generators: nobody has to look at each, for which compiled code would
+    # take the GIL again.
+    with torch._C.DisableTorchFunction(), not_redirected():
+        return recipe.plans(sizes, own)

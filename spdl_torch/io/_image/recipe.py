@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
-Geometry = Callable[[Sequence[Size], Sequence[torch.Generator] | None], list[PicturePlan]]
-_MakesGeometry = Callable[[float | None], Geometry]
-"""Takes the probability of mirroring left and right; None: there is no flip."""
+Generators = Sequence[torch.Generator] | None
+"""One for each picture; None = torch's global one, for one picture after the other."""
+Geometry = Callable[[Sequence[Size], float | None, Generators], list[PicturePlan]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,11 @@ class Recipe:
     height: int
     """The size in pixels of every picture that leaves the kernel."""
     width: int
-    plans: Geometry
-    """Says what the kernel does with pictures of those sizes. What is random is drawn in the order
-    in which torchvision draws it, for each picture from its own generator; None = for one after the
-    other from torch's global one."""
-    plans_draw: bool
-    """Whether anything in a plan is random."""
+    geometry: Geometry
+    """Says what the kernel does with pictures of those sizes, the flip included, of which it gets
+    the probability; draws what is random."""
+    flip: float | None
+    """The probability of mirroring left and right; None: the recipe has no flip."""
     batch_tail: tuple[Any, ...]
     """The user's transforms that follow and that may run on the whole batch at once."""
     sample_tail: tuple[Any, ...]
@@ -57,9 +57,18 @@ class Recipe:
         return not self.sample_tail and not self.from_pil
 
     @property
+    def plans_draw(self) -> bool:
+        """Whether anything in a plan is random."""
+        return self.crops_first or self.flip is not None
+
+    @property
     def keeps_bytes(self) -> bool:
         """Whether the batch is the one that the kernel fills, and nothing is done to it."""
         return self.is_batched and all(_name(each) in _TO_TENSOR for each in self.batch_tail)
+
+    def plans(self, sizes: Sequence[Size], generators: Generators = None) -> list[PicturePlan]:
+        """Draw the parameters of pictures, for each in the order in which torchvision does."""
+        return self.geometry(sizes, self.flip, generators)
 
     def finish(self, batch: Tensor, storage: Storage | None = None) -> Tensor:
         """Apply ``batch_tail`` to uint8 (N, 3, H, W): same dtype and values as one by one.
@@ -159,8 +168,8 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
         # ToImage also changes the class, which a later transform may look at: it moves to the end.
         steps = steps[1:] if _name(steps[0]) == "PILToTensor" else _move_behind(steps)
     crops_first = bool(steps) and _name(steps[0]) == "RandomResizedCrop"
-    makes_geometry, size, steps = _geometry(steps, converted)
-    if makes_geometry is None:
+    geometry, size, steps = _geometry(steps, converted)
+    if geometry is None:
         return None
     flip = None
     if steps and _name(steps[0]) == "RandomHorizontalFlip":
@@ -168,8 +177,7 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
     split = _split_tail(steps, converted)
     from_pil = split == 0 and not converted
     tails = tuple(steps[:split]), tuple(steps[split:])
-    plans_draw = crops_first or flip is not None
-    return Recipe(*size, makes_geometry(flip), plans_draw, *tails, crops_first, from_pil)
+    return Recipe(*size, geometry, flip, *tails, crops_first, from_pil)
 
 
 def _flatten(transform: object) -> list[Any]:
@@ -204,10 +212,8 @@ _ELEMENTWISE = frozenset({"ToDtype", "ConvertImageDtype", "Normalize"})
 
 def _geometry(
     steps: list[Any], converted: bool
-) -> tuple[_MakesGeometry | None, tuple[int, int], list[Any]]:
-    """Return what makes the kernel's part of the head of ``steps``, its output's size, and what
-    follows it.
-    """
+) -> tuple[Geometry | None, tuple[int, int], list[Any]]:
+    """Return the kernel's part at the head of ``steps``, its output's size, and what follows it."""
     names = [_name(step) for step in steps[:2]]
     if names[:1] == ["RandomResizedCrop"] and _is_bilinear(steps[0], converted):
         crop, size = steps[0], _pair(steps[0].size)
@@ -224,63 +230,56 @@ def _geometry(
     return None, (0, 0), steps
 
 
-def _random_resized_crop(transform: Any, size: tuple[int, int]) -> _MakesGeometry:
+def _random_resized_crop(transform: Any, size: tuple[int, int]) -> Geometry:
     scale, ratio = tuple(transform.scale), tuple(transform.ratio)
 
-    def with_flip(flip: float | None) -> Geometry:
-        def geometry(
-            sizes: Sequence[Size], generators: Sequence[torch.Generator] | None
-        ) -> list[PicturePlan]:
-            crops = random_crops(sizes, scale, ratio, flip, generators)
-            return [
-                PicturePlan(each, crop[:4], resized=size, flip=crop.flip)
-                for each, crop in zip(sizes, crops, strict=True)
-            ]
+    def geometry(
+        sizes: Sequence[Size], flip: float | None, generators: Generators
+    ) -> list[PicturePlan]:
+        crops = random_crops(sizes, scale, ratio, flip, generators)
+        return [
+            PicturePlan(each, crop[:4], resized=size, flip=crop.flip)
+            for each, crop in zip(sizes, crops, strict=True)
+        ]
 
-        return geometry
-
-    return with_flip
-
-
-def _flipped_after(fixed: Callable[[int, int], PicturePlan]) -> _MakesGeometry:
-    """Return what draws the flips alone."""
-
-    def with_flip(flip: float | None) -> Geometry:
-        def geometry(
-            sizes: Sequence[Size], generators: Sequence[torch.Generator] | None
-        ) -> list[PicturePlan]:
-            plans = [fixed(*size) for size in sizes]
-            if flip is None:
-                return plans
-            own = [None] * len(plans) if generators is None else generators
-            return [
-                plan._replace(flip=draw_flip(flip, generator))
-                for plan, generator in zip(plans, own, strict=True)
-            ]
-
-        return geometry
-
-    return with_flip
+    return geometry
 
 
 def _resize_center_crop(
     edges: tuple[int, ...], max_size: int | None, size: tuple[int, int]
-) -> _MakesGeometry:
+) -> Geometry:
     # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
     # no fractional offset, so resizing a part would give other pixels.
-    def fixed(height: int, width: int) -> PicturePlan:
+    def plan(height: int, width: int) -> PicturePlan:
         resized = resized_size(height, width, edges, max_size)
         window = center_crop_window(*resized, *size)
         return PicturePlan((height, width), (0, 0, height, width), resized, window)
 
-    return _flipped_after(fixed)
+    return partial(_with_flips, plan)
 
 
-def _resize(size: tuple[int, int]) -> _MakesGeometry:
-    def fixed(height: int, width: int) -> PicturePlan:
+def _resize(size: tuple[int, int]) -> Geometry:
+    def plan(height: int, width: int) -> PicturePlan:
         return PicturePlan((height, width), (0, 0, height, width), resized=size)
 
-    return _flipped_after(fixed)
+    return partial(_with_flips, plan)
+
+
+def _with_flips(
+    plan: Callable[[int, int], PicturePlan],
+    sizes: Sequence[Size],
+    flip: float | None,
+    generators: Generators,
+) -> list[PicturePlan]:
+    """Return plans in which nothing but the flip is random."""
+    plans = [plan(*size) for size in sizes]
+    if flip is None:
+        return plans
+    own = [None] * len(plans) if generators is None else generators
+    return [
+        each._replace(flip=draw_flip(flip, generator))
+        for each, generator in zip(plans, own, strict=True)
+    ]
 
 
 def _is_bilinear(transform: Any, converted: bool) -> bool:
