@@ -161,7 +161,8 @@ class PipelineDataset(IterableDataset[T_co]):
         give_back: Callable[[], None] | None = None
         options, near = self._options, None
         if target is not None:
-            transfer, give_back = self._keeper_of_transfers().lend(target)
+            loan, give_back = self._keeper_of_transfers().lend(target)
+            transfer = loan.transfer
             spec = replace(spec, pipes=_stages_to(transfer, spec.pipes, ended))
             near = transfer.near
             options = replace(options, begin_thread=near.settle_each() if near else None)

@@ -21,7 +21,7 @@ from spdl_torch import DataLoader
 from spdl_torch.check_gpu import devices, races, rates, resources
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
-from spdl_torch.data.child_process.shared_memory import Mappings
+from spdl_torch.data.child_process.mappings import Mappings
 from spdl_torch.io._transfer import cuda, region, runtime, transfer
 from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.measuring import hand_over
@@ -435,7 +435,7 @@ def test_slabs_that_are_locked_for_a_loop_that_copies_are_found(gpu, monkeypatch
     """The race that corrupts silently: the loop's own copy reads a slab that is written again."""
     backend = cuda.CudaBackend(torch.device("cuda", 0))
 
-    def locking(most_held, *, lock=None):
+    def locking(most_held, *, lock=None, shelf=None):
         return Mappings(most_held, lock=lock or (lambda memory: region.Region(memory, backend)))
 
     monkeypatch.setattr(worker_process, "Mappings", locking)

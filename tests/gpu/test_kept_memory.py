@@ -86,6 +86,10 @@ def in_threads(**options):
     return DataLoader(Filled(), 2, device="cuda", num_workers=2, isolation="thread", **options)
 
 
+def in_processes(**options):
+    return DataLoader(Filled(), 2, device="cuda", num_workers=2, isolation="process", **options)
+
+
 def without_workers(**options):
     return DataLoader(Filled(), 2, device="cuda", num_workers=0, **options)
 
@@ -95,7 +99,7 @@ def of_pipeline():
     return PipelineDataset(stages, device="cuda")
 
 
-SEATS = pytest.mark.parametrize("make", [without_workers, in_threads, of_pipeline])
+SEATS = pytest.mark.parametrize("make", [without_workers, in_threads, in_processes, of_pipeline])
 
 
 def run_epoch(batches):
@@ -136,6 +140,43 @@ def test_memory_is_locked_in_each_epoch_where_nothing_is_kept(device, make, monk
     monkeypatch.setattr(TransferKeeper, "take_back", lambda *_: None)
     _, num_again = epochs_of(device, make(), WHOLE)
     assert num_again >= 2 * 3
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_processes_that_are_not_forked_are_sent_the_slabs(device, start_method):
+    """Their descriptors, by what multiprocessing has for it."""
+    loader = in_processes(multiprocessing_context=start_method)
+    num_locks, num_again = epochs_of(device, loader, [iter] * 2)
+    assert num_locks >= 3
+    assert num_again == 0
+
+
+def open_files():
+    """How many this process has."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_slabs_of_processes_are_as_many_in_each_epoch(device):
+    """And so are their descriptors; all of them go with the loader."""
+    before, (loader, found) = open_files(), (in_processes(), [])
+    for _ in range(4):
+        run_epoch(loader)
+        found.append((len(device.locked), open_files() - before))
+    # Two slabs are the transfer's.
+    assert all(num_files <= num_locked - 2 for num_locked, num_files in found)
+    assert max(num_locked for num_locked, _ in found) <= MOST_LOCKS + 2
+    del loader
+    gc.collect()
+    assert open_files() == before
+
+
+def test_slabs_of_processes_that_are_no_more_go(device):
+    """A loader with fewer of them, as the user may make of it, does not keep what others wrote."""
+    run_epoch(loader := in_processes())
+    locked = len(device.locked)
+    loader.num_workers = 1
+    run_epoch(loader)
+    assert len(device.locked) < locked
 
 
 @SEATS
@@ -193,9 +234,10 @@ def test_forked_process_does_not_use_what_its_parent_keeps(device, monkeypatch):
 # -- when it is wanted -----------------------------------------------------------------------------
 
 
-def test_memory_that_is_kept_goes_to_who_is_refused_more(device):
+@pytest.mark.parametrize("make", [without_workers, in_processes])
+def test_memory_that_is_kept_goes_to_who_is_refused_more(device, make):
     """What the system lets this process lock is enough for one of the loaders."""
-    run_epoch(first := without_workers())
+    run_epoch(first := make())
     assert device.locked
     device.most_bytes = sum(device.locked.values())
     run_epoch(second := without_workers())

@@ -27,9 +27,10 @@ from _lazy_device import HOST, FreeAtOnce, LazyDevice, install, machine
 from PIL import Image
 
 from spdl_torch.data import dataset
-from spdl_torch.data.child_process import shared_memory
+from spdl_torch.data.child_process import mappings, shared_memory
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
-from spdl_torch.data.child_process.shared_memory import Mappings, SlabPool
+from spdl_torch.data.child_process.mappings import Mappings
+from spdl_torch.data.child_process.shared_memory import SlabPool
 from spdl_torch.data.loader import iterators
 from spdl_torch.data.workers import transfer_stage
 from spdl_torch.data.workers.jobs import Loaded
@@ -136,7 +137,7 @@ class Border:
 
     def regions(self):
         """Those that the trainer has mapped, by address."""
-        return {each._address: each for each in self.mappings._regions.values()}
+        return {each._address: each for each in self.mappings._slabs.regions.values()}
 
 
 def written_by_a_child(device):
@@ -175,8 +176,8 @@ def kept_on_both_sides_of_the_border(device):
         if len(held) > 3:
             problems.append("the loop keeps more slabs than it may")
         if value == 9 and held:  # the process forks, and the fork goes on to look at the bytes
-            shared_memory._no_fork.acquire()
-            shared_memory._after_fork_in_parent()
+            mappings._before_fork()
+            mappings._after_fork_in_parent()
             forked = shared[held[0][0]].array(LARGE), held[0][1]
         if value % 3 == 0:
             border.free()
@@ -590,6 +591,7 @@ OF_ROOMS = {
     transfer_stage: [ended_while_a_loader_waits_for_the_model],
     dataset: [ended_while_a_pipeline_waits_for_the_model],
     team: [packed_by_several_threads],
+    mappings: [kept_on_both_sides_of_the_border, written_by_a_child],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
     cuda: [*SCENARIOS, decoded_on_the_device, made_on_the_device],
@@ -638,13 +640,13 @@ GUARDS = {
     "drain",
     "record_made",
     # Of memory that is given out again: who has it, and when that ends.
-    *("finalize", "_free.remove", "_viewed.add", "_live.add", "_lent.add", "mappings.spend"),
+    *("finalize", "_free.remove", "_viewed.add", "_live.add", "lent.add", "slabs.spend"),
     *("_locker.lend", "_loans.pop", "staged", "handed_over", "look", "readers.lend"),
 }
 
 WAYS = (
     *(cuda, region, slabs, transfer, nvjpeg, *filter(None, [torchcodec_video])),
-    *(transfer_stage, shared_memory, batch_memory, dataset, team, readers),
+    *(transfer_stage, mappings, shared_memory, batch_memory, dataset, team, readers),
 )
 
 

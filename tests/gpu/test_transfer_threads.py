@@ -124,7 +124,7 @@ def test_pinned_batches_are_in_slabs_that_are_locked(backends, monkeypatch):
     monkeypatch.setattr(
         child,
         "Mappings",
-        lambda most_held, lock: mappings(most_held, lock=transfer.limited(99).region),
+        lambda most_held, lock, shelf: mappings(most_held, lock=transfer.limited(99).region),
     )
     assert where_pinned_batches_are(monkeypatch)[0] == [1, 1, 1]
     for _ in range(2):  # nobody has them any more: streams that pass a mark after that say so

@@ -18,8 +18,8 @@ from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
 
+from spdl_torch.data.child_process.mappings import MappedSlabs
 from spdl_torch.data.child_process.process_pool import ProcessPool
-from spdl_torch.data.child_process.shared_memory import Mappings
 
 __all__ = ["nothing_left"]
 
@@ -81,7 +81,7 @@ def test_batch_stays_what_it_was_in_a_forked_process():
 
 def test_batch_changes_in_a_forked_process_when_its_slab_is_used_again(monkeypatch):
     """The test before can fail."""
-    monkeypatch.setattr(Mappings, "spend", lambda mappings: None)
+    monkeypatch.setattr(MappedSlabs, "spend", lambda slabs: None)
     at_first, later = seen_ten_batches_later(isolated(Images(64), 4))
     assert later != at_first
 

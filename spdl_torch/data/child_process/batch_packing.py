@@ -23,7 +23,8 @@ from .messages import Span
 
 if TYPE_CHECKING:
     from ..workers.jobs import Loaded
-    from .shared_memory import Lease, Mappings, SlabPool, Ticket
+    from .mappings import Mappings
+    from .shared_memory import Lease, SlabPool, Ticket
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)

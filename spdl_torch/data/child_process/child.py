@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
+    from .shared_memory import GivenSlabs
 
 
 class Beginning(NamedTuple):
@@ -50,6 +51,8 @@ class Beginning(NamedTuple):
     when the server started. None = the child is forked, and already has it."""
     near: Near | None
     """The cores near the device of the batches; None = there is none, or all are alike."""
+    slabs: GivenSlabs | None
+    """Slabs of a child that has ended; None = there are none."""
 
     @property
     def is_forked(self) -> bool:
@@ -69,7 +72,8 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    uplink = Uplink(connection, SlabPool(near.cores) if near else SlabPool())
+    cores = near.cores if near else frozenset[int]()
+    uplink = Uplink(connection, SlabPool(cores, beginning.slabs))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ...pipeline.threads.thread_group import ThreadGroup
     from .child import Beginning
-    from .shared_memory import Mappings
+    from .mappings import Mappings
 
 _END_SECONDS = 10.0  # for a child to end when asked; twice what it gives to its last samples
 

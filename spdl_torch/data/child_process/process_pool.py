@@ -51,14 +51,15 @@ from .worker_process import WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...io._transfer.kept import Shelf
     from ...io._transfer.region import LimitedLocker
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
     from ..workers.pool import TunedPool
     from ..workers.transfer_stage import DeviceStage
+    from .mappings import Mappings
     from .messages import Answer
-    from .shared_memory import Mappings
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -89,7 +90,9 @@ class ProcessPool:
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
+        shelf: Shelf | None = None,
     ) -> None:
+        """``shelf``: has the slabs of the epoch before; None = those of this one are not kept."""
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
         self._context = context_of(context)
@@ -97,9 +100,10 @@ class ProcessPool:
         has_blocks = CAN_SHARE_BLOCKS and not forks(self._context)
         self._blocks = SharedBlocks() if has_blocks else None
         self._device_stage = device_stage
+        self._shelf = shelf
         self._locker: LimitedLocker | None = None  # one bound for the slabs of all children
         if device_stage is not None:
-            self._locker = device_stage.limited(spec.max_outstanding, spec.num_workers)
+            self._locker = self._locker_of(device_stage)
         self._pid = os.getpid()
         self._threads = ThreadGroup(weakly(self.request_stop))
         stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
@@ -126,6 +130,8 @@ class ProcessPool:
                 child = self._new_child(place, key, workers)
                 self.roster.put(child)
                 self._start_child(child)
+            if self._shelf is not None:
+                self._shelf.clear()  # of more processes than there are now
             self._begin_epoch(key, workers, first)
             if self._device_stage is not None:
                 self._start_transfer(self._device_stage)
@@ -338,11 +344,23 @@ class ProcessPool:
             blocks=self._blocks,
             near=self.stats.near,
             lock=lock,
+            shelf=self._shelf,
             hear=weakly(self._hear),
             ended=weakly(self._child_has_ended),
         )
         self.stats.add(child)
         return child
+
+    def _locker_of(self, stage: DeviceStage) -> LimitedLocker:
+        """Return the locker of the slabs, which goes on from epoch to epoch with them."""
+        spec, shelf = self._spec, self._shelf
+        if shelf is not None and shelf.locker is not None:
+            shelf.locker.begin(most_regions(spec.max_outstanding, spec.num_workers))
+            return shelf.locker
+        locker = stage.limited(spec.max_outstanding, spec.num_workers)
+        if shelf is not None:
+            shelf.locker = locker
+        return locker
 
     def _start_child(self, child: WorkerProcess) -> None:
         if self._finalize is None:

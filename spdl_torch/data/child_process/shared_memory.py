@@ -19,23 +19,21 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from functools import partial
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ...io._transfer.region import Region, mapped_file, touched
+from ...io._transfer.region import Region, touched
 from ...io._transfer.slabs import rounded_up
-from ...pipeline.threads.shared_state import LiveObjects
-from .messages import Free, Span
+from .messages import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-_NOTHING_FREED = Free((), ())
-
-_HAS_DESCRIPTORS = os.name == "posix"
+HAS_DESCRIPTORS = os.name == "posix"
+"""Whether a file without a name can be passed on."""
 
 
 class Ticket(NamedTuple):
@@ -52,13 +50,19 @@ class Ticket(NamedTuple):
 class _Slab:
     """The child's side of a slab."""
 
-    def __init__(self, number: int, size: int, cores: frozenset[int]) -> None:
+    def __init__(
+        self, number: int, size: int, cores: frozenset[int] = frozenset(), descriptor: int = -1
+    ) -> None:
+        """``descriptor``: of a slab that the trainer has mapped already; -1 = make a new one."""
         self.number = number
         self.size = size
         self.is_new = True
-        self.descriptor = -1
+        self.descriptor = descriptor
         self.tag: str | None = None
-        if _HAS_DESCRIPTORS:
+        if descriptor >= 0:
+            self.memory = mmap.mmap(descriptor, size)
+            self.close_descriptor()
+        elif HAS_DESCRIPTORS:
             self.descriptor = anonymous_file("spdl-torch-slab")
             os.ftruncate(self.descriptor, size)
             self.memory = mmap.mmap(self.descriptor, size)
@@ -129,9 +133,12 @@ class SlabPool:
     """The child's slabs. Any thread may use it.
 
     cores: near which their memory is to be; none = wherever it is first written to.
+    given: slabs to begin with.
     """
 
-    def __init__(self, cores: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, cores: frozenset[int] = frozenset(), given: GivenSlabs | None = None
+    ) -> None:
         self._cores = cores
         self._lock = threading.RLock()  # a garbage collection inside may drop a lease
         self._slabs: dict[int, _Slab] = {}
@@ -142,6 +149,13 @@ class SlabPool:
         self._num_made = 0
         self._largest = 0
         self._is_known = False  # the size of a whole batch
+        if given is not None:
+            self._num_made = given.num_made
+            for slab, is_free in given.opened():
+                self._slabs[slab.number] = slab
+                self._largest = max(self._largest, slab.size)
+                if is_free:
+                    self._free.append(slab.number)
 
     def take(self, num_bytes: int, *, is_guess: bool = False) -> Lease:
         """Lease a free slab of at least ``num_bytes``, preferably the one used last, whose memory
@@ -195,98 +209,42 @@ class SlabPool:
         return numbers
 
 
-class Mappings:
-    """The trainer's views of the slabs.
-
-    The receiver lends slabs; their last tensor, and with it the slab, may be freed on any thread;
-    the trainer's thread collects those that are free again.
-
-    A process forked from the trainer shares this memory and the views that exist at that moment,
-    which must never change for it. The slabs that are lent at a fork are therefore *spent*: when
-    the trainer frees them they are dropped, not written again.
+class GivenSlabs:
+    """Slabs with which a child begins, on their way to it: a forked one has this object, to others
+    multiprocessing sends the descriptors. These are its own: the trainer may drop a slab meanwhile.
     """
 
-    def __init__(
-        self, most_held: int, *, lock: Callable[[mmap.mmap], Region] | None = None
-    ) -> None:
-        self.num_copied = 0
-        """The number of batches that were copied out because the loop keeps many."""
-        self._most_held = most_held
-        self._region_of = lock or Region
-        self._regions: dict[int, Region] = {}
-        self._lent: set[int] = set()  # includes freed ones until freed() reports them
-        self._freed: deque[int] = deque()  # appended by finalizers, on any thread, without a lock
-        self._spent: set[int] = set()
-        with _no_fork:
-            _live.add(self)
+    def __init__(self, sizes: dict[int, int], free: set[int], num_made: int) -> None:
+        self._facts = sizes, free, num_made
+        self._descriptors: list[Any] = []
 
-    def open(self, ticket: Ticket, descriptor: int | None) -> None:
-        """Map a new slab, and close the descriptor."""
-        if descriptor is None:
-            memory = mmap.mmap(-1, ticket.size, ticket.tag)  # type: ignore[arg-type]  # Windows' tag
-        else:
-            try:
-                memory = mapped_file(descriptor, ticket.size)
-            finally:
+    def add(self, descriptor: Any) -> None:
+        """Add the descriptor of the next slab."""
+        self._descriptors.append(descriptor)
+
+    @property
+    def num_made(self) -> int:
+        """The number of the next slab that is made."""
+        return self._facts[2]
+
+    def opened(self) -> Iterator[tuple[_Slab, bool]]:
+        """Map each, once, in the child; say whether it is free."""
+        (sizes, free, _), descriptors = self._facts, self._descriptors
+        self._descriptors = []
+        for (number, size), descriptor in zip(sizes.items(), descriptors, strict=True):
+            own = descriptor if isinstance(descriptor, int) else descriptor.detach()
+            yield _Slab(number, size, descriptor=own), number in free
+
+    def __getstate__(self) -> Any:
+        return self._facts, [reduction.DupFd(each) for each in self._descriptors]
+
+    def __setstate__(self, state: Any) -> None:
+        self._facts, self._descriptors = state
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors:
+            if isinstance(descriptor, int):
                 os.close(descriptor)
-        self._regions[ticket.slab] = self._region_of(memory)
-
-    def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Return a slab's bytes to be viewed; when nothing views them any more, it is free."""
-        region = self._regions[slab]
-        region.lock()  # in case it was refused before, when others had all that may be locked
-        if self.num_held >= self._most_held:
-            self.num_copied += 1
-            copy = region.array(num_bytes).copy()
-            self.give_back(slab)
-            return copy
-        self._lent.add(slab)
-        return region.lent(num_bytes, partial(self._freed.append, slab))
-
-    def give_back(self, slab: int) -> None:
-        """Free a slab from which no batch was made."""
-        self._lent.add(slab)
-        self._freed.append(slab)
-
-    def forget(self, slabs: tuple[int, ...]) -> None:
-        """Unmap slabs that will not come again."""
-        for slab in slabs:
-            self._regions.pop(slab, None)
-
-    def close(self) -> None:
-        """Unmap all slabs. Batches that the loop still holds keep their own memory alive."""
-        self._regions.clear()
-        self._region_of = Region  # the statistics keep this object: drop the device stage from it
-
-    def freed(self) -> Free:
-        """Return the slabs that have become free since the last call."""
-        if not self._freed:
-            return _NOTHING_FREED
-        free: list[int] = []
-        spent: list[int] = []
-        with _no_fork:  # a fork on another thread must spend a slab before it is reported free
-            while self._freed:
-                slab = self._freed.popleft()
-                self._lent.discard(slab)
-                (spent if slab in self._spent else free).append(slab)
-            self._spent.difference_update(spent)
-        if spent:
-            self.forget(tuple(spent))
-        return Free(tuple(free), tuple(spent))
-
-    def spend(self) -> None:
-        """Mark all lent slabs as spent: a forked process may view them."""
-        self._spent |= self._lent
-
-    @property
-    def has_freed(self) -> bool:
-        """Whether ``freed`` has slabs to return."""
-        return bool(self._freed)
-
-    @property
-    def num_held(self) -> int:
-        """The number of slabs that something views."""
-        return len(self._lent) - len(self._freed)
 
 
 def anonymous_file(name: str) -> int:
@@ -295,25 +253,3 @@ def anonymous_file(name: str) -> int:
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:  # unlinked at once
         return os.dup(file.fileno())
-
-
-_live: LiveObjects[Mappings] = LiveObjects()
-
-# Held by a forking thread during the fork, so that freed() on another thread waits for spend().
-_no_fork = threading.RLock()
-
-
-def _after_fork_in_parent() -> None:
-    try:
-        for mappings in _live.now():
-            mappings.spend()
-    finally:
-        _no_fork.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_no_fork.acquire,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_no_fork.release,
-    )

@@ -12,14 +12,15 @@ import torch.distributed
 from .child import Beginning
 from .connection import ChildConnection
 from .dataset_pickle import InheritedSpec, PickledSpec
+from .mappings import Mappings
 from .messages import Answer, Restart, Submit
-from .shared_memory import Mappings
 from .start_methods import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import BaseContext
 
+    from ...io._transfer.kept import Shelf
     from ...io._transfer.near import Near
     from ...io._transfer.region import Region
     from ...pipeline.threads.thread_group import ThreadGroup
@@ -47,6 +48,7 @@ class WorkerProcess:
         blocks: SharedBlocks | None,
         near: Near | None,
         lock: Callable[[Any], Region] | None,
+        shelf: Shelf | None,
         hear: Callable[[WorkerProcess, Answer], None],
         ended: Callable[[WorkerProcess], None],
     ) -> None:
@@ -60,7 +62,7 @@ class WorkerProcess:
         """Whether none of its workers could start; the loop has had their errors."""
         self.latest: bytes | None = None
         """The pickle of its last ``Readings`` of this epoch."""
-        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock)
+        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock, shelf=shelf)
         is_forked = forks(context)
         beginning = Beginning(
             InheritedSpec(spec) if is_forked else PickledSpec(spec, blocks),
@@ -70,7 +72,9 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
             near,
+            self.mappings.given,
         )
+        self.mappings.given = None  # its descriptors are closed when the child has it
         # Weakly: the connection's thread must not keep this object, whose jobs hold user indices.
         own = weakref.ref(self)
 

@@ -44,6 +44,7 @@ from .placing import moved
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ...io._transfer.kept import Shelf
     from ...observe.verdict.placement import Placement
     from ..child_process.process_pool import ProcessPool
     from ..workers.pool import Pool
@@ -87,7 +88,7 @@ class InlineIterator(EpochIterator):
         self._stages = [
             TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
         ]
-        self._device_stage = _open_device_stage(loader, device, stats=stats)
+        self._device_stage, _ = _open_device_stage(loader, device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
         self._stats = InlineStats(self._stages, recorder, loader.dataset)
@@ -277,8 +278,8 @@ class ThreadIterator(EpochIterator):
             settle(loader._state.moving)
         placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
-        stage = _open_device_stage(loader, device, stats=stats)
-        self._pool = _open_pool(loader, placement, spec, stage)
+        stage, shelf = _open_device_stage(loader, device, stats=stats)
+        self._pool = _open_pool(loader, placement, spec, stage, shelf)
         self._pool.stats.skipped = self._skipped
         # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.
@@ -555,25 +556,26 @@ class ThreadIterator(EpochIterator):
 
 def _open_device_stage(
     loader: BaseLoader[Any], device: Device, *, stats: bool
-) -> DeviceStage | None:
-    """Return a new iterator's transfer stage, or None for host memory.
+) -> tuple[DeviceStage | None, Shelf | None]:
+    """Return a new iterator's transfer stage, and the slabs that processes have left. None and None
+    = host memory.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device.
     """
     place = check_device(device)
     if place is None:
-        return None
+        return None, None
     # Copies, pinned memory and their threads are imported for a device alone.
     from ...io._transfer.kept import TransferKeeper
     from ..workers.transfer_stage import DeviceStage
 
     if loader._state.keeper is None:
         loader._state.keeper = TransferKeeper()
-    transfer, give_back = loader._state.keeper.lend(place)
-    stage = DeviceStage(transfer, stats=stats)
+    loan, give_back = loader._state.keeper.lend(place)
+    stage = DeviceStage(loan.transfer, stats=stats)
     # When the threads have ended that use it, however the epoch ends.
     weakref.finalize(stage, give_back).atexit = False
-    return stage
+    return stage, loan.shelf
 
 
 def _pinned(batch: Any, device: str | None) -> Any:
@@ -591,11 +593,16 @@ def _most_workers(loader: BaseLoader[Any]) -> int:
 
 
 def _open_pool(
-    loader: BaseLoader[Any], placement: Placement, spec: LoadSpec, stage: DeviceStage | None
+    loader: BaseLoader[Any],
+    placement: Placement,
+    spec: LoadSpec,
+    stage: DeviceStage | None,
+    shelf: Shelf | None,
 ) -> Pool:
     loader._state.log_placement(placement)
+    context = loader.multiprocessing_context
     if placement.num_processes:
-        return _open_children(spec, stage, loader.multiprocessing_context, placement)
+        return _open_children(spec, stage, shelf, context, placement)
     # Imported by loaders with such workers alone, as processes are.
     with collected_later():
         from ..workers.worker_pool import WorkerPool
@@ -610,11 +617,10 @@ def _open_pool(
     number = loader._num_processes_at_first
     trial = moved(number, "the GIL held the threads up, and processes are on trial")
     spec = spec._replace(num_workers=number)
-    context = loader.multiprocessing_context
 
     def open_children(max_outstanding: int) -> ProcessPool:
         beside = None if stage is None else stage.beside()
-        return _open_children(spec, beside, context, trial, max_outstanding)
+        return _open_children(spec, beside, shelf, context, trial, max_outstanding)
 
     within = not isinstance(loader.dataset, IterableDataset)
     memory = loader._state.moving
@@ -624,6 +630,7 @@ def _open_pool(
 def _open_children(
     spec: LoadSpec,
     stage: DeviceStage | None,
+    shelf: Shelf | None,
     context: Any,
     placement: Placement,
     max_outstanding: int = 0,
@@ -633,6 +640,6 @@ def _open_children(
         from ..child_process.process_pool import ProcessPool
 
     spec = spec._replace(max_outstanding=max_outstanding or spec.max_outstanding)
-    pool = ProcessPool(spec, stage, context=context)
+    pool = ProcessPool(spec, stage, context=context, shelf=shelf)
     pool.stats.placement = placement
     return pool
