@@ -58,7 +58,7 @@ class MappedSlabs:
     def add(self, slab: int, region: Region) -> None:
         """Add a new slab."""
         self.regions[slab] = region
-        self.num_made = slab + 1
+        self.num_made = max(self.num_made, slab + 1)
 
     def keep_descriptor(self, slab: int, descriptor: int) -> None:
         """Keep what another child needs to map a slab."""
