@@ -10,10 +10,12 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from functools import lru_cache, partial
@@ -51,8 +53,12 @@ from torchvision.transforms import v2
 from spdl_torch import DistributedSampler, ImageFolder
 from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.child_process.connection import _descriptor_from
-from spdl_torch.data.child_process.framing import framed, socket_of
+from spdl_torch.data.child_process.framing import (
+    framed,
+    receive_descriptor,
+    send_descriptor,
+    socket_of,
+)
 from spdl_torch.data.loader import vouching
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.objects.stateless import is_stateless
@@ -178,7 +184,41 @@ def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach():
     line.send(b"a job")
     childs.close()
     with line, pytest.raises(EOFError, match=r"^$"):
-        _descriptor_from(line)
+        receive_descriptor(line)
+
+
+@pytest.fixture
+def line():
+    """Both ends of a line with a job on its way to the child, and a file that the child has."""
+    ours, childs = socket.socketpair()
+    with ours, childs, tempfile.TemporaryFile() as file:
+        ours.send(b"a job")
+        yield ours, childs, file
+
+
+def test_descriptor_is_sent_past_a_job_on_its_way(line):
+    """The child waits for no answer: what it reads next is the job."""
+    ours, childs, file = line
+    send_descriptor(childs, file.fileno())
+    descriptor = receive_descriptor(ours)
+    assert os.path.sameopenfile(descriptor, file.fileno())
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+    assert childs.recv(9) == b"a job"
+
+
+def test_descriptor_that_this_process_has_no_room_for_is_an_error(line):
+    """That of any file that could not be opened."""
+    ours, childs, file = line
+    send_descriptor(childs, file.fileno())
+    os.close(first_free := os.dup(file.fileno()))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            receive_descriptor(ours)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("size", [0, 1, 70, 16_384, 16_385, 100_000])

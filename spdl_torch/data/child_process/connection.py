@@ -13,20 +13,19 @@ library may wait for ever for threads that are not there. Signal handlers run af
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import pickle
 import socket
 import threading
 from functools import partial
-from multiprocessing import connection, reduction
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending
-from .framing import socket_of
+from .framing import receive_descriptor, socket_of
 from .messages import Answer, Fatal, LogLine, Reply, Up
 from .outgoing import Outgoing
 from .process import ChildProcess, start_child
@@ -294,7 +293,7 @@ class ChildConnection:
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
                 try:
-                    descriptor = None if self._hook is None else _descriptor_from(self._hook)
+                    descriptor = None if self._hook is None else receive_descriptor(self._hook)
                 except EOFError:
                     return False
                 self.mappings.open(packed.ticket, descriptor)
@@ -355,13 +354,3 @@ def _forget_parents_connections() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parents_connections)
-
-
-def _descriptor_from(source: socket.socket) -> int:
-    """Receive a descriptor. Raises: EOFError: the child is gone; OSError: it was not received."""
-    try:
-        return reduction.recvfds(source, 1)[0]
-    except ConnectionResetError as error:  # a job that it had not read yet was lost
-        raise EOFError from error
-    except RuntimeError as error:  # this process had no free descriptor for it
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error

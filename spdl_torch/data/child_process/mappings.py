@@ -62,7 +62,6 @@ class MappedSlabs:
 
     def keep_descriptor(self, slab: int, descriptor: int) -> None:
         """Keep what another child needs to map a slab."""
-        os.set_inheritable(descriptor, False)  # it was received, and would be every program's
         self._descriptors[slab] = descriptor
 
     def forget(self, slabs: tuple[int, ...]) -> None:

@@ -6,14 +6,13 @@ import logging
 import pickle
 import threading
 from dataclasses import replace
-from multiprocessing import reduction
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from .error_pickle import pack_error, pack_errors_of
-from .framing import socket_of
+from .framing import send_descriptor, socket_of
 from .messages import Answer, Fatal, Free, LogLine
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Uplink:
             # Under the same lock: the trainer takes what follows the message for its descriptor.
             if lease is not None:
                 if lease.slab.is_new and self._socket is not None:
-                    reduction.sendfds(self._socket, [lease.slab.descriptor])
+                    send_descriptor(self._socket, lease.slab.descriptor)
                 lease.sent()
 
     def forget(self) -> None:
