@@ -125,7 +125,11 @@ class ToFloat(nn.Module):
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype:
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if torch.compiler.is_compiling():  # torch 2.9's compiler cannot ask is_autocast_available
+        is_available = device_type != "meta"
+    else:
+        is_available = torch.amp.is_autocast_available(device_type)
+    if is_available and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return torch.float32
 

@@ -186,6 +186,9 @@ def test_tracing_writes_to_an_open_file(tmp_path):
 
 SPOILED = """
 import sys
+import av
+import torchvision
+av.logging.set_level(None)  # PyAV's own default; torchvision 0.24 asks for errors
 from spdl_torch.spdl.io import load_video, utils
 sys.path.insert(0, "tests/helpers")
 from _videos import KINDS, write_video
