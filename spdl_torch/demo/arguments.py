@@ -33,7 +33,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--epochs",
         type=whole_number,
         metavar="N",
-        help="train both networks N times on all the photographs (default: about a second on some)",
+        help="train both networks N times on all the photographs (default: half a second on some)",
     )
     demo.add_argument(
         "--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works"
@@ -48,8 +48,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--rounds",
         type=whole_number,
         metavar="N",
-        default=2,
-        help="runs of each loader (default: 2)",
+        default=5,
+        help="turns of each loader (default: 5)",
     )
     demo.add_argument(
         "--json", type=Path, metavar="FILE", help="write every value of every round to this file"

@@ -1,4 +1,4 @@
-"""The process that does one job: ``python -m spdl_torch.demo.child JOB``, JOB being JSON.
+"""The process that does the job: ``python -m spdl_torch.demo.child JOB``, JOB being JSON.
 
 It answers on standard output, in lines written by
 :class:`~spdl_torch.measuring.reporter.Reporter`. Whatever else is printed goes to standard error.
@@ -6,22 +6,28 @@ It answers on standard output, in lines written by
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import platform
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..machine.limits import whole_cores
 from ..measuring.lifeline import end_with_the_parent
 from ..measuring.reporter import Reporter
-from .jobs import AMOUNTS, POOL, Environment, Measure, Prepare, Smoke, decode_job, encode, spread
+from ..scopes import scope
+from .jobs import POOL, Environment, decode_job, encode, resnet_amount, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
 
-    from .jobs import Measurement
+    from .jobs import Comparison, Measurement, Prepare
+
+_Answer = TypeVar("_Answer")
 
 
 def main() -> None:
@@ -35,46 +41,83 @@ def main() -> None:
             reporter.write(answer=encode(answer))
 
 
-def _do(job: Prepare | Measure | Smoke, reporter: Reporter) -> Iterator[Environment | Measurement]:
-    if isinstance(job, Prepare):
-        yield _prepare(job, reporter)
-        return
-    jobs = [job] if isinstance(job, Measure) else []
-    if isinstance(job, Smoke):
-        environment = _prepare(job.prepare, reporter)
-        yield environment
-        jobs = job.measures(environment)
-    from .training import measure
+def _do(job: Comparison, reporter: Reporter) -> Iterator[Environment | Measurement]:
+    """Import once what all turns need; each has a process of its own, begun in a moment.
 
-    for each in jobs:
-        yield measure(each, reporter)
+    Nothing is computed in this one: a fork has no intra-op threads, and no GPU, of its parent's.
+    """
+    with _apart(_write, job.prepare, reporter) as written:
+        import torch
+
+        from .training import measure
+
+        written()
+    # Several spin while they wait for each other, on the cores of the workers and of other
+    # programs: resnet18 was seen to take ten times as long.
+    torch.set_num_threads(1)
+    # What torch's import leaves would be collected for 100 ms, in whichever row that falls.
+    gc.collect()
+    gc.freeze()
+    with _apart(_prepare, job.prepare, reporter) as prepared:
+        environment = prepared()
+    yield environment
+    for each in job.measures(environment):
+        with _apart(measure, each, reporter) as measured:
+            answer = measured()
+        yield answer
+
+
+@scope
+def _apart(work: Callable[..., _Answer], *arguments: object) -> Iterator[Callable[[], _Answer]]:
+    """Begin ``work`` in a process of its own, or where a fork is not safe do it here; yield what
+    waits for its answer."""
+    if sys.platform != "linux":
+        answer = work(*arguments)
+        yield lambda: answer
+        return
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(writer, work, arguments))
+    process.start()
+    writer.close()
+
+    def answer_of() -> _Answer:
+        try:
+            received: _Answer = reader.recv()
+        except EOFError:
+            process.join()
+            sys.exit(1)  # it has printed why
+        return received
+
+    yield answer_of
+    process.join()
+
+
+def _send(writer: Connection, work: Callable[..., object], arguments: Sequence[object]) -> None:
+    writer.send(work(*arguments))
+
+
+def _write(job: Prepare, reporter: Reporter) -> None:
+    if not job.num_photographs:
+        return
+    from ..measuring.photographs import write_photographs
+
+    reporter.phase("writing photographs", job.num_photographs)
+    write_photographs(Path(job.folder), job.num_photographs, seed=job.seed, progress=reporter.done)
 
 
 def _prepare(job: Prepare, reporter: Reporter) -> Environment:
-    if job.num_photographs:
-        from ..measuring.photographs import write_photographs
-
-        reporter.phase("writing photographs", job.num_photographs)
-        write_photographs(
-            Path(job.folder), job.num_photographs, seed=job.seed, progress=reporter.done
-        )
-    reporter.phase("importing torch", 0)
     import torch
     import torchvision
 
     from spdl_torch.io import image_codec
 
-    from .training import intra_op_threads, make_dataset, resnet_seconds
+    from .training import make_dataset, resnet_seconds
 
-    # By CPU time: what the first run reads from a disk, the later ones find in memory.
-    start_seconds = time.thread_time()
-    if job.num_threads is not None:
-        torch.set_num_threads(job.num_threads)
-    with intra_op_threads(1):  # as in a worker; several would spin
-        image_seconds = {
-            workload: _image_seconds(make_dataset(workload, "torch", job.folder, 1000))
-            for workload in job.workloads
-        }
+    image_seconds = {
+        workload: _image_seconds(make_dataset(workload, "torch", job.folder, 1000))
+        for workload in job.workloads
+    }
     folder = torchvision.datasets.ImageFolder(job.folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Environment(
@@ -84,17 +127,15 @@ def _prepare(job: Prepare, reporter: Reporter) -> Environment:
         device=device,
         device_name=torch.cuda.get_device_name() if device == "cuda" else "CPU",
         num_cores=whole_cores(),
-        num_threads=torch.get_num_threads(),
         num_images=len(folder),
         num_classes=len(folder.classes),
         mean_bytes=_read([path for path, _ in folder.samples], reporter),
         codec=image_codec().partition(" ")[0],
         image_seconds=image_seconds,
         resnet_seconds={
-            workload: resnet_seconds(AMOUNTS[workload, device, job.is_smoke][0], device)
+            workload: resnet_seconds(resnet_amount(workload, device, smoke=job.is_smoke), device)
             for workload in job.workloads
         },
-        start_seconds=start_seconds,
     )
 
 

@@ -1,4 +1,4 @@
-"""Do a job of the demo in a child process of its own."""
+"""Do the job of the demo in a child process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .jobs import Environment, Measurement, decode_answer, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from .jobs import Measure, Prepare, Smoke
+    from .jobs import Comparison
 
 
 def run_job(
-    job: Prepare | Measure | Smoke, on_line: Callable[[dict[str, Any]], None]
+    job: Comparison, on_line: Callable[[dict[str, Any]], None]
 ) -> Generator[tuple[Environment | Measurement, float | None]]:
     """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
     the process tree since the one before.

@@ -23,23 +23,23 @@ from .jobs import (
     PHOTOGRAPHS,
     VARIANTS,
     WORKLOADS,
+    Comparison,
     Environment,
-    Measure,
     Measurement,
     Prepare,
-    Smoke,
     expected_seconds,
-    make_plans,
 )
 from .outcome import Outcome, as_json
 from .text import ending_text, workload_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from .jobs import WorkloadPlan
+    from .jobs import Measure, WorkloadPlan
 
-_NUM_PHOTOGRAPHS = 160
+    _Answer = tuple[Environment | Measurement, float | None]
+
+_NUM_PHOTOGRAPHS = 96
 _NUM_PHOTOGRAPHS_SMOKE = 32
 _MOST_DEFAULT_WORKERS = 8
 
@@ -183,65 +183,37 @@ class _Demo:
             # Users who bring images want to see those measured.
             workloads=tuple(WORKLOADS) if self._options.data is None else (PHOTOGRAPHS,),
             is_smoke=self._options.smoke,
-            # Several intra-op threads spin while they wait for each other, which beside other
-            # programs makes a short run a long one.
-            num_threads=1 if self._options.smoke else None,
         )
-        self._begin("preparing", "starting")
-        if self._options.smoke:
-            self._run_in_one_process(prepare)
-        else:
-            self._run_apart(prepare)
-
-    def _run_in_one_process(self, prepare: Prepare) -> None:
-        options = self._options
-        job = Smoke(prepare=prepare, num_workers=options.num_workers, epochs=options.epochs)
+        job = Comparison(
+            prepare=prepare,
+            num_workers=self._options.num_workers,
+            num_rounds=self._options.num_rounds,
+            epochs=self._options.epochs,
+        )
+        self._begin("preparing", "importing torch")
         with closing(run_job(job, self._on_line)) as answers:
             environment, _ = next(answers)
             assert isinstance(environment, Environment), f"{environment=}"
-            measures = job.measures(environment)
-            self._know(environment, {each.workload: each.plan for each in measures})
-            for number, measure in enumerate(measures, 1):
-                self._begin(f"{number}/{len(measures)} {_name(measure)}", "starting")
-                self._keep(measure, *next(answers))
+            turns = job.measures(environment)
+            self._know(environment, {each.workload: each.plan for each in turns})
+            self._follow(turns, environment, answers)
 
-    def _run_apart(self, prepare: Prepare) -> None:
-        options = self._options
-        environment, _ = self._answer(prepare)
-        assert isinstance(environment, Environment), f"{environment=}"
-        plans = make_plans(environment, options.num_workers, epochs=options.epochs)
-        self._know(environment, plans)
-        # Round after round, not variant after variant: a disturbance then hits all of them.
-        turns = [
-            Measure(
-                workload=workload,
-                variant=variant,
-                folder=prepare.folder,
-                num_workers=options.num_workers,
-                device=environment.device,
-                plan=plan,
-            )
-            for _ in range(options.num_rounds)
-            for workload, plan in plans.items()
-            for variant in WORKLOADS[workload].variants
-        ]
+    def _follow(
+        self, turns: Sequence[Measure], environment: Environment, answers: Iterator[_Answer]
+    ) -> None:
         parts = [
-            expected_seconds(turn.workload, turn.plan, environment, options.num_workers)
+            expected_seconds(turn.workload, turn.plan, environment, self._options.num_workers)
             for turn in turns
         ]
-        self._say(f"This takes about {duration(sum(parts))} if nothing else keeps the cores busy.")
+        if not self._options.smoke:
+            total = duration(sum(parts))
+            self._say(f"This takes about {total} if nothing else keeps the cores busy.")
         start = time.monotonic()
         for number, turn in enumerate(turns):
             seconds = time.monotonic() - start
             left = time_left(sum(parts[:number]), sum(parts), seconds, sum(parts))
-            self._begin(f"{number + 1}/{len(turns)}{left}: {_name(turn)}", "importing torch")
-            self._keep(turn, *self._answer(turn))
-
-    def _answer(self, job: Prepare | Measure) -> tuple[Environment | Measurement, float | None]:
-        with closing(run_job(job, self._on_line)) as answers:
-            answer = next(answers)
-        self.meter.end()
-        return answer
+            self._begin(f"{number + 1}/{len(turns)}{left}: {_name(turn)}", "starting")
+            self._keep(turn, *next(answers))
 
     def _know(self, environment: Environment, plans: Mapping[str, WorkloadPlan]) -> None:
         self.meter.end()
@@ -271,16 +243,14 @@ class _Demo:
         options = self._options
         where = options.data or "generated photographs"
         rounds = counted(options.num_rounds, "round")
-        apart = "all in one process" if options.smoke else "each run in a process of its own"
         text = (
             f"{environment.num_images} images ({environment.mean_bytes / 1000:.0f} kB each, "
             f"{environment.num_classes} classes) of {where}\n"
             f"python {environment.python}, torch {environment.torch}, "
             f"torchvision {environment.torchvision}, {environment.device_name}\n"
             f"{whole_cores()} cores, num_workers={options.num_workers}, "
-            f"{counted(environment.num_threads, 'intra-op thread')} for resnet18, "
             f"ImageFolder's crops by {environment.codec}\n"
-            f"A run loads alone, then trains a light network, then resnet18: {rounds}, {apart}."
+            f"A turn loads alone, then trains a light network, then resnet18: {rounds}."
         )
         return "\n".join(map(wrapped, text.splitlines()))
 

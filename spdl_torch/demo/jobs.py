@@ -1,11 +1,11 @@
-"""The jobs of a child process and its answers: plain data, sent as JSON."""
+"""The job of a child process and its answers: plain data, sent as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,16 +99,18 @@ class WorkloadPlan:
     """The amount of work that every variant does with a workload; the same for all of them."""
 
     crop_pixels: int
-    """Width and height of what the model sees."""
+    """Width and height of what the light network sees."""
     batch_size: int
     loading_images: int
     """Images of the pass without a model."""
     light_images: int
     """Images of an epoch of the light network."""
-    light_epochs: int
+    resnet_crop_pixels: int
+    resnet_batch_size: int
     resnet_images: int
     """Images of an epoch of resnet18."""
-    resnet_epochs: int
+    epochs: int
+    """Of both networks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +123,6 @@ class Prepare:
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     seed: int = 0
     is_smoke: bool = False
-    num_threads: int | None = None
-    """Intra-op threads of what follows in the same process; None = torch's default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,8 +137,6 @@ class Environment:
     device_name: str
     num_cores: int
     """Cores that the measuring processes may use."""
-    num_threads: int
-    """Intra-op threads of resnet18; the light network has one."""
     num_images: int
     num_classes: int
     mean_bytes: float
@@ -149,8 +147,6 @@ class Environment:
     """CPU seconds that a dataset of torchvision takes for one image, by measured workload."""
     resnet_seconds: Mapping[str, float]
     """Seconds that resnet18 trains on one image, alone, by measured workload."""
-    start_seconds: float
-    """Seconds until a process has imported what a run needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,22 +159,30 @@ class Measure:
     num_workers: int
     device: str
     plan: WorkloadPlan
+    reports: bool = False
+    """Whether the light network trains on, until its loader's report has enough to say."""
     seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Smoke:
-    """Prepare, then measure every variant once, all in one process: otherwise most of a short run
-    would be importing torch in each."""
+class Comparison:
+    """Prepare, then measure every variant, round after round."""
 
     prepare: Prepare
     num_workers: int
+    num_rounds: int
     epochs: int | None = None
 
     def measures(self, environment: Environment) -> list[Measure]:
-        """Return the measurements that follow the preparation."""
-        plans = make_plans(environment, self.num_workers, smoke=True, epochs=self.epochs)
-        return [
+        """Return the measurements that follow the preparation.
+
+        The loaders take turns, the other way round in every second round: a disturbance then hits
+        all of them, and none is always the first.
+        """
+        plans = make_plans(
+            environment, self.num_workers, smoke=self.prepare.is_smoke, epochs=self.epochs
+        )
+        turns = [
             Measure(
                 workload=workload,
                 variant=variant,
@@ -187,9 +191,18 @@ class Smoke:
                 device=environment.device,
                 plan=plan,
             )
+            for number in range(self.num_rounds)
             for workload, plan in plans.items()
-            for variant in WORKLOADS[workload].variants
+            for variant in WORKLOADS[workload].variants[:: -1 if number % 2 else 1]
         ]
+        # The last turn of the last column: its table is the last that is shown.
+        *_, last = (
+            number
+            for number, turn in enumerate(turns)
+            if turn.variant == WORKLOADS[turn.workload].variants[-1]
+        )
+        turns[last] = replace(turns[last], reports=not self.prepare.is_smoke)
+        return turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,8 +227,8 @@ class StageRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """A network's epochs, from the end of its first step on: that one sets up kernels, and it waits
-    for the workers to start."""
+    """A network's epochs, from the end of as many steps on as there are workers: the first one sets
+    up kernels, and all of them wait for the workers to start."""
 
     images_per_second: float
     epochs: tuple[float, ...]
@@ -233,7 +246,7 @@ class Measurement:
     """The answer to :class:`Measure`; CPU seconds are those of the process and its workers."""
 
     loading_images_per_second: float
-    """The rate from the first batch in hand to the last one."""
+    """The rate from when as many batches are in hand as there are workers."""
     first_batch_seconds: float
     """The time from ``iter()`` to the first batch in hand, in a fresh process."""
     loading_cpu_seconds: float
@@ -243,7 +256,7 @@ class Measurement:
     other_cores: float | None
     """Cores that other programs kept busy meanwhile, on average; None if unknown."""
     stages: tuple[StageRow, ...] = ()
-    """The stages of our loader while it fed the light network."""
+    """The stages of our loader while it fed the light network, where that was asked for."""
     finding: str = ""
     """The finding of our loader's report on that; "" for torch's."""
     advice: str = ""
@@ -275,46 +288,69 @@ def make_plan(
     smoke: bool = False,
     epochs: int | None = None,
 ) -> WorkloadPlan:
-    """Choose amounts with which the demo ends within 90 seconds on 2 cores, 15 with ``smoke``.
+    """Choose amounts with which five rounds end within 90 seconds on 2 cores, one within 15 with
+    ``smoke``.
 
     They follow from what one image costs on this machine. With ``epochs`` both networks train on
     every photograph that many times, however long that takes.
     """
-    crop, batch, fewest = AMOUNTS[workload, environment.device, smoke]
+    light, resnet = (
+        _LIGHT[workload, environment.device, smoke],
+        resnet_amount(workload, environment.device, smoke=smoke),
+    )
     cost = _loading_seconds(workload, environment, num_workers)
     step = _step_seconds(workload, environment, num_workers)
 
-    def images_in(seconds: float, each: float) -> int:
-        return batch * (fewest if smoke else max(fewest, round(seconds / each / batch)))
+    def images_in(seconds: float, each: float, amount: Amount) -> int:
+        size, fewest = amount.batch_size, amount.fewest_batches
+        return size * (fewest if smoke else max(fewest, round(seconds / each / size)))
 
     whole = environment.num_images
     return WorkloadPlan(
-        crop_pixels=crop,
-        batch_size=batch,
-        loading_images=images_in(_LOADING_SECONDS, cost),
-        light_images=images_in(_LIGHT_SECONDS, cost) if epochs is None else whole,
-        light_epochs=epochs or (1 if smoke else _LIGHT_EPOCHS),
-        resnet_images=images_in(_RESNET_SECONDS, step) if epochs is None else whole,
-        resnet_epochs=epochs or 1,
+        crop_pixels=light.pixels,
+        batch_size=light.batch_size,
+        loading_images=images_in(_LOADING_SECONDS, cost, light),
+        light_images=whole if epochs else images_in(_LIGHT_SECONDS, cost, light),
+        resnet_crop_pixels=resnet.pixels,
+        resnet_batch_size=resnet.batch_size,
+        resnet_images=whole if epochs else images_in(_RESNET_SECONDS, step, resnet),
+        epochs=epochs or 1,
     )
 
 
-_LOADING_SECONDS, _LIGHT_SECONDS, _RESNET_SECONDS = 0.8, 0.7, 1.2
-_LIGHT_EPOCHS = 3
+_LOADING_SECONDS, _LIGHT_SECONDS, _RESNET_SECONDS = 0.4, 0.6, 0.8
 
-AMOUNTS: dict[tuple[str, str, bool], tuple[int, int, int]] = {
-    (PICTURES, "cpu", False): (32, 128, 3),
-    (PICTURES, "cpu", True): (32, 32, 4),
-    (PICTURES, "cuda", False): (32, 128, 8),
-    (PICTURES, "cuda", True): (32, 32, 6),
-    (PHOTOGRAPHS, "cpu", False): (128, 32, 3),
-    (PHOTOGRAPHS, "cpu", True): (64, 16, 3),
-    (PHOTOGRAPHS, "cuda", False): (224, 64, 8),
-    (PHOTOGRAPHS, "cuda", True): (224, 32, 4),
+
+class Amount(NamedTuple):
+    """What a network gets."""
+
+    pixels: int
+    batch_size: int
+    fewest_batches: int
+
+
+_LIGHT: dict[tuple[str, str, bool], Amount] = {
+    (PICTURES, "cpu", False): Amount(32, 64, 8),
+    (PICTURES, "cpu", True): Amount(32, 32, 4),
+    (PICTURES, "cuda", False): Amount(32, 128, 8),
+    (PICTURES, "cuda", True): Amount(32, 32, 6),
+    (PHOTOGRAPHS, "cpu", False): Amount(128, 16, 8),
+    (PHOTOGRAPHS, "cpu", True): Amount(64, 16, 3),
+    (PHOTOGRAPHS, "cuda", False): Amount(224, 64, 8),
+    (PHOTOGRAPHS, "cuda", True): Amount(224, 32, 4),
 }
-"""Pixels, images in a batch, the fewest batches, by workload, device and ``smoke``. A CPU trains
-resnet18 on 10 to 15 images of 224 pixels a second, whatever the loader does; at 128 pixels it takes
-60, and decoding, which is what a loader is for, costs the same."""
+"""By workload, device and ``smoke``."""
+
+_RESNET_ON_CPU: dict[str, Amount] = {PICTURES: Amount(32, 16, 6), PHOTOGRAPHS: Amount(64, 8, 6)}
+"""A CPU trains resnet18 on 10 to 15 images of 224 pixels a second, whatever the loader does: small
+batches of small crops are several steps, which decoding costs the same."""
+
+
+def resnet_amount(workload: str, device: str, *, smoke: bool) -> Amount:
+    """Return what resnet18 gets: on a GPU what the light network does."""
+    if device == "cpu" and not smoke:
+        return _RESNET_ON_CPU[workload]
+    return _LIGHT[workload, device, smoke]
 
 
 # The part of the workers' cores that goes into samples; the rest collates them and hands them over.
@@ -330,18 +366,22 @@ def _loading_seconds(workload: str, environment: Environment, num_workers: int) 
 def expected_seconds(
     workload: str, plan: WorkloadPlan, environment: Environment, num_workers: int
 ) -> float:
-    """Return about how long one run takes in a process of its own, from torch's import on, if
-    nothing else keeps the cores busy.
-    """
+    """Return about how long one turn takes if nothing else keeps the cores busy."""
     load = _loading_seconds(workload, environment, num_workers)
     step = _step_seconds(workload, environment, num_workers)
-    first_batch = _START_SECONDS + plan.batch_size * environment.image_seconds[workload]
-    loading = plan.loading_images * load + first_batch
-    light = plan.light_epochs * (plan.light_images * load + first_batch)
-    resnet = plan.resnet_epochs * (plan.resnet_images * step + first_batch)
-    return environment.start_seconds + loading + light + resnet
+    image = environment.image_seconds[workload]
+    first = _START_SECONDS + plan.batch_size * image
+    loading = first + plan.loading_images * load
+    light = first + plan.light_images * load
+    resnet = _START_SECONDS + plan.resnet_batch_size * image + plan.resnet_images * step
+    return _TURN_SECONDS + loading + plan.epochs * (light + resnet)
 
 
+REPORT_TIMES = 8
+"""For the report, so many times the light network's images: ours loads them in half the time."""
+
+
+_TURN_SECONDS = 0.4  # of a fork, of what it imports, and of its end
 _START_SECONDS = 0.15  # of an epoch's workers, and of their end
 
 
@@ -364,24 +404,18 @@ def spread(total: int, count: int) -> list[int]:
     return [index % total for index in range(count)]
 
 
-def encode(data: Prepare | Measure | Smoke | Environment | Measurement) -> dict[str, Any]:
+def encode(data: Comparison | Environment | Measurement) -> dict[str, Any]:
     """Return plain JSON types, with the name of the class."""
     return {"type": type(data).__name__, **dataclasses.asdict(data)}
 
 
-def decode_job(text: str) -> Prepare | Measure | Smoke:
+def decode_job(text: str) -> Comparison:
     """Return the job in ``text``, as :func:`encode` wrote it."""
     fields = json.loads(text)
-    kind = fields.pop("type")
-    if kind == "Prepare":
-        return _prepare(fields)
-    if kind == "Smoke":
-        return Smoke(**{**fields, "prepare": _prepare(fields["prepare"])})
-    return Measure(**{**fields, "plan": WorkloadPlan(**fields["plan"])})
-
-
-def _prepare(fields: dict[str, Any]) -> Prepare:
-    return Prepare(**{**fields, "workloads": tuple(fields["workloads"])})
+    del fields["type"]
+    prepare = fields["prepare"]
+    prepare = Prepare(**{**prepare, "workloads": tuple(prepare["workloads"])})
+    return Comparison(**{**fields, "prepare": prepare})
 
 
 def decode_answer(fields: dict[str, Any]) -> Environment | Measurement:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .jobs import Environment, Measure, Measurement, StageRow, WorkloadPlan
 
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,11 +40,11 @@ class Outcome:
         return list(self.rounds)
 
     def quiet(self, workload: str) -> dict[str, list[Measurement]]:
-        """Return its measurements that other programs did not disturb, or else all of them."""
+        """Return its rounds that other programs did not disturb, or else all of them."""
         return quiet_rounds(self.rounds[workload], self.num_cores)
 
     def num_left_out(self, workload: str) -> int:
-        """Return how many of its measurements are left out, since other programs disturbed them."""
+        """Return how many of its turns are left out with a round that other programs disturbed."""
         kept = self.quiet(workload).values()
         return sum(map(len, self.rounds[workload].values())) - sum(map(len, kept))
 
@@ -62,9 +62,9 @@ class Outcome:
 
     def stages(self, workload: str) -> tuple[Sequence[StageRow], Verdict] | None:
         """Return what our loader's stages did while it fed the light network, and the bottleneck;
-        None in a smoke run, or where no loader of ours was measured.
+        None in a smoke run, or where no turn has reported.
         """
-        last = list(self.quiet(workload).values())[-1][-1]
+        last = list(self.rounds[workload].values())[-1][-1]
         if self.is_smoke or not last.stages:
             return None
         return last.stages, Verdict(last.finding, last.advice)

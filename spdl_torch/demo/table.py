@@ -47,7 +47,8 @@ def comparison_rows(results: Mapping[str, Sequence[Measurement]]) -> list[Row]:
     """Return a row for every value, a cell for each variant in ``results``: the median of its
     rounds, of training of its epochs.
 
-    ``±`` is half the difference between the best and the worst.
+    ``±`` is half the difference between the best and the worst; a ratio is the median of those of
+    the rounds one by one.
     """
     rows = []
     for name, unit, value_of, factor, better in _FIGURES:
@@ -114,9 +115,9 @@ def _values(found: Iterable[float | Sequence[float] | None]) -> list[float]:
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
-    if not before or not after or median(before) == 0:
-        return ""
-    return f"{median(after) / median(before):.2f}x"
+    """Return the median of the pairs' ratios."""
+    pairs = [ours / theirs for theirs, ours in zip(before, after, strict=False) if theirs]
+    return f"{median(pairs):.2f}x" if pairs else ""
 
 
 _MOST_SPEEDS = 5

@@ -26,16 +26,14 @@ def title_of(workload: str) -> str:
 def amounts(outcome: Outcome, workload: str) -> str:
     """Return how much each run does."""
     plan = outcome.plans[workload]
+    epochs = "" if plan.epochs == 1 else f"{plan.epochs} epochs of "
     return (
-        f"{plan.crop_pixels} x {plan.crop_pixels} pixels for the networks, batches of "
-        f"{plan.batch_size}; {plan.loading_images:,} images alone, "
-        f"{_epochs(plan.light_epochs)}{plan.light_images:,} for the light network, "
-        f"{_epochs(plan.resnet_epochs)}{plan.resnet_images:,} for resnet18"
+        f"A turn: {plan.loading_images:,} images alone and {epochs}{plan.light_images:,} for the "
+        f"light network, {plan.crop_pixels} x {plan.crop_pixels} pixels in batches of "
+        f"{plan.batch_size}; {epochs}{plan.resnet_images:,} for resnet18, "
+        f"{plan.resnet_crop_pixels} x {plan.resnet_crop_pixels} in batches of "
+        f"{plan.resnet_batch_size}"
     )
-
-
-def _epochs(count: int) -> str:
-    return "" if count == 1 else f"{count} epochs of "
 
 
 def workload_text(outcome: Outcome, workload: str) -> str:
@@ -43,7 +41,9 @@ def workload_text(outcome: Outcome, workload: str) -> str:
     quiet = outcome.quiet(workload)
     parts = [wrapped(title_of(workload)), wrapped(amounts(outcome, workload))]
     if num_left_out := outcome.num_left_out(workload):
-        parts.append(f"{counted(num_left_out, 'run')} left out: other programs were busy meanwhile")
+        parts.append(
+            f"{counted(num_left_out, 'turn')} left out: other programs were busy meanwhile"
+        )
     parts += ["", comparison_table(quiet, with_ratio=not outcome.is_smoke)]
     if outcome.is_smoke:  # too short for what follows to mean anything
         return "\n".join(parts)
@@ -53,15 +53,12 @@ def workload_text(outcome: Outcome, workload: str) -> str:
 
 
 def noise_text(outcome: Outcome, workload: str) -> str:
-    """Return how large a difference must be to count; "" where nothing was repeated."""
+    """Return how sure the ratios are; "" where nothing was repeated."""
     noise = noises(outcome.quiet(workload))
     if not noise:
         return ""
     parts = ", ".join(f"{100 * ratio:.0f} % {what}" for what, ratio in noise.items())
-    return (
-        f"Noise: one and the same loader differs by up to {parts}; between loaders, less than that "
-        "means nothing."
-    )
+    return f"Noise: by how its pairs differ, a ratio may be off by up to {parts}."
 
 
 def ending_text(outcome: Outcome) -> str:

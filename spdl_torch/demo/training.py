@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import pkgutil
 import random
 import time
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,13 +24,24 @@ from torchvision.transforms import (
 )
 
 from ..machine.cpu_time import OtherPrograms, cpu_seconds
-from ..scopes import scope
-from .jobs import PICTURES, POOL, VARIANTS, Measure, Measurement, StageRow, Training, spread
+from .jobs import (
+    PICTURES,
+    POOL,
+    REPORT_TIMES,
+    VARIANTS,
+    Measure,
+    Measurement,
+    StageRow,
+    Training,
+    spread,
+)
 from .pictures import Pictures
 from .verdict import Verdict, bottleneck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .jobs import Amount
 
 
 class Progress(Protocol):
@@ -49,21 +60,12 @@ def measure(job: Measure, progress: Progress) -> Measurement:
     others = OtherPrograms()
     _seed(job.seed)
     progress.phase("loading", plan.loading_images)
-    loading = _load(_make_loader(job, plan.loading_images), progress)
-    # One thread, which is all that such a network needs; more would spin on the loader's cores.
-    with intra_op_threads(1):
-        light, loader = _train(
-            job,
-            _make_light_network,
-            "a light network",
-            plan.light_images,
-            plan.light_epochs,
-            progress,
-        )
-    stages, found = _read_report(loader, light.wait_ratio)
-    resnet, _ = _train(
-        job, _make_resnet, "resnet18", plan.resnet_images, plan.resnet_epochs, progress
-    )
+    amount = plan.loading_images, plan.crop_pixels, plan.batch_size
+    loading = _load(_make_loader(job, *amount), progress)
+    light, _ = _train(job, _make_light_network, "a light network", amount, progress)
+    stages, found = _report(job, progress) if job.reports else ((), Verdict("", ""))
+    amount = plan.resnet_images, plan.resnet_crop_pixels, plan.resnet_batch_size
+    resnet, _ = _train(job, _make_resnet, "resnet18", amount, progress)
     return Measurement(
         loading_images_per_second=loading.images_per_second,
         first_batch_seconds=loading.first_batch_seconds,
@@ -77,10 +79,10 @@ def measure(job: Measure, progress: Progress) -> Measurement:
     )
 
 
-def _make_loader(job: Measure, num_images: int) -> Any:
+def _make_loader(job: Measure, num_images: int, crop_pixels: int, batch_size: int) -> Any:
     return pkgutil.resolve_name(VARIANTS[job.variant].loader)(
-        make_dataset(job.workload, job.variant, job.folder, num_images, job.plan.crop_pixels),
-        batch_size=job.plan.batch_size,
+        make_dataset(job.workload, job.variant, job.folder, num_images, crop_pixels),
+        batch_size=batch_size,
         shuffle=True,
         num_workers=job.num_workers,
         pin_memory=job.device == "cuda",
@@ -119,29 +121,22 @@ def _make_resnet(num_classes: int) -> nn.Module:
     return network
 
 
-@scope
-def intra_op_threads(number: int) -> Iterator[None]:
-    """Compute with this many threads in the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def resnet_seconds(crop_pixels: int, device: str) -> float:
+def resnet_seconds(amount: Amount, device: str) -> float:
     """Return how long resnet18 trains on one image, by itself."""
     network = _make_resnet(10).to(device)
     step = _make_step(network, device)
-    images, labels = torch.zeros(_PROBED, 3, crop_pixels, crop_pixels), torch.zeros(_PROBED).long()
+    size, pixels = amount.batch_size, amount.pixels
+    images, labels = torch.zeros(size, 3, pixels, pixels), torch.zeros(size).long()
     step(images, labels)  # sets up its kernels
-    start = time.perf_counter()
-    step(images, labels)
-    return (time.perf_counter() - start) / _PROBED
+    seconds = []
+    for _ in range(_PROBES):
+        start = time.perf_counter()
+        step(images, labels)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds) / size
 
 
-_PROBED = 16
+_PROBES = 3
 
 
 def _augmentation(crop_pixels: int) -> Compose:
@@ -169,45 +164,48 @@ class _Loading:
 
 
 def _load(loader: Any, progress: Progress) -> _Loading:
-    # A collection takes 100 ms after torch's imports. In which loader's first batch the next one
-    # would fall depends on how much was imported before.
-    gc.collect()
-    cpu = cpu_seconds()
+    cpu, pace = cpu_seconds(), _Pace(_num_warm(loader))
     start = time.perf_counter()
-    num_images = num_first = 0
-    first = start
-    for images, _ in loader:
-        if not num_first:
-            first, num_first = time.perf_counter(), len(images)
-        num_images += len(images)
-        progress.done(num_images)
-    seconds = time.perf_counter() - first
+    first_batch_seconds = 0.0
+    for waited, (images, _) in _timed(loader):
+        first_batch_seconds = first_batch_seconds or time.perf_counter() - start
+        pace.count(len(images), waited)
+        progress.done(pace.total)
+    read = pace.read()
     return _Loading(
-        images_per_second=(num_images - num_first) / seconds,
-        first_batch_seconds=first - start,
+        images_per_second=read.num_images / read.seconds,
+        first_batch_seconds=first_batch_seconds,
         cpu_seconds=cpu_seconds() - cpu,
     )
+
+
+def _num_warm(loader: Any) -> int:
+    """Return how many batches are not counted: until each worker has made one, it depends on how
+    far apart they started."""
+    num_workers: int = loader.num_workers
+    return min(num_workers, len(loader) - 1)
 
 
 def _train(
     job: Measure,
     make_network: Callable[[int], nn.Module],
     name: str,
-    num_images: int,
-    num_epochs: int,
+    amount: tuple[int, int, int],
     progress: Progress,
 ) -> tuple[Training, Any]:
-    """Train a new network; return the measurements and the loader that fed it."""
+    """Train a new network on so many images of so many pixels in batches of such a size; return the
+    measurements and the loader that fed it."""
     _seed(job.seed)
-    total, size = num_images * num_epochs, job.plan.crop_pixels
+    num_images, size, _ = amount
+    total = num_images * job.plan.epochs
     progress.phase(f"training {name}", total)
-    loader = _make_loader(job, num_images)
+    loader = _make_loader(job, *amount)
     step = _make_step(make_network(_num_classes(loader.dataset)).to(job.device), job.device)
     step(torch.zeros(2, 3, size, size), torch.zeros(2).long())  # sets up a GPU
     cpu, clocks, done = cpu_seconds(), list[_Reading](), 0
     loss = float("nan")
-    for _ in range(num_epochs):
-        clock = _Pace()
+    for _ in range(job.plan.epochs):
+        clock = _Pace(_num_warm(loader))
         for waited, (images, labels) in _timed(loader):
             loss = step(images, labels)
             clock.count(len(images), waited)
@@ -226,7 +224,7 @@ def _train(
 
 
 class _Reading(NamedTuple):
-    """The steps of one epoch that count."""
+    """The steps that count."""
 
     seconds: float
     wait_seconds: float
@@ -234,30 +232,32 @@ class _Reading(NamedTuple):
 
 
 class _Pace:
-    """Counts an epoch from the end of the first step on, which sets up kernels for the batch's
-    shape and waits for the workers' start; from the beginning if there is no second one.
+    """Counts an epoch from the end of its first ``num_warm`` steps to that of its last one: the
+    first one sets up kernels for the batch's shape, they wait for the workers' start, and after the
+    last one the workers end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_warm: int, now: Callable[[], float] = time.perf_counter) -> None:
         self.total = 0
-        self._start = self._first = time.perf_counter(), 0.0, 0
+        self._now = now
+        self._last = now()
+        self._before = self._last, 0.0, 0
         self._wait_seconds = 0.0
-        self._num_steps = 0
+        self._num_left = num_warm
 
     def count(self, num_images: int, waited: float) -> None:
         """Count a step that has ended."""
+        self._last = self._now()
         self.total += num_images
         self._wait_seconds += waited
-        self._num_steps += 1
-        if self._num_steps == 1:
-            self._first = time.perf_counter(), self._wait_seconds, self.total
+        if self._num_left:
+            self._num_left -= 1
+            self._before = self._last, self._wait_seconds, self.total
 
     def read(self) -> _Reading:
         """Return what was counted until now."""
-        since, waited, images = self._first if self._num_steps > 1 else self._start
-        return _Reading(
-            time.perf_counter() - since, self._wait_seconds - waited, self.total - images
-        )
+        since, waited, images = self._before
+        return _Reading(self._last - since, self._wait_seconds - waited, self.total - images)
 
 
 def _num_classes(dataset: Any) -> int:
@@ -288,8 +288,12 @@ def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
         asked = time.perf_counter()
 
 
-def _read_report(loader: Any, wait_ratio: float) -> tuple[tuple[StageRow, ...], Verdict]:
-    """Return what our loader measured about itself, and its verdict; nothing for torch's."""
+def _report(job: Measure, progress: Progress) -> tuple[tuple[StageRow, ...], Verdict]:
+    """Train the light network for longer; return what our loader measured about itself, and its
+    verdict; nothing for torch's."""
+    plan = job.plan
+    amount = REPORT_TIMES * plan.light_images, plan.crop_pixels, plan.batch_size
+    training, loader = _train(job, _make_light_network, "it again, to report", amount, progress)
     if not hasattr(loader, "report"):
         return (), Verdict("", "")
     report = loader.report()
@@ -309,4 +313,4 @@ def _read_report(loader: Any, wait_ratio: float) -> tuple[tuple[StageRow, ...], 
         )
         for stage in report.stats.stages
     )
-    return rows, bottleneck(report, wait_ratio)
+    return rows, bottleneck(report, training.wait_ratio)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import comb
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -45,13 +46,20 @@ def bottleneck(report: Report, wait_ratio: float) -> Verdict:
 def quiet_rounds(
     results: Mapping[str, Sequence[Measurement]], num_cores: int
 ) -> dict[str, list[Measurement]]:
-    """Return the runs that other programs did not disturb; all of them if a variant would have none
-    left."""
-    quiet = {
-        variant: [m for m in rounds if not _is_disturbed(m, num_cores)]
+    """Return the rounds of which other programs disturbed no turn; all rounds if fewer than half of
+    them would be left."""
+    disturbed = {
+        number
+        for rounds in results.values()
+        for number, each in enumerate(rounds)
+        if _is_disturbed(each, num_cores)
+    }
+    if 2 * len(disturbed) > min(map(len, results.values())):
+        disturbed = set()
+    return {
+        variant: [each for number, each in enumerate(rounds) if number not in disturbed]
         for variant, rounds in results.items()
     }
-    return quiet if all(quiet.values()) else {key: list(rounds) for key, rounds in results.items()}
 
 
 def _is_disturbed(measurement: Measurement, num_cores: int) -> bool:
@@ -72,27 +80,22 @@ def wait_at(model_rate: float, loading_rate: float) -> float:
     return max(0.0, 1.0 - loading_rate / model_rate)
 
 
-def noise_of(rates: Mapping[str, Sequence[float]]) -> float | None:
-    """Return by which part of their median the rates of one loader differ, for the loader where
-    that is largest; None where none has two."""
-    return max(
-        ((max(each) - min(each)) / median(each) for each in rates.values() if len(each) > 1),
-        default=None,
-    )
-
-
 def noises(results: Mapping[str, Sequence[Measurement]]) -> dict[str, float]:
-    """Return the noise of each row of speeds, by what is measured in it, where it is known."""
+    """Return by which part the ratios of each row of speeds may be off, by what is measured in it,
+    where there are several pairs."""
+    first, *others = results.values()
     rows = {
         "in training the light network": light_rates,
         "in training resnet18": resnet_rates,
         "in loading alone": loading_rates,
     }
-    found = {
-        what: noise_of({key: rates_of(rounds) for key, rounds in results.items()})
-        for what, rates_of in rows.items()
-    }
-    return {what: noise for what, noise in found.items() if noise is not None}
+    found = {}
+    for what, rates_of in rows.items():
+        gains = [gain_of(rates_of(first), rates_of(each)) for each in others]
+        noise = [each.noise for each in gains if each.num_pairs > 1]
+        if noise:
+            found[what] = max(noise)
+    return found
 
 
 def light_rates(rounds: Sequence[Measurement]) -> list[float]:
@@ -112,12 +115,17 @@ def loading_rates(rounds: Sequence[Measurement]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A rate over torch's: of the medians, and of the epochs one by one, least and most."""
+    """A rate over torch's: the median of the pairs, and between what the true one lies."""
 
     median: float
     low: float
     high: float
     num_pairs: int
+
+    @property
+    def noise(self) -> float:
+        """The part by which the median may be off."""
+        return max(self.high / self.median, self.median / self.low) - 1
 
     def __str__(self) -> str:
         if self.num_pairs == 1:
@@ -126,13 +134,32 @@ class Gain:
 
 
 def gain_of(theirs: Sequence[float], ours: Sequence[float]) -> Gain:
-    """Return our rates over theirs; epochs of the same place in their rounds make a pair.
+    """Return our rates over theirs; epochs of the same place in their rounds, which were measured
+    one after the other, make a pair.
 
-    If both were equally fast, all of 6 pairs would be on one side of 1 in 3 runs of 100.
+    Whatever the noise is like, half of the pairs are expected above the true ratio: the ends are
+    those pairs between which it lies 9 times of 10. With fewer than five pairs the least and the
+    most do less.
     """
-    ratio = median(ours) / median(theirs)
-    pairs = [after / before for before, after in zip(theirs, ours, strict=False)]
-    return Gain(ratio, min(ratio, *pairs), max(ratio, *pairs), len(pairs))
+    pairs = sorted(after / before for before, after in zip(theirs, ours, strict=False))
+    left_out = _left_out(len(pairs))
+    return Gain(median(pairs), pairs[left_out], pairs[-1 - left_out], len(pairs))
+
+
+def _left_out(count: int) -> int:
+    """Return how many of ``count`` pairs may be left out at each end.
+
+    ``5 -> 0; 8 -> 1; 20 -> 5``.
+    """
+    beyond = 0
+    for number in range(count):
+        beyond += comb(count, number)
+        if 2 * beyond > _ODDS * 2**count:
+            return max(number - 1, 0)
+    return 0
+
+
+_ODDS = 0.1
 
 
 def compare(
@@ -163,7 +190,7 @@ def compare(
         return Verdict(f"Faster: {over}.", _who_gains(theirs, ours))
     if gain.median <= 1 - _INPUT_BOUND and gain.high < 1:
         return Verdict(f"Slower: {over}.", "Keep torch's for this dataset.")
-    return Verdict(f"About level: {over}.", "More rounds tell smaller differences: --rounds 5.")
+    return Verdict(f"About level: {over}.", "More rounds tell smaller differences: --rounds 20.")
 
 
 def _trained(name: str, theirs: Sequence[Measurement], ours: Sequence[Measurement]) -> str:
