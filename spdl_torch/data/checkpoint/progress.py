@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .last_indices import NUM_LAST, last_of
-from .resume_state import ResumeState, encoded, packed_index
+from .resume_state import encoded, packed_index
 from .user_state import WorkerState
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .drawing import Drawing
     from .epoch_start import EpochStart
     from .last_indices import LastIndices
+    from .saved_state import ResumeState
     from .user_state import OwnState
 
 
@@ -39,7 +40,7 @@ class _SoFar(NamedTuple):
         return tuple(sorted(number for number in numbers if number >= 0))
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Progress:
     """The progress of one epoch. The iterator writes it, on the trainer's thread; the loader reads
     it. It does not refer to the iterator, so dropping the iterator ends its threads.
@@ -161,6 +162,8 @@ class Progress:
 
         Raises: what a user's object raises when it is asked for its state.
         """
+        from .saved_state import ResumeState
+
         if self.finished and not (before_last and self._before):
             return ResumeState(
                 epoch=self.begun.epoch,

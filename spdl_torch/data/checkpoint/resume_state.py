@@ -1,7 +1,4 @@
-"""The position in an epoch as a state for a checkpoint, and how a loader resumes there.
-
-A state says what the trainer has received, and ignores what was prefetched beyond that. It holds
-only numbers and text, so it survives JSON and ``torch.load(weights_only=True)``.
+"""How a loader resumes at the position in an epoch that a state says.
 
 Map-style datasets: the order is drawn again, from the generators as they were when the epoch began,
 and the samples that were handed out are skipped without loading them. This does not depend on the
@@ -12,201 +9,25 @@ the number of ranks. Iterable datasets: every worker continues where it was.
 from __future__ import annotations
 
 import base64
-import copy
 from collections import deque
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...scopes import scope
-from ..rng.keys import epoch_seed
 from ..rng.patches import drawn_from
 from ..sampling.indices import unshared
-from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, num_ranks, shard_of
-from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
+from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, shard_of
 from .drawing import Drawing
-from .last_indices import NUM_LAST, LastIndices, differing_order, last_of, rank_of
-from .made_by import FIELDS as MADE_BY_FIELDS
-from .user_state import WorkerState, give_state, keeps_state, state_of
+from .last_indices import NUM_LAST, differing_order, last_of
+from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-_VERSION = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResumeState:
-    """The checked contents of a state."""
-
-    epoch: int
-    """The number of epochs begun before this one."""
-    epoch_seed: int
-    """The seed of the random streams."""
-    finished: bool
-    """Whether the loop saw the end: the next epoch then starts from the beginning."""
-    num_samples: int = 0
-    """The number of samples handed out, on all ranks together."""
-    ahead: tuple[int, ...] = ()
-    """The batches after those samples that were handed out before their turn
-    (``in_order=False``)."""
-    sampler_epoch: int | None = None
-    sampler: Any = None
-    """The state of a sampler that keeps its own, after the batches that were drawn from it."""
-    pending: tuple[Any, ...] = ()
-    """The indices of the drawn batches that were not handed out."""
-    sampler_ended: bool = False
-    """Whether those are the last ones of the epoch."""
-    last_indices: LastIndices = ()
-    """The last indices of those samples, by which the order is known again when it is drawn."""
-    last_rank: int | None = None
-    """The rank whose sampler gave them; see ``rank_of``."""
-    generators: tuple[str, ...] = ()
-    """The generators' states when the epoch began, or at its end; torch's global one is first."""
-    drew_base_seed: bool = True
-    """Whether the epoch to begin draws a base seed before its order. With ``persistent_workers``
-    only the first epoch does."""
-    base_seed: int = 0
-    """The base seed that the first epoch drew."""
-    num_epochs: int = 0
-    """The number of epochs begun since ``base_seed`` was drawn."""
-    workers: tuple[WorkerState, ...] = ()
-    next_worker: int = 0
-    dataset: Any = None
-    """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
-    made_by: dict[str, Any] = field(default_factory=dict)
-    """The loader, dataset and sampler that the state is of; {} = a state of version 1."""
-    version: int = _VERSION
-
-    @classmethod
-    def checked(cls, state: Mapping[str, Any]) -> ResumeState:
-        """Check a state. Raises: ValueError: not a loader's state, or of a newer release."""
-        check_version(state, _VERSION, "DataLoader")
-        values = copy.deepcopy({**state})
-        values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
-        left_out = {*_OPTIONAL, *(_NEW_IN_VERSION_2 if values["version"] == 1 else ())}
-        required = [name for name in _FIELDS if name not in left_out]
-        check_fields(values, _FIELDS, required, "DataLoader")
-        check_fields(values.get("made_by", {}), MADE_BY_FIELDS, (), "DataLoader", "made_by.")
-        workers = values["workers"]
-        for number, worker in enumerate(workers):
-            where = f"workers[{number}]."
-            check_fields(worker, _WORKER_FIELDS, tuple(_WORKER_FIELDS), "DataLoader", where)
-            if worker["num_after"] > worker["num_items"]:
-                raise ValueError(
-                    f"load_state_dict: workers[{number}].num_after must be at most num_items."
-                )
-        if values["next_worker"] >= max(1, len(workers)):
-            raise ValueError(
-                f"load_state_dict: next_worker must be below the number of workers, "
-                f"{len(workers)}, got {values['next_worker']}."
-            )
-        for name in ("ahead", "generators", "pending", "last_indices"):
-            values[name] = tuple(values.get(name, ()))
-        return cls(**{**values, "workers": tuple(WorkerState(**worker) for worker in workers)})
-
-    def last_indices_of(self, index_sampler: Any) -> LastIndices:
-        """Return the last indices if they are of the sampler's rank, of as many; else ()."""
-        is_same = self.made_by.get("ranks") == num_ranks(index_sampler)
-        is_known = self.last_rank is not None and self.last_rank == rank_of(index_sampler)
-        return self.last_indices if is_same and is_known else ()
-
-    @property
-    def has_streams_anew(self) -> bool:
-        """Whether the workers' own streams (``rng="worker"``) are others for the rest of the epoch.
-
-        Nobody has the workers' generators. Where a worker makes all its items again, it draws
-        their numbers again, too.
-        """
-        return any(self._place)
-
-    def seed_of_rest(self) -> int:
-        """Return the seed of the workers' own streams for the rest of the epoch: it belongs to this
-        place alone, so the numbers of the epoch's beginning do not come again."""
-        seed = self.epoch_seed
-        if self.has_streams_anew:
-            for number in self._place:  # two or more: an epoch's seed is mixed with one, its number
-                seed = epoch_seed(seed, number)
-        return seed
-
-    @property
-    def _place(self) -> tuple[int, ...]:
-        kept = [w.num_items - w.num_after for w in self.workers if w.state is not None]
-        return (self.num_samples, len(self.ahead), *kept)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the state as numbers, text, lists and dicts alone, apart from the own states of
-        samplers and datasets.
-        """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("ahead", "generators", "pending", "last_indices"):
-            values[name] = list(values[name])
-        values["workers"] = [
-            {name: getattr(worker, name) for name in _WORKER_FIELDS} for worker in self.workers
-        ]
-        return copy.deepcopy(values)
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
-_FLAG = Field("true or false", is_flag)
-_ANYTHING = Field("anything", lambda _: True)
-
-_FIELDS = {
-    "version": _NUMBER,
-    "epoch": Field("a whole number >= -1", lambda value: is_whole_number(value, -1)),
-    "epoch_seed": _NUMBER,
-    "finished": _FLAG,
-    "num_samples": _NUMBER,
-    "ahead": Field(
-        "a list of whole numbers >= 0",
-        lambda value: _is_sequence(value) and all(is_whole_number(each) for each in value),
-    ),
-    "sampler_epoch": Field(
-        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
-    ),
-    "sampler": _ANYTHING,
-    "pending": Field("a list of indices", _is_sequence),
-    "sampler_ended": _FLAG,
-    "last_rank": Field("a whole number >= 0 or null", lambda v: v is None or is_whole_number(v)),
-    "last_indices": Field(
-        f"a list of at most {NUM_LAST} numbers or text",
-        lambda value: (
-            _is_sequence(value)
-            and len(value) <= NUM_LAST
-            and all(type(each) in (int, str) for each in value)
-        ),
-    ),
-    "generators": Field(
-        "a list of text",
-        lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
-    ),
-    "drew_base_seed": _FLAG,
-    "base_seed": _NUMBER,
-    "num_epochs": _NUMBER,
-    "workers": Field(
-        "a list of dicts",
-        lambda value: _is_sequence(value) and all(isinstance(each, dict) for each in value),
-    ),
-    "next_worker": _NUMBER,
-    "dataset": _ANYTHING,
-    "made_by": Field("a dict", lambda value: isinstance(value, dict)),
-}
-_NEW_IN_VERSION_2 = ("sampler_ended", "made_by")
-_OPTIONAL = ("last_indices", "last_rank")
-"""Without them less is compared, and nothing else changes."""
-_WORKER_FIELDS = {
-    "num_items": _NUMBER,
-    "ended": _FLAG,
-    "state": _ANYTHING,
-    "of_dataset": _FLAG,
-    "num_after": _NUMBER,
-}
+    from .saved_state import ResumeState
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -233,7 +54,7 @@ def stateful_sampler(samplers: list[Any]) -> Any:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Redrawn:
     """The generators of an epoch that begins."""
 
@@ -401,6 +222,8 @@ def skipped(
 
 def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeState:
     """Return the state of a loader before its first epoch."""
+    from .saved_state import ResumeState
+
     samplers = list(nested_samplers(loader._index_sampler))
     sampler = stateful_sampler(samplers)
     return ResumeState(

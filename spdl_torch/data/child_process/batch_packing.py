@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -168,13 +167,13 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     packed: Packed = loaded.batch
     content: Any = packed.body
     if packed.ticket is None:
-        return replace(loaded, batch=pickle.loads(content))
+        return loaded._replace(batch=pickle.loads(content))
     last = content if isinstance(content, Span) else packed.blocks[-1]
     owner = mappings.lend(packed.ticket.slab, last.offset + last.size)
     if isinstance(content, Span):
         content = _part(owner, content)
     parts = [_part(owner, span) for span in packed.blocks]
-    return replace(loaded, batch=pickle.loads(content, buffers=parts))
+    return loaded._replace(batch=pickle.loads(content, buffers=parts))
 
 
 def _part(owner: Any, span: Span) -> Any:

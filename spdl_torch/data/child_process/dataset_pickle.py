@@ -1,4 +1,5 @@
-"""Send the loader to the child: pickled while the process starts, unpickled by its main function.
+"""Send the loader to a child that is not forked: pickled while the process starts, unpickled by
+its main function.
 
 Only while a process starts does multiprocessing pickle its own locks, queues and shared values. The
 pickle is opened late, so that an error in doing so can be reported to the trainer. Large arrays
@@ -54,17 +55,6 @@ class PickledSpec:
         content = _dumps_or_explain(self._spec, self._blocks, spans)
         mapped = self._blocks.for_child(spans) if self._blocks is not None and spans else None
         return _Packed, (content, mapped)
-
-
-class InheritedSpec:
-    """A LoadSpec for a forked child, which already has it in memory."""
-
-    def __init__(self, spec: LoadSpec) -> None:
-        self._spec = spec
-
-    def open(self) -> LoadSpec:
-        """Return the spec."""
-        return self._spec
 
 
 class _Packed:

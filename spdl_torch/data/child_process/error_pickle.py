@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -112,15 +111,15 @@ def unpack_errors_of(result: Result) -> Result:
 
 def _with_errors(result: Result, convert: Any) -> Result:
     if isinstance(result, Failed):
-        result = replace(result, error=convert(result.error))
+        result = result._replace(error=convert(result.error))
     progress = result.progress
     if progress is not None and progress.failure is not None:
         failure = progress.failure.converted(convert)
-        result = replace(result, progress=progress._replace(failure=failure))
+        result = result._replace(progress=progress._replace(failure=failure))
     if result.tries is None or not result.tries.bad:
         return result
     bad = tuple(each._replace(error=convert(each.error)) for each in result.tries.bad)
-    return replace(result, tries=result.tries._replace(bad=bad))
+    return result._replace(tries=result.tries._replace(bad=bad))
 
 
 def _pickled(error: BaseException) -> bytes:

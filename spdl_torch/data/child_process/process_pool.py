@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from dataclasses import replace
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ from .losses import Losses
 from .messages import Submit
 from .process_stats import ProcessRecorder, ProcessStats
 from .roster import Roster
-from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks
 from .start_methods import context_of, forks
 from .worker_process import WorkerProcess
 
@@ -60,6 +58,7 @@ if TYPE_CHECKING:
     from ..workers.transfer_stage import DeviceStage
     from .mappings import Mappings
     from .messages import Answer
+    from .shared_blocks import SharedBlocks
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -97,8 +96,7 @@ class ProcessPool:
         self._spec = spec._replace(finalize=None, device_index=None)
         self._context = context_of(context)
         # Forked children have the trainer's memory; others share the dataset's large arrays.
-        has_blocks = CAN_SHARE_BLOCKS and not forks(self._context)
-        self._blocks = SharedBlocks() if has_blocks else None
+        self._blocks = None if forks(self._context) else _shared_blocks()
         self._device_stage = device_stage
         self._shelf = shelf
         self._locker: LimitedLocker | None = None  # one bound for the slabs of all children
@@ -503,7 +501,7 @@ class ProcessPool:
         try:
             loaded = unpack(loaded, mappings)
             if self._finalize is not None:
-                loaded = replace(loaded, batch=self._finalize(loaded.batch))
+                loaded = loaded._replace(batch=self._finalize(loaded.batch))
         except BaseException as error:
             return Failed(loaded.number, error, loaded.progress, loaded.tries)
         return loaded
@@ -565,3 +563,9 @@ class ProcessPool:
 
 
 _STAGES = ((1, "fetch"), (2, "collate"))
+
+
+def _shared_blocks() -> SharedBlocks | None:
+    from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks  # forked children need none of it
+
+    return SharedBlocks() if CAN_SHARE_BLOCKS else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +76,7 @@ class Uplink:
         lease = None
         if isinstance(result, Loaded):
             batch: PackedBatch = result.batch
-            lease, result = batch.lease, replace(result, batch=batch.as_message())
+            lease, result = batch.lease, result._replace(batch=batch.as_message())
         details = self.slabs.retired(), self._due_readings()
         try:
             content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
@@ -126,7 +125,7 @@ def _without_what_cannot_be_sent(result: Result, error: BaseException) -> tuple[
             pickle.dumps(progress.state, 5)
         except BaseException as reason:
             progress = progress._replace(state=None, failure=Reason(reason.with_traceback(None)))
-            return replace(result, progress=progress), True
+            return result._replace(progress=progress), True
     return Failed(result.number, error), False
 
 

@@ -11,7 +11,6 @@ import torch.distributed
 
 from .child import Beginning
 from .connection import ChildConnection
-from .dataset_pickle import InheritedSpec, PickledSpec
 from .mappings import Mappings
 from .messages import Answer, Restart, Submit
 from .start_methods import forks
@@ -32,6 +31,17 @@ if TYPE_CHECKING:
 _MOST_KEPT = 8
 """The number of batches that the loop may keep, besides those that wait for it, before more are
 copied: enough for gradient accumulation or a prefetcher of the user's."""
+
+
+class InheritedSpec:
+    """A LoadSpec for a forked child, which already has it in memory."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self._spec = spec
+
+    def open(self) -> LoadSpec:
+        """Return the spec."""
+        return self._spec
 
 
 class WorkerProcess:
@@ -65,7 +75,7 @@ class WorkerProcess:
         self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock, shelf=shelf)
         is_forked = forks(context)
         beginning = Beginning(
-            InheritedSpec(spec) if is_forked else PickledSpec(spec, blocks),
+            InheritedSpec(spec) if is_forked else _packed(spec, blocks),
             place,
             key,
             tuple(workers),
@@ -118,6 +128,12 @@ class WorkerProcess:
         self.jobs.clear()
         self.latest = None
         self.connection.send(Restart(self.epoch, key, tuple(workers)))
+
+
+def _packed(spec: LoadSpec, blocks: SharedBlocks | None) -> Any:
+    from .dataset_pickle import PickledSpec  # forked children need none of it
+
+    return PickledSpec(spec, blocks)
 
 
 def _environment() -> dict[str, str]:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
     from ..checkpoint.drawing import Drawing
-    from ..checkpoint.resume_state import Redrawn, ResumeState
+    from ..checkpoint.resume_state import Redrawn
+    from ..checkpoint.saved_state import ResumeState
     from .base_loader import BaseLoader
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -10,7 +10,6 @@ from torch.utils.data import IterableDataset
 
 from ..checkpoint.made_by import check_made_by, made_by, told_doubts
 from ..checkpoint.resume_state import (
-    ResumeState,
     before_first_epoch,
     generators_of,
     left_for_another,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ...io._transfer.kept import TransferKeeper
     from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
+    from ..checkpoint.saved_state import ResumeState
     from ..workers.stats import EpochStats
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -129,6 +129,8 @@ class LoaderState:
 
     def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
         """Resume ``state`` at the next epoch. Raises: ValueError: not a loader's state."""
+        from ..checkpoint.saved_state import ResumeState
+
         resume = ResumeState.checked(state)
         if resume.sampler_epoch is not None:
             set_sampler_epoch(loader, resume.sampler_epoch)

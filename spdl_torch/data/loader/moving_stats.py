@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...pipeline.recorder.timeline import joined
-
 if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
@@ -77,6 +75,8 @@ class MovingStats:
 
     def timeline(self) -> Timeline | None:
         """As ``EpochStats`` says, of the whole epoch."""
+        from ...pipeline.recorder.timeline import joined  # most epochs end without it
+
         now = self._now.timeline()
         before = [recorder.timeline() for recorder in self._recorders_before]
         return now if now is None else joined([*before, now])

@@ -65,7 +65,7 @@ class Spell(NamedTuple):
     """The thread's voluntary switches since it started; -1 = not counted."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Window:
     """The work of all workers over a period."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..fetching.bad_samples import record_bad
 from .budget import budget
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from .jobs import Job, Result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
+class Epoch(NamedTuple):
     """The queues of one pass. Another pass gets new ones, so nothing stale can reach it."""
 
     jobs: tuple[Channel[Job], ...]
@@ -43,10 +41,10 @@ class Epoch:
     probes_before: ProbeCounters
     contention: Contention
     recorder: FlightRecorder
-    first: int = 0
-    """The number of the first job; later ones follow without a gap."""
     consumer: ConsumerRing
     """The ring in which the trainer's waits are recorded."""
+    first: int = 0
+    """The number of the first job; later ones follow without a gap."""
 
     def key_of(self, worker: int) -> StreamKey:
         """Return the worker's stream key. Workers with their own iterables number their items

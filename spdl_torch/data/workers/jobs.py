@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..fetching.bad_samples import BadSample, Tries
 
 
-@dataclass(slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A finished batch."""
 
     number: int
@@ -24,8 +22,7 @@ class Loaded:
     """The samples that were tried; None = no sample may fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoBatch:
+class NoBatch(NamedTuple):
     """A batch without any good sample."""
 
     number: int
@@ -33,8 +30,7 @@ class NoBatch:
     progress: WorkerState | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The user's own exception, in place of a batch."""
 
     number: int
@@ -46,8 +42,7 @@ class Failed:
     another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exhausted:
+class Exhausted(NamedTuple):
     """The end of this worker's iterable."""
 
     number: int

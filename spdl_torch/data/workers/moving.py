@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("spdl_torch.data")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Tally:
     """The loop's time with workers of one kind, over all epochs but the first, which warms up."""
 

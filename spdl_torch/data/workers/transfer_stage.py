@@ -12,7 +12,6 @@ are freed.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ class DeviceStage:
 
     def _staged(self, result: Loaded) -> Result:
         try:
-            return replace(result, batch=self._stage(result.batch, result.number))
+            return result._replace(batch=self._stage(result.batch, result.number))
         except BaseException as error:  # the trainer waits for an answer
             return Failed(result.number, error, result.progress)
 
@@ -125,7 +124,7 @@ class DeviceStage:
         """Make the batch ready for the current stream. Called on the trainer's thread."""
         if isinstance(result, Loaded):
             try:
-                result.batch = result.batch.receive()
+                return result._replace(batch=result.batch.receive())
             except BaseException as error:
                 self._say_where(error, result.number)
                 return Failed(result.number, error, result.progress)

@@ -27,11 +27,8 @@ from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleStreams, borrowers_in
 from .budget import budget
-from .dataset_copies import own_copy, own_function
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
-from .private_state import PrivateState
-from .shared_arrays import convert_read_only
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from .activity import Activity
     from .epoch import Epoch
     from .load_spec import LoadSpec
+    from .private_state import PrivateState
 
 _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
 
@@ -77,7 +75,17 @@ class Worker:
         self._note_shared = note_shared
         self._streams = SampleStreams(spec.base_seed, number)
         is_private = not (spec.owns_dataset or spec.is_vouched_for)
-        self._private = PrivateState() if is_private else None
+        self._private: PrivateState | None = None
+        # Imported where workers share a process alone, and here, on the thread that starts them: a
+        # process that is forked meanwhile would have a module that nobody goes on importing.
+        if not spec.owns_dataset:
+            from .dataset_copies import own_copy, own_function
+
+            self._own_copy, self._own_function = own_copy, own_function
+        if is_private:
+            from .private_state import PrivateState
+
+            self._private = PrivateState()
         self._made: tuple[Any, Broken | None, Callable[..., BatchMaker]] | None = None
         self._has_begun = False
 
@@ -175,7 +183,7 @@ class Worker:
                 with self._copying:
                     dataset = self._private.dataset(dataset)
             elif not self._spec.owns_dataset:
-                dataset = own_copy(dataset, self._copying)
+                dataset = self._own_copy(dataset, self._copying)
             for each in borrowers_in(dataset) if self._spec.stream_per_sample else ():
                 each.sample_context = self._streams.sample_context
         except BaseException as error:
@@ -190,7 +198,7 @@ class Worker:
         if private is None:
             if spec.owns_dataset:
                 return spec.collate_fn, None
-            return own_function(spec.collate_fn, spec.dataset, dataset, self._copying), None
+            return self._own_function(spec.collate_fn, spec.dataset, dataset, self._copying), None
         with self._copying:
             own = private.function(spec.collate_fn, "collate_fn")
         private.forget()
@@ -199,6 +207,8 @@ class Worker:
         into: Callable[[Any], Any] | None = None
         if private.arrays.has_arrays:
             if own is default_convert:
+                from .shared_arrays import convert_read_only  # private_state has imported it
+
                 into = convert_read_only
             elif is_torchs_collate(own):
                 into = collate_read_only

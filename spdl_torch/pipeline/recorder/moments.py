@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from time import perf_counter_ns, time_ns
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Role = Literal["source", "stage", "sink", "consumer"]
 
@@ -26,13 +28,12 @@ class QueueTrack(NamedTuple):
     capacity: int
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(NamedTuple):
     """Something that happened at one moment: a failure, a garbage collection."""
 
     time_ns: int
     name: str
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = {}
 
 
 class TwoClocks(NamedTuple):
