@@ -20,13 +20,13 @@ from ...scopes import scope
 from ..rng.patches import drawn_from
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, shard_of
-from .drawing import Drawing
 from .last_indices import NUM_LAST, differing_order, last_of
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .drawing import Drawing
     from .saved_state import ResumeState
 
 
@@ -158,6 +158,8 @@ def drawing_of(
     sampler = stateful_sampler(samplers)
     if sampler is None:
         return None
+    from .drawing import Drawing
+
     may_go_on = _is_endless(samplers) and (last is None or last.may_go_on)
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler), may_go_on=may_go_on)
     if resume is None:

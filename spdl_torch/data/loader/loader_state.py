@@ -8,7 +8,6 @@ from weakref import WeakSet
 
 from torch.utils.data import IterableDataset
 
-from ..checkpoint.made_by import check_made_by, made_by, told_doubts
 from ..checkpoint.resume_state import (
     before_first_epoch,
     generators_of,
@@ -105,6 +104,8 @@ class LoaderState:
         """Return the state now or, with ``before_last``, as it was before the last batch was handed
         out.
         """
+        from ..checkpoint.made_by import made_by
+
         was_wanted = self._is_wanted
         self.want(before=before_last)
         if self.to_resume is not None:
@@ -162,6 +163,8 @@ class LoaderState:
                 "load_state_dict: workers: the state is of a map-style dataset, "
                 f"{type(loader.dataset).__name__} is iterable. Make the loader as it was then."
             )
+        from ..checkpoint.made_by import check_made_by, made_by, told_doubts
+
         here = made_by(loader)
         doubts = check_made_by(
             resume.made_by,
