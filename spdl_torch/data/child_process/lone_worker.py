@@ -76,7 +76,7 @@ class LoneWorker:
             self._spec,
             wire.epochs,
             self._activity,
-            copying=threading.Lock(),  # nobody else copies: there is one worker
+            copying=None,
             cells=tuple(stage.new_cell() if self._spec.stats else None for stage in self._stages),
             could_not_start=_note_nothing,
             note_shared=_note_nothing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,51 @@ from ...objects.copies import deep_copy, shallow_copy
 from ...objects.members import slots_of
 from ..rng.owned import OwnedGenerators
 from .object_state import attributes_of_copy
-from .private_state import TRANSFORM_NAMES
+from .private_state import TRANSFORM_NAMES, PrivateState
 from .worker_info import rebound
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
 _logger = logging.getLogger("spdl_torch.data")
+
+
+class Copying:
+    """How the workers of one process get what is their own. One at a time: Python 3.11 crashes
+    where two threads make an object's __dict__.
+
+    ``is_private``: each has a state of its own for all that samples may change; else what the
+    dataset's author vouches for is shared.
+    """
+
+    def __init__(self, *, is_private: bool) -> None:
+        self._is_private = is_private
+        self._turn = threading.Lock()
+
+    def private(self) -> PrivateState | None:
+        """Return a worker's private state; None = it has none."""
+        return PrivateState() if self._is_private else None
+
+    def dataset(self, dataset: Any, private: PrivateState | None) -> Any:
+        """Return a worker's own dataset."""
+        if private is None:
+            return own_copy(dataset, self._turn)
+        with self._turn:
+            return private.dataset(dataset)
+
+    def function(
+        self,
+        function: Callable[..., Any],
+        dataset: Any,
+        own: Any,
+        private: PrivateState | None,
+    ) -> Callable[..., Any]:
+        """Return a worker's own ``collate_fn``."""
+        if private is None:
+            return own_function(function, dataset, own, self._turn)
+        with self._turn:
+            copied: Callable[..., Any] = private.function(function, "collate_fn")
+            return copied
 
 
 def own_copy(dataset: Any, turn: threading.Lock) -> Any:

@@ -36,6 +36,7 @@ from ..rng.patches import process_generators_kept
 from .activity import Activity, Turns, describe_activities
 from .budget import budget
 from .contention import Contention
+from .dataset_copies import Copying
 from .device import AHEAD, most_pieces
 from .epoch import Epoch
 from .jobs import Failed, Job, Result
@@ -97,7 +98,7 @@ class WorkerPool:
         self._threads = ThreadGroup(weakly(self.request_stop))
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
-        self._copying = threading.Lock()
+        self._copying = Copying(is_private=not spec.is_vouched_for)
         self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
         self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}

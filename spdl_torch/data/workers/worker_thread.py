@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.rings import Ring
     from .activity import Activity
+    from .dataset_copies import Copying
     from .epoch import Epoch
     from .load_spec import LoadSpec
-    from .private_state import PrivateState
 
 _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
 
@@ -55,14 +55,15 @@ class Worker:
         epochs: Channel[Epoch],
         activity: Activity,
         *,
-        copying: threading.Lock,
+        copying: Copying | None,
         cells: Sequence[TaskCell | None],
         could_not_start: Callable[[int, BaseException], None],
         note_shared: Callable[[list[str]], None],
     ) -> None:
         """Take the worker's parts; the thread itself starts in ``serve``.
 
-        ``copying``: held while a worker copies the dataset. ``cells``: the counters of fetching
+        ``copying``: how it copies what is to be its own; None = it has a process to itself, where
+        nothing is copied. ``cells``: the counters of fetching
         and collating. ``could_not_start``: called with the reason, before the trainer goes on.
         """
         self._number = number
@@ -74,18 +75,7 @@ class Worker:
         self._could_not_start = could_not_start
         self._note_shared = note_shared
         self._streams = SampleStreams(spec.base_seed, number)
-        is_private = not (spec.owns_dataset or spec.is_vouched_for)
-        self._private: PrivateState | None = None
-        # Imported where workers share a process alone, and here, on the thread that starts them: a
-        # process that is forked meanwhile would have a module that nobody goes on importing.
-        if not spec.owns_dataset:
-            from .dataset_copies import own_copy, own_function
-
-            self._own_copy, self._own_function = own_copy, own_function
-        if is_private:
-            from .private_state import PrivateState
-
-            self._private = PrivateState()
+        self._private = None if copying is None else copying.private()
         self._made: tuple[Any, Broken | None, Callable[..., BatchMaker]] | None = None
         self._has_begun = False
 
@@ -178,12 +168,8 @@ class Worker:
         try:
             dataset = self._spec.dataset
             self._activity.beginning = f"copying {type(dataset).__name__}"
-            if self._private is not None:
-                # One at a time: Python 3.11 crashes where two threads make an object's __dict__.
-                with self._copying:
-                    dataset = self._private.dataset(dataset)
-            elif not self._spec.owns_dataset:
-                dataset = self._own_copy(dataset, self._copying)
+            if self._copying is not None:
+                dataset = self._copying.dataset(dataset, self._private)
             for each in borrowers_in(dataset) if self._spec.stream_per_sample else ():
                 each.sample_context = self._streams.sample_context
         except BaseException as error:
@@ -194,20 +180,19 @@ class Worker:
 
     def _own_functions(self, dataset: Any) -> tuple[Callable[[Any], Any], Any]:
         """Return the worker's own ``collate_fn``, and what makes its batch, if another does."""
-        spec, private = self._spec, self._private
+        spec, private, copying = self._spec, self._private, self._copying
+        if copying is None:
+            return spec.collate_fn, None
+        own = copying.function(spec.collate_fn, spec.dataset, dataset, private)
         if private is None:
-            if spec.owns_dataset:
-                return spec.collate_fn, None
-            return self._own_function(spec.collate_fn, spec.dataset, dataset, self._copying), None
-        with self._copying:
-            own = private.function(spec.collate_fn, "collate_fn")
+            return own, None
         private.forget()
         if private.shared:
             self._note_shared(private.shared)
         into: Callable[[Any], Any] | None = None
         if private.arrays.has_arrays:
             if own is default_convert:
-                from .shared_arrays import convert_read_only  # private_state has imported it
+                from .shared_arrays import convert_read_only  # ``Copying`` has imported it
 
                 into = convert_read_only
             elif is_torchs_collate(own):
