@@ -16,7 +16,7 @@ from _isolation_data import Contents, Table, as_list, mapped_blocks
 from _loader_helpers import assert_threads_end
 
 import spdl_torch
-from spdl_torch.data.child_process import process_pool
+from spdl_torch.data.child_process import shared_blocks
 from spdl_torch.data.child_process.shared_blocks import SharedBlocks
 
 __all__ = ["nothing_left"]
@@ -117,7 +117,7 @@ def test_blocks_exist_once_and_writes_stay_in_their_child():
 
 def test_blocks_lie_in_the_pickle_where_no_descriptor_can_be_given(monkeypatch):
     """The test above would see that there is no file."""
-    monkeypatch.setattr(process_pool, "CAN_SHARE_BLOCKS", False)
+    monkeypatch.setattr(shared_blocks, "CAN_SHARE_BLOCKS", False)
     assert not any(mapped for ((_, _, mapped),) in loader_of(Table()))
 
 
