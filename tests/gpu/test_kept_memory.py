@@ -245,10 +245,20 @@ def test_forked_process_does_not_use_what_its_parent_keeps(device, monkeypatch):
 # -- when it is wanted -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [without_workers, in_processes])
-def test_memory_that_is_kept_goes_to_who_is_refused_more(device, make):
+def test_slabs_of_processes_are_part_of_what_is_kept(device):
+    """They count, and they go when somebody asks for it."""
+    run_epoch(loader := in_processes())
+    (keeper,) = keepers.now()
+    assert keeper.idle_bytes == sum(device.locked.values())
+    keeper.let_go()
+    gc.collect()
+    assert device.locked == {}
+    run_epoch(loader)
+
+
+def test_memory_that_is_kept_goes_to_who_is_refused_more(device):
     """What the system lets this process lock is enough for one of the loaders."""
-    run_epoch(first := make())
+    run_epoch(first := without_workers())
     assert device.locked
     device.most_bytes = sum(device.locked.values())
     run_epoch(second := without_workers())
