@@ -15,20 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class TaskStatsRow(TypedDict):
-    """Statistics of a stage's tasks in one interval; times in seconds."""
+class _Row(TypedDict):
+    """The stage of a row, where it ran, and the interval."""
 
     timestamp: float
     name: str
-    num_tasks: int
-    num_failures: int
-    ave_time: float
-    p90_time: float
-    p99_time: float
     elapsed: float
-    ave_cpu_time: float
-    p50_time: float
-    busy_time: float
     label: str
     stage_number: int | None
     concurrency: int
@@ -36,15 +28,25 @@ class TaskStatsRow(TypedDict):
     rank: int
     host: str
     pipeline: int | None
+
+
+class TaskStatsRow(_Row):
+    """Statistics of a stage's tasks in one interval; times in seconds."""
+
+    num_tasks: int
+    num_failures: int
+    ave_time: float
+    p90_time: float
+    p99_time: float
+    ave_cpu_time: float
+    p50_time: float
+    busy_time: float
     num_dropped: int | None
 
 
-class QueueStatsRow(TypedDict):
+class QueueStatsRow(_Row):
     """Statistics of a queue in one interval; times in seconds."""
 
-    timestamp: float
-    name: str
-    elapsed: float
     num_items: int
     ave_put_time: float
     ave_get_time: float
@@ -55,13 +57,6 @@ class QueueStatsRow(TypedDict):
     occupancy_rate: float
     put_wait_time: float
     get_wait_time: float
-    label: str
-    stage_number: int | None
-    concurrency: int
-    run_id: int
-    rank: int
-    host: str
-    pipeline: int | None
 
 
 TaskStatsQueryResult: TypeAlias = TaskStatsRow
