@@ -108,7 +108,7 @@ def _run_worker(
     try:
         spec = _opened(beginning, uplink)
         threading.current_thread().name = f"spdl-worker-{number}"
-        _seed_process(spec.base_seed, number)
+        _seed_process(spec.draws.base_seed, number)
         worker = LoneWorker(number, spec, beginning.key, beginning.workers, uplink)
         listener = threading.Thread(
             target=worker.answer, args=(control,), name="spdl-listener", daemon=True

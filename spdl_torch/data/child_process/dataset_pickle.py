@@ -206,9 +206,13 @@ def _dumps_or_explain(spec: LoadSpec, blocks: SharedBlocks | None, spans: Any) -
         if _is_of_an_object(error):
             attach_note(error, "in pickling the dataset and its functions for a worker process")
             raise
-        parts = ("dataset", "collate_fn", "worker_init_fn")
-        for name in parts:
-            found = find_unpicklable(getattr(spec, name), name)
+        parts = {
+            "dataset": spec.recipe.dataset,
+            "collate_fn": spec.recipe.collate_fn,
+            "worker_init_fn": spec.worker_init_fn,
+        }
+        for name, part in parts.items():
+            found = find_unpicklable(part, name)
             if found is not None:
                 path, value = found
                 raise pickle.PicklingError(

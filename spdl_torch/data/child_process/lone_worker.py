@@ -62,7 +62,7 @@ class LoneWorker:
         self._activity = Activity()
         stages = [TaskStatsHook(StageInfo(0, n, s, 1)) for n, s in ((1, "fetch"), (2, "collate"))]
         self._stages = stages
-        self.stats = uplink.stats = PoolStats(stages[0], stages[1], None, spec.dataset)
+        self.stats = uplink.stats = PoolStats(stages[0], stages[1], None, spec.recipe.dataset)
         self._begin = key, tuple(workers)
 
     def run(self, connection: Connection) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams
-    from .bad_samples import BadSample, Tolerance
+    from .bad_samples import BadSample
+    from .recipe import Recipe
     from .stacking import Memory
 
 
@@ -37,32 +38,34 @@ class BatchMaker:
 
     def __init__(
         self,
-        dataset: Any,
-        collate_fn: Callable[[Any], Any],
+        recipe: Recipe,
         *,
-        iterable: bool,
-        auto_collation: bool,
-        drop_last: bool,
         streams: SampleStreams | None = None,
         key: StreamKey | None = None,
         resume: WorkerState | None = None,
         worker: int = 0,
-        tolerance: Tolerance | None = None,
         collate_into: Callable[[Any], Any] | None = None,
         memory: Memory | None = None,
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
     ) -> None:
-        self._auto_collation = auto_collation
-        self._batch = batch = Batch(streams, key, tolerance)
+        dataset, collate_fn = recipe.dataset, recipe.collate_fn
+        self._auto_collation = auto_collation = recipe.auto_collation
+        self._batch = batch = Batch(streams, key, recipe.tolerance)
         self.items: Items | None = None
         """The items of an iterable dataset; None = map-style."""
         self._samples: Samples | None = None
         self._num_good = 0  # of the batch's samples, once that is known
-        if iterable:
+        if recipe.iterable:
             kind = Items if auto_collation else SingleItems
-            options: dict[str, Any] = {"resume": resume, "worker": worker, "drop_last": drop_last}
-            self.items = kind(dataset, batch, fetch_cell, **options)
+            self.items = kind(
+                dataset,
+                batch,
+                fetch_cell,
+                resume=resume,
+                worker=worker,
+                drop_last=recipe.drop_last,
+            )
         else:
             reader = row_reader(dataset, collate_fn) if auto_collation else None
             self._samples = samples_of(

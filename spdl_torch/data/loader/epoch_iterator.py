@@ -27,6 +27,7 @@ from ..checkpoint.resume_state import (
 from ..checkpoint.user_state import WorkerState
 from ..error_notes import add_thread_note, not_an_end
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
+from ..fetching.recipe import Recipe
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
@@ -330,6 +331,16 @@ class EpochIterator(_BaseDataLoaderIter):
             return None
         replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
         return Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
+
+    def _recipe(self, loader: BaseLoader[Any]) -> Recipe:
+        """Return what the workers make batches of."""
+        return Recipe(
+            self._dataset,
+            self._collate_fn,
+            self._auto_collation,
+            self._drop_last,
+            self._tolerance(loader),
+        )
 
     def _failure_of(self, tries: Tries | None, number: int, *, empty: bool) -> Any:
         """Return the error that the trainer gets in place of batch ``number``; None = no error."""

@@ -35,7 +35,7 @@ from ..rng.patches import of_thread
 from ..rng.streams import Lending, SampleStreams, borrowers_in
 from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
-from ..workers.load_spec import LoadSpec
+from ..workers.load_spec import Draws, LoadSpec
 from ..workers.stats import InlineStats
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
@@ -108,15 +108,10 @@ class InlineIterator(EpochIterator):
             self._streams.seed_owned(owned)
         self._maker = self._within_streams(
             BatchMaker,
-            self._dataset,
-            self._collate_fn,
-            iterable=isinstance(self._dataset, IterableDataset),
-            auto_collation=self._auto_collation,
-            drop_last=self._drop_last,
+            self._recipe(loader),
             streams=self._streams,
             key=self._stream_key(),
             resume=next(iter(self._begun_from), None),
-            tolerance=self._tolerance(loader),
             # Two outstanding: the one that is being made, and the one that the loop has.
             memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
             fetch_cell=cells[0],
@@ -306,22 +301,15 @@ class ThreadIterator(EpochIterator):
     ) -> LoadSpec:
         pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
-            dataset=self._dataset,
-            iterable=self._iterable,
-            auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
-            drop_last=self._drop_last,
+            recipe=self._recipe(loader),
             num_workers=self._num_workers,
             max_outstanding=self._max_outstanding,
             in_order=loader.in_order,
             stats=stats,
-            base_seed=self._streams_seed,
-            stream_per_sample=loader.rng == "sample",
-            is_seeded=loader.seed is not None,
+            draws=Draws(self._streams_seed, loader.rng == "sample", loader.seed is not None),
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
             pipeline_number=pipeline_number,
-            tolerance=self._tolerance(loader),
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
             is_vouched_for=loader._is_vouched_for(placement),
             most_workers=_most_workers(loader) if loader._is_tuned else None,

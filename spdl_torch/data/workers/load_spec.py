@@ -10,28 +10,30 @@ from ..fetching.sample_calls import takes_batches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..fetching.bad_samples import Tolerance
+    from ..fetching.recipe import Recipe
     from ..fetching.stacking import Memory
+
+
+class Draws(NamedTuple):
+    """How the workers of a loader draw random numbers."""
+
+    base_seed: int
+    per_sample: bool
+    """True: each sample has its own random stream. False: each worker has one stream for all its
+    work, and makes whole batches."""
+    is_seeded: bool
+    """Whether the user gave the seed: an epoch's streams then depend on its number alone."""
 
 
 class LoadSpec(NamedTuple):
     """The loader's configuration when iteration began."""
 
-    dataset: Any
-    iterable: bool
-    auto_collation: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
+    recipe: Recipe
     num_workers: int
     max_outstanding: int
     """The limit of jobs given out and not yet received: ``prefetch_factor * num_workers``."""
     in_order: bool
-    base_seed: int
-    stream_per_sample: bool
-    """True: each sample has its own random stream. False: each worker has one stream for all its
-    work, and makes whole batches."""
-    is_seeded: bool
-    """Whether the user gave the seed: an epoch's streams then depend on its number alone."""
+    draws: Draws
     worker_init_fn: Callable[[int], None] | None
     stats: bool
     finalize: Callable[[Any], Any] | None
@@ -40,8 +42,6 @@ class LoadSpec(NamedTuple):
     """The loader's number in traces."""
     device_index: int | None
     """The accelerator that is current on the trainer's thread; None = none is in use."""
-    tolerance: Tolerance | None = None
-    """The treatment of samples that fail; None = the batch fails with them."""
     most_workers: int | None = None
     """The most workers that tuning may start; None = their number stays."""
     is_vouched_for: bool = False
@@ -61,11 +61,12 @@ class LoadSpec(NamedTuple):
     @property
     def shares_jobs(self) -> bool:
         """Whether several threads can work on one batch."""
-        if not self.auto_collation or self.has_turns or takes_batches(self.dataset):
+        dataset, collate_fn = self.recipe.dataset, self.recipe.collate_fn
+        if not self.recipe.auto_collation or self.has_turns or takes_batches(dataset):
             return False
-        return row_reader(self.dataset, self.collate_fn) is None
+        return row_reader(dataset, collate_fn) is None
 
     @property
     def has_turns(self) -> bool:
         """Whether it matters which worker makes which batch: they take turns, as in torch."""
-        return self.iterable or not self.stream_per_sample
+        return self.recipe.iterable or not self.draws.per_sample

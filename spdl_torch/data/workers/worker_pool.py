@@ -113,7 +113,7 @@ class WorkerPool:
             self._fetch_stats,
             self._collate_stats,
             None if device_stage is None else device_stage.hook,
-            spec.dataset,
+            spec.recipe.dataset,
         )
         self.stats.near = None if device_stage is None else device_stage.near
         self._epoch: Epoch | None = None

@@ -74,7 +74,7 @@ class Worker:
         self._cells = cells
         self._could_not_start = could_not_start
         self._note_shared = note_shared
-        self._streams = SampleStreams(spec.base_seed, number)
+        self._streams = SampleStreams(spec.draws.base_seed, number)
         self._private = None if copying is None else copying.private()
         self._made: tuple[Any, Broken | None, Callable[..., BatchMaker]] | None = None
         self._has_begun = False
@@ -97,7 +97,7 @@ class Worker:
         info = acting_as_worker(
             number,
             spec.announced_workers,
-            spec.base_seed,
+            spec.draws.base_seed,
             dataset,
             is_process=spec.owns_dataset,
         )
@@ -115,15 +115,15 @@ class Worker:
             while not leave:
                 try:
                     epoch = self._epochs.get()
-                    if self._has_begun and spec.is_seeded:
+                    if self._has_begun and spec.draws.is_seeded:
                         self._streams.begin_worker(epoch.key.epoch_seed)
                     self._has_begun = True
                     ring = epoch.recorder.new_ring("worker", 1, number)
                     record_parts(ring, fetch=fetch_cell, collate=collate_cell)
                     made = partial(
                         make_batches,
-                        key=epoch.key_of(number) if spec.stream_per_sample else None,
-                        resume=epoch.workers[number] if spec.iterable else None,
+                        key=epoch.key_of(number) if spec.draws.per_sample else None,
+                        resume=epoch.workers[number] if spec.recipe.iterable else None,
                     )
                     self._work(epoch, ring, made, broken)
                 except ChannelClosed:
@@ -143,19 +143,14 @@ class Worker:
         spec = self._spec
         dataset, broken = self._copied_dataset()
         collate_fn, collate_into = self._own_functions(dataset)
-        if spec.stream_per_sample:
+        if spec.draws.per_sample:
             self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
         fetch_cell, collate_cell = self._cells
         make_batches = partial(
             BatchMaker,
-            dataset,
-            collate_fn,
-            iterable=spec.iterable,
-            auto_collation=spec.auto_collation,
-            drop_last=spec.drop_last,
+            spec.recipe._replace(dataset=dataset, collate_fn=collate_fn),
             streams=self._streams,
             worker=self._number,
-            tolerance=spec.tolerance,
             collate_into=collate_into,
             memory=spec.memory,
             fetch_cell=fetch_cell,
@@ -166,14 +161,14 @@ class Worker:
     def _copied_dataset(self) -> tuple[Any, Broken | None]:
         """Return the worker's own dataset, and why it could not be copied, if so."""
         try:
-            dataset = self._spec.dataset
+            dataset = self._spec.recipe.dataset
             self._activity.beginning = f"copying {type(dataset).__name__}"
             if self._copying is not None:
                 dataset = self._copying.dataset(dataset, self._private)
-            for each in borrowers_in(dataset) if self._spec.stream_per_sample else ():
+            for each in borrowers_in(dataset) if self._spec.draws.per_sample else ():
                 each.sample_context = self._streams.sample_context
         except BaseException as error:
-            return self._spec.dataset, self._failed_to_start(error, "in copying the dataset")
+            return self._spec.recipe.dataset, self._failed_to_start(error, "in copying the dataset")
         finally:
             self._activity.beginning = ""
         return dataset, None
@@ -182,8 +177,8 @@ class Worker:
         """Return the worker's own ``collate_fn``, and what makes its batch, if another does."""
         spec, private, copying = self._spec, self._private, self._copying
         if copying is None:
-            return spec.collate_fn, None
-        own = copying.function(spec.collate_fn, spec.dataset, dataset, private)
+            return spec.recipe.collate_fn, None
+        own = copying.function(spec.recipe.collate_fn, spec.recipe.dataset, dataset, private)
         if private is None:
             return own, None
         private.forget()
@@ -206,7 +201,7 @@ class Worker:
                 torch.accelerator.set_device_index(spec.device_index)
             if spec.worker_init_fn is not None:
                 self._activity.beginning = f"worker_init_fn({number})"
-                rebound(spec.worker_init_fn, spec.dataset, dataset)(number)
+                rebound(spec.worker_init_fn, spec.recipe.dataset, dataset)(number)
         except BaseException as error:
             return self._failed_to_start(error, f"in worker_init_fn({number})")
         finally:
@@ -220,7 +215,7 @@ class Worker:
         is_told = not (self._spec.owns_dataset or self._spec.has_turns)
         if is_told:
             self._could_not_start(self._number, error)
-        return Broken(error, ends=self._spec.iterable, told=is_told)
+        return Broken(error, ends=self._spec.recipe.iterable, told=is_told)
 
     def _work(
         self,
@@ -247,13 +242,13 @@ class Worker:
 
     def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
         """Return the maker of the epoch's batches, or what stands in for it."""
-        step = f"iter({type(self._spec.dataset).__name__})"
+        step = f"iter({type(self._spec.recipe.dataset).__name__})"
         self._activity.beginning = step
         try:
             return make_batches()
         except BaseException as error:
             add_thread_note(error, f"in {step}")
-            return Broken(error, ends=self._spec.iterable)
+            return Broken(error, ends=self._spec.recipe.iterable)
         finally:
             self._activity.beginning = ""
 
@@ -348,7 +343,7 @@ class Worker:
 
     def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
         """Build the result of a shared job whose samples are all finished."""
-        tries = None if self._spec.tolerance is None else Tries.of(0, job.bad)
+        tries = None if self._spec.recipe.tolerance is None else Tries.of(0, job.bad)
         if job.errors:
             error = job.errors[min(job.errors)]
             job.errors.clear()  # their frames refer to the job: break the cycle
@@ -356,7 +351,7 @@ class Worker:
             return Failed(job.number, error, tries=tries, again=again)
         samples = job.samples
         try:
-            if self._spec.tolerance is not None:
+            if self._spec.recipe.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
             batch = maker.collate(samples, job.index, job.number)
             return Loaded(job.number, self._finalize(job, batch), None, tries)
