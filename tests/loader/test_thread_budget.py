@@ -89,9 +89,11 @@ class Count:
             assert self.changed.wait_for(lambda: self.now >= number, PATIENCE_SECONDS)
 
 
-def is_retired(source):
-    """Whether a loader's threads were let go, until its next epoch."""
-    return pool_of(source)._is_retired
+def await_end_of_threads(source):
+    """Wait until the threads of a loader have ended, which were let go."""
+    for thread in threads_of(source):
+        thread.join(PATIENCE_SECONDS)
+    assert not any(thread.is_alive() for thread in threads_of(source))
 
 
 def num_workers_of(source):
@@ -231,11 +233,8 @@ def test_many_loaders_one_after_another_have_their_32_workers(two_cores, number)
         assert indices(batches) == EXPECTED_OF_MANY
         gate.clear()
     assert count.most == 32
-    retired = [is_retired(each) for each in loaders]
-    assert retired == [True] * (number - 2) + [False] * 2
     for each in loaders[:-2]:
-        for thread in threads_of(each):
-            thread.join(PATIENCE_SECONDS)
+        await_end_of_threads(each)
     assert len(worker_threads()) == 64
 
 
@@ -554,11 +553,8 @@ def test_threads_of_resting_loaders_are_let_go(monkeypatch):
     assert [plain(again), plain(again)] == [first[0], second[0]]
     assert (first, second[0] != expected) == ([expected] * 20, True)
     assert second == [second[0]] * 20
-    retired = [is_retired(each) for each in [*loaders, again]]
-    assert retired == [True] * 18 + [False] * 3
     for each in loaders[:18]:
-        for thread in threads_of(each):
-            thread.join(PATIENCE_SECONDS)
+        await_end_of_threads(each)
     assert len(worker_threads()) == 12
     kept = [num_workers_of(each) for each in loaders]
     assert kept == [4] * 20
@@ -586,7 +582,10 @@ def test_workers_whose_thread_may_matter_keep_it(monkeypatch, options):
     loaders += [loader(Unvouched(), persistent_workers=True) for _ in range(2)]
     for each in loaders:
         list(each)
-    assert [is_retired(each) for each in loaders] == [False] * 5
+    threads = [threads_of(each) for each in loaders]
+    for each in loaders:
+        list(each)
+    assert [threads_of(each) for each in loaders] == threads
     assert all(thread.is_alive() for each in loaders for thread in threads_of(each))
 
 

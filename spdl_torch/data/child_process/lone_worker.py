@@ -61,7 +61,6 @@ class LoneWorker:
         # Written by the worker, on the main thread; read by the thread that answers questions.
         self._activity = Activity()
         stages = [TaskStatsHook(StageInfo(0, n, s, 1)) for n, s in ((1, "fetch"), (2, "collate"))]
-        self._stages = stages
         self.stats = uplink.stats = PoolStats(stages[0], stages[1], None, spec.recipe.dataset)
         self._begin = key, tuple(workers)
 
@@ -77,7 +76,7 @@ class LoneWorker:
             wire.epochs,
             self._activity,
             copying=None,
-            cells=tuple(stage.new_cell() if self._spec.stats else None for stage in self._stages),
+            cells=self.stats.new_cells(enabled=self._spec.stats),
             could_not_start=_note_nothing,
             note_shared=_note_nothing,
         )
@@ -118,7 +117,6 @@ class LoneWorker:
         spec = self._spec
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         recorder.belongs_to(self.stats)
-        fetch, collate = (stage.counters() for stage in self._stages)
         queues: Any = wire
         epoch = Epoch(
             jobs=(queues,),
@@ -127,8 +125,8 @@ class LoneWorker:
             in_order=False,  # the trainer puts the results in order
             key=key,
             workers=tuple(workers),
-            fetch_before=fetch,
-            collate_before=collate,
+            fetch_before=self.stats.fetch.counters(),
+            collate_before=self.stats.collate.counters(),
             transfer_before=TaskCounters(),
             probes_before=probe_counters(),
             contention=Contention((), shares_jobs=False, adapts=False),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...io._transfer.near import Near
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...pipeline.hooks.task_hooks import TaskStatsHook
+    from ...pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.timeline import Timeline
     from ..fetching.bad_samples import SkippedSamples
@@ -134,8 +134,7 @@ class PoolStats:
         dataset: Any = None,
     ) -> None:
         self._counts = DatasetCounts(dataset)
-        self._fetch = fetch
-        self._collate = collate
+        self.fetch, self.collate = fetch, collate
         self._transfer = transfer
         self.skipped: SkippedSamples | None = None
         self.shared = ""
@@ -152,6 +151,10 @@ class PoolStats:
         nothing = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
         self._last = Figures(nothing, Probes())
         self._recorder: FlightRecorder | None = None
+
+    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
+        """Return the cells in which a new worker counts its fetching and its collating."""
+        return tuple(each.new_cell() if enabled else None for each in (self.fetch, self.collate))
 
     @property
     def is_over(self) -> bool:
@@ -253,11 +256,11 @@ class PoolStats:
         # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
         # counters take long to read where threads contend for the GIL.
         return Readings(
-            fetch=self._fetch.counters().since(epoch.fetch_before),
+            fetch=self.fetch.counters().since(epoch.fetch_before),
             jobs_wait_ns=epoch.idle_ns(),
             parked_ns=epoch.parked_ns(),
             one_at_a_time=epoch.contention.alone is not None,
-            collate=self._collate.counters().since(epoch.collate_before),
+            collate=self.collate.counters().since(epoch.collate_before),
             probes_before=epoch.probes_before,
             probes_now=probe_counters(run_delays=run_delays),
             data=self._counts.now(),

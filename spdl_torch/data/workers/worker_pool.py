@@ -41,6 +41,7 @@ from .device import AHEAD, most_pieces
 from .epoch import Epoch
 from .jobs import Failed, Job, Result
 from .private_state import shared_remark
+from .resting import Rest
 from .stats import PoolStats
 from .worker_info import use_one_intra_op_thread
 from .worker_thread import Worker
@@ -90,7 +91,6 @@ class WorkerPool:
             self._memory = device_stage.batch_memory(spec.max_outstanding)
             spec = spec._replace(memory=self._memory)
         self._spec = spec
-        self._shares_jobs = spec.shares_jobs
         self._device_stage = device_stage
         self._pid = os.getpid()
         # A weak reference: with a strong one only a garbage collection would free the pool, and
@@ -99,8 +99,6 @@ class WorkerPool:
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
         self._copying = Copying(is_private=not spec.is_vouched_for)
-        self._fetch_stats = TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers))
-        self._collate_stats = TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers))
         self._init_errors: dict[int, BaseException] = {}
         self._death: BaseException | None = None  # a thread's failure through a bug in this package
         self._is_whole = True  # False once a worker could not start
@@ -110,22 +108,16 @@ class WorkerPool:
         if device_stage is not None:
             self._epochs[_TRANSFER] = Channel(_MAX_EPOCHS_WAITING)
         self.stats = PoolStats(
-            self._fetch_stats,
-            self._collate_stats,
+            TaskStatsHook(StageInfo(0, 1, "fetch", spec.num_workers)),
+            TaskStatsHook(StageInfo(0, 2, "collate", spec.num_workers)),
             None if device_stage is None else device_stage.hook,
             spec.recipe.dataset,
         )
         self.stats.near = None if device_stage is None else device_stage.near
         self._epoch: Epoch | None = None
-        # Between epochs the threads may be let go while the workers stay: threads share the dataset
-        # and keep nothing of their own.
-        self._may_retire = spec.is_vouched_for and not (spec.has_turns or spec.worker_init_fn)
         self._workers: dict[int, Worker] = {}
         self._threads_of: dict[int, threading.Thread] = {}
-        # Guards the two below: another loader's thread lets these threads go. Re-entrant: Ctrl-C's
-        # handler may iterate, too.
-        self._rest_lock = threading.RLock()
-        self._is_resting = self._is_retired = False
+        self._rest = Rest()
 
     def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
         """Start the threads, and the first epoch on them.
@@ -267,33 +259,34 @@ class WorkerPool:
 
     def rest(self) -> None:
         """Keep the statistics of an epoch that is over; see ``Pool.rest``."""
+        spec = self._spec
         self.stats.end()
-        if not self._may_retire:
+        # The threads may be let go while the workers stay, where these share the dataset and keep
+        # nothing of their own.
+        if not spec.is_vouched_for or spec.has_turns or spec.worker_init_fn:
             budget.end(self)
             return
-        with self._rest_lock:
-            self._is_resting = True
+        self._rest.begin()
         budget.rest(self, len(self._threads_of))
 
     def retire(self) -> None:
         """Let the threads of an epoch that is over go; the workers stay, and get new threads with
         the next epoch. Any thread may call this; never blocks.
         """
-        with self._rest_lock:
-            epoch = self._epoch
-            if not self._is_resting or self._is_retired or epoch is None:
-                return
-            self._is_retired = True
-            for number, epochs in list(self._epochs.items()):
-                if number != _TRANSFER:
-                    epochs.dismiss(1)
-            epoch.close()
+        self._rest.retire(self._let_threads_go)
+
+    def _let_threads_go(self) -> None:
+        epoch = self._epoch
+        if epoch is None:
+            return
+        for number, epochs in list(self._epochs.items()):
+            if number != _TRANSFER:
+                epochs.dismiss(1)
+        epoch.close()
 
     def _wake(self) -> list[int]:
         """Keep the threads from now on; return the workers whose threads have gone."""
-        with self._rest_lock:
-            was_retired, self._is_resting, self._is_retired = self._is_retired, False, False
-        if not was_retired:
+        if not self._rest.end():
             return []
         numbers = [number for number in list(self._epochs) if number != _TRANSFER]
         gone = [number for number in numbers if not self._epochs[number].recall(1)]
@@ -372,12 +365,12 @@ class WorkerPool:
             in_order=spec.in_order,
             key=key,
             workers=tuple(workers),
-            fetch_before=self._fetch_stats.counters(),
-            collate_before=self._collate_stats.counters(),
+            fetch_before=self.stats.fetch.counters(),
+            collate_before=self.stats.collate.counters(),
             transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
             probes_before=probe_counters(),
             contention=Contention(
-                self._activities, shares_jobs=self._shares_jobs, adapts=not spec.has_turns
+                self._activities, shares_jobs=spec.shares_jobs, adapts=not spec.has_turns
             ),
             recorder=recorder,
             first=first,
@@ -473,15 +466,13 @@ class WorkerPool:
             self._device_stage.settle(number)
         worker = self._workers.get(number)
         if worker is None:
-            stages = (self._fetch_stats, self._collate_stats)
-            cells = tuple(stage.new_cell() if self._spec.stats else None for stage in stages)
             worker = self._workers[number] = Worker(
                 number,
                 self._spec,
                 self._epochs[number],
                 self._activities[number],
                 copying=self._copying,
-                cells=cells,
+                cells=self.stats.new_cells(enabled=self._spec.stats),
                 could_not_start=self._could_not_start,
                 note_shared=self._note_shared,
             )
