@@ -93,8 +93,9 @@ class EpochIterator(_BaseDataLoaderIter):
         self._skipped = None
         if tolerance is not None:
             self._skipped = SkippedSamples(loader.error_budget, tolerance)
-        self._seed_epoch(loader)
-        self._start_position = 0  # of the epoch's samples on all ranks
+        epoch, seed = self._new_seed(loader)
+        streams_seed = seed
+        start = 0  # of the epoch's samples on all ranks
         self._num_samples_submitted = self._num_taken = 0
         self._resume = None if resume is None or resume.finished else resume
         self._begins_late = self._resume is None and inspect.isgenerator(self._sampler_iter)
@@ -104,39 +105,46 @@ class EpochIterator(_BaseDataLoaderIter):
             self._sampler_iter = drawing
         first = [None]
         if self._resume is not None:
-            self._epoch_seed = self._streams_seed = self._resume.epoch_seed
+            seed = streams_seed = self._resume.epoch_seed
             if loader.rng == "worker":
-                self._streams_seed = self._resume.seed_of_rest()
-            self._go_to(self._resume)
+                streams_seed = self._resume.seed_of_rest()
+            start, self._num_samples_submitted = self._skipped_to(self._resume)
             is_before_order = redrawn.is_before_order(self._resume)
             first = self._draw_first_index(drawing)
             if is_before_order:
                 redrawn.trainers = torch.get_rng_state()
+        self._key = StreamKey(
+            streams_seed,
+            start,
+            *shard_of(self._index_sampler),
+            epoch=epoch,
+            is_seeded=loader.seed is not None,
+        )
         self._begun_from = self._worker_states(resume)
         self._progress = known.progress = self._new_progress(
-            loader, resume, redrawn, drawing, nothing_left=not first
+            loader, seed, resume, redrawn, drawing, nothing_left=not first
         )
 
-    def _seed_epoch(self, loader: BaseLoader[Any]) -> None:
-        """Number the epoch, and choose the seed of its random streams."""
+    def _new_seed(self, loader: BaseLoader[Any]) -> tuple[int, int]:
+        """Return the number of the epoch that begins, and the seed of its random streams."""
         known = loader._state
         epoch = epoch_of(self._index_sampler)
         if epoch is None:
             epoch = known.num_epochs_begun
         known.num_epochs_begun += 1
-        self._epoch, self._is_seeded = epoch, loader.seed is not None
         if loader.seed is not None:
-            self._epoch_seed = epoch_seed(loader.seed, epoch)
+            seed = epoch_seed(loader.seed, epoch)
         elif self._num_epochs == 0:
-            self._epoch_seed = int(self._base_seed)
+            seed = int(self._base_seed)
         else:  # torch draws a base seed only once for a persistent loader; its epochs must differ
-            self._epoch_seed = epoch_seed(int(self._base_seed), self._num_epochs)
-        self._streams_seed = self._epoch_seed
+            seed = epoch_seed(int(self._base_seed), self._num_epochs)
         self._num_epochs += 1
+        return epoch, seed
 
     def _new_progress(
         self,
         loader: BaseLoader[Any],
+        seed: int,
         resume: ResumeState | None,
         redrawn: Redrawn,
         drawing: Drawing | None,
@@ -147,9 +155,9 @@ class EpochIterator(_BaseDataLoaderIter):
         known, within = loader._state, self._resume
         begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
-            epoch_seed=self._epoch_seed,
-            start=self._start_position,
-            world=shard_of(self._index_sampler)[0],
+            epoch_seed=seed,
+            start=self._key.start,
+            world=self._key.num_replicas,
             rank=rank_of(self._index_sampler),
             in_batches=self._auto_collation,
             before=() if within is None else within.last_indices_of(self._index_sampler),
@@ -177,15 +185,15 @@ class EpochIterator(_BaseDataLoaderIter):
         assert state in FOLLOWING[self._state], f"{self._state} cannot become {state}"
         self._state = state
 
-    def _go_to(self, resume: ResumeState) -> None:
-        """Skip what the trainer has already received."""
+    def _skipped_to(self, resume: ResumeState) -> tuple[int, int]:
+        """Skip what the trainer has already received; return as ``skipped``."""
         if isinstance(self._dataset, IterableDataset):
-            return  # the workers skip in their own iterables
+            return 0, 0  # the workers skip in their own iterables
         if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )
-        self._start_position, self._num_samples_submitted = skipped(
+        return skipped(
             self._sampler_iter,
             resume,
             list(nested_samplers(self._index_sampler)),
@@ -257,16 +265,6 @@ class EpochIterator(_BaseDataLoaderIter):
         """
         if self._state is not EpochState.OVER:
             self._next_data = _closed  # type: ignore[method-assign]  # no check at every next()
-
-    def _stream_key(self) -> StreamKey:
-        """Return the key from which the samples of this epoch draw."""
-        return StreamKey(
-            self._streams_seed,
-            self._start_position,
-            *shard_of(self._index_sampler),
-            epoch=self._epoch,
-            is_seeded=self._is_seeded,
-        )
 
     def _take_index(self) -> tuple[Any, int] | None:
         """Return the sampler's next index, and the position of its first sample in the epoch;

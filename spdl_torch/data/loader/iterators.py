@@ -6,7 +6,6 @@ torch's order, and Lightning recognises by it an iterator that must not be pickl
 
 from __future__ import annotations
 
-import itertools
 import logging
 import weakref
 from functools import partial
@@ -37,6 +36,7 @@ from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
 from ..workers.load_spec import Draws, LoadSpec
 from ..workers.stats import InlineStats
+from .dealing import Dealing
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
 from .placing import moved
@@ -99,7 +99,7 @@ class InlineIterator(EpochIterator):
         cells = [stage.new_cell() if stats else None for stage in self._stages]
         record_parts(self._ring, fetch=cells[0], collate=cells[1])
         # Without streams, user code draws from the process's generators.
-        self._streams = SampleStreams(self._epoch_seed) if loader.rng == "sample" else None
+        self._streams = SampleStreams(self._key.epoch_seed) if loader.rng == "sample" else None
         self._borrowers = borrowers_in(self._dataset)
         self._owned: OwnedGenerators | None = None
         if self._streams is not None:
@@ -110,7 +110,7 @@ class InlineIterator(EpochIterator):
             BatchMaker,
             self._recipe(loader),
             streams=self._streams,
-            key=self._stream_key(),
+            key=self._key,
             resume=next(iter(self._begun_from), None),
             # Two outstanding: the one that is being made, and the one that the loop has.
             memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
@@ -266,7 +266,7 @@ class ThreadIterator(EpochIterator):
             )
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
-        self._has_turns = self._iterable or loader.rng == "worker"
+        self._deals_evenly = not loader.in_order and (self._iterable or loader.rng == "worker")
         if loader._state.moving.is_on_trial:
             from .trial import settle  # was imported when the trial began
 
@@ -285,7 +285,7 @@ class ThreadIterator(EpochIterator):
             finalizer.atexit = False  # at exit the pool's thread group stops them
         self._tuner = None
         try:
-            self._pool.start(self._stream_key(), self._begun_from)
+            self._pool.start(self._key, self._begun_from)
             self._known.start_seconds = perf_counter() - self._began_seconds
             if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
@@ -306,7 +306,7 @@ class ThreadIterator(EpochIterator):
             max_outstanding=self._max_outstanding,
             in_order=loader.in_order,
             stats=stats,
-            draws=Draws(self._streams_seed, loader.rng == "sample", loader.seed is not None),
+            draws=Draws(self._key.epoch_seed, loader.rng == "sample", loader.seed is not None),
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
             pipeline_number=pipeline_number,
@@ -319,7 +319,7 @@ class ThreadIterator(EpochIterator):
         """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
         try:
             super()._reset(loader, first_iter)
-            self._pool.restart(self._stream_key(), self._begun_from)
+            self._pool.restart(self._key, self._begun_from)
             self._pool.stats.skipped = self._skipped
             if self._tuner is not None:
                 self._tuner.begin()
@@ -336,15 +336,12 @@ class ThreadIterator(EpochIterator):
         # Received and not handed out: it waits here while the next jobs are given out, so that an
         # error of the sampler, which comes first, does not cost the loop this batch.
         self._held: Any = None
-        # Where workers take turns: the worker of job n, and the number of jobs of each. For
-        # iterables also the workers that have not ended; as in torch, ended ones lose their turn.
-        self._worker_of: dict[int, int] = {}
-        self._jobs_of = [0] * self._num_workers
-        self._taken_of: dict[int, int] = {}  # map-style: the number of job n in the sampler's order
-        numbers = range(self._num_workers)
-        workers, first = self._begun_from, self._progress.next_worker
-        self._active = {n for n in numbers if not workers or not workers[n].ended}
-        self._turns = itertools.cycle([*numbers[first:], *numbers[:first]])
+        self._dealing = Dealing(
+            self._num_workers,
+            self._begun_from,
+            self._progress.next_worker,
+            evenly=self._deals_evenly,
+        )
         self._submit_more()
         self._advance(EpochState.RUNNING)
 
@@ -370,15 +367,13 @@ class ThreadIterator(EpochIterator):
                 return
 
     def _submit_next(self) -> None:
-        worker = self._next_worker()
+        worker = self._dealing.next_worker(self._max_outstanding)
         if worker is None:
             return
         taken = self._take_index()
         if taken is None:
             return
         index, first = taken
-        if not self._iterable:
-            self._taken_of[self._num_submitted] = self._num_taken - 1
         try:
             self._submit(index, worker, first, wants_state=self._progress.is_wanted)
         except (PipelineStopped, ChannelClosed):
@@ -389,25 +384,10 @@ class ThreadIterator(EpochIterator):
             raise
 
     def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
-        self._worker_of[self._num_submitted] = worker
+        self._dealing.given[self._num_submitted] = worker, self._num_taken - 1
         self._pool.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
-        self._jobs_of[worker] += 1
+        self._dealing.has_got(worker)
         self._num_submitted += 1
-
-    def _next_worker(self) -> Any:
-        """Return the worker whose turn it is; None = nobody's.
-
-        Where order does not matter, a worker with its full share of jobs is passed over:
-        otherwise one that is stuck would in the end hold every place.
-        """
-        for worker in itertools.islice(self._turns, self._num_workers):
-            if worker not in self._active:
-                continue
-            if self._in_order or not self._has_turns:
-                return worker
-            if self._jobs_of[worker] < max(1, self._max_outstanding // len(self._active)):
-                return worker
-        return None
 
     def _next_data(self) -> Any:
         while self._has_result():
@@ -489,17 +469,14 @@ class ThreadIterator(EpochIterator):
             result = self._receive()
         except ChannelClosed:  # by another thread: the interpreter's exit, or close()
             raise PipelineStopped(_STOPPED) from None
-        worker = self._worker_of[result.number]
-        self._jobs_of[worker] -= 1
-        if isinstance(result, Exhausted):
-            self._active.discard(worker)
+        self._dealing.has_done(result.number, ended=isinstance(result, Exhausted))
         return result
 
     def _note(self, result: Any) -> None:
         """Record ``result`` as handed out, so a state taken now continues after it."""
-        worker = self._worker_of.pop(result.number)
+        worker, number = self._dealing.given.pop(result.number)
         if not self._iterable:
-            self._progress.handed(self._taken_of.pop(result.number))
+            self._progress.handed(number)
         elif result.progress is not None:
             is_end = isinstance(result, Exhausted)
             note = self._progress.ended if is_end else self._progress.handed_by

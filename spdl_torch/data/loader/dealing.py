@@ -1,0 +1,57 @@
+"""Which worker makes which batch of an epoch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..checkpoint.user_state import WorkerState
+
+
+class Dealing:
+    """The jobs of an epoch as its workers get them, in turns, from ``first`` on.
+
+    workers: where their iterables begin; as in torch, those that have ended lose their turn.
+    evenly: no worker has more than its share of the jobs.
+    """
+
+    def __init__(
+        self, num_workers: int, workers: Sequence[WorkerState], first: int, *, evenly: bool
+    ) -> None:
+        numbers = range(num_workers)
+        self._turns: Iterator[int] = itertools.cycle([*numbers[first:], *numbers[:first]])
+        self._active = {n for n in numbers if not workers or not workers[n].ended}
+        self._evenly = evenly
+        self._num_jobs = [0] * num_workers  # that each worker has
+        self.given: dict[int, tuple[int, int]] = {}
+        """The worker of each job that the loop has not had yet, and the number of its batch in the
+        sampler's order."""
+
+    def next_worker(self, max_outstanding: int) -> int | None:
+        """Return the worker whose turn it is; None = nobody's.
+
+        Where order does not matter, a worker with its full share of jobs is passed over:
+        otherwise one that is stuck would in the end hold every place.
+        """
+        for worker in itertools.islice(self._turns, len(self._num_jobs)):
+            if worker not in self._active:
+                continue
+            if not self._evenly:
+                return worker
+            if self._num_jobs[worker] < max(1, max_outstanding // len(self._active)):
+                return worker
+        return None
+
+    def has_got(self, worker: int) -> None:
+        """Count a job that the worker has got."""
+        self._num_jobs[worker] += 1
+
+    def has_done(self, number: int, *, ended: bool) -> None:
+        """Count a job that is done. ``ended``: so is the worker's iterable."""
+        worker = self.given[number][0]
+        self._num_jobs[worker] -= 1
+        if ended:
+            self._active.discard(worker)
