@@ -16,18 +16,19 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import socket
 import threading
 from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from ...pipeline.threads.once import Once
 from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending
-from .framing import receive_descriptor, socket_of
+from .framing import receive_descriptor
 from .messages import Answer, Fatal, LogLine, Reply, Up
 from .outgoing import Outgoing
+from .pipe_ends import PipeEnds
 from .process import ChildProcess, start_child
 from .questions import Questions
 from .signals import handlers_deferred
@@ -35,7 +36,6 @@ from .start_methods import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
     from ...pipeline.threads.thread_group import ThreadGroup
@@ -76,14 +76,11 @@ class ChildConnection:
         # set it.
         self._tried = threading.Lock()
         self._tried.acquire()
-        self._was_tried = False
+        self._has_tried = Once(self._tried.release)
         self._is_hung_up = False
         self.ending = Ending()
         self.outgoing = Outgoing()
-        self._connection: Connection | None = None
-        self._control: Connection | None = None  # for questions
-        self._hook: socket.socket | None = None  # the connection as a socket
-        self._hook_lock = threading.RLock()  # re-entrant: a finalizer may hang up
+        self._ends = PipeEnds()
         self._child: ChildProcess | None = None
         self._threads: ThreadGroup | None = None
         _live.add(self)
@@ -144,26 +141,21 @@ class ChildConnection:
 
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""
-        self._is_hung_up = True  # before looking for a hook: see _connect
+        self._is_hung_up = True  # before looking for the ends: see _connect
         self.questions.hang_up()
         self.outgoing.hang_up()
-        with self._hook_lock:
-            hook, child = self._hook, self._child
-        try:
-            if hook is not None:
-                hook.shutdown(socket.SHUT_RDWR)
-            elif child is not None and os.name != "posix":
-                # On POSIX, no hook means that the connection is closed, and the child knows: it has
-                # some seconds for the samples that it is fetching. Elsewhere there is never a hook.
+        has_hung_up, child = self._ends.hang_up(), self._child
+        if not has_hung_up and child is not None and os.name != "posix":
+            # On POSIX the connection is closed then, and the child knows: it has some seconds for
+            # the samples that it is fetching. Elsewhere it is never a socket.
+            try:
                 child.kill()
-        except (OSError, ValueError):
-            pass  # it has ended
+            except (OSError, ValueError):
+                pass  # it has ended
 
     def forget(self) -> None:
         """Close this forked process's copy of the connection, which must end with the parent."""
-        for each in (self._connection, self._control, self._hook):
-            if each is not None:
-                each.close()
+        self._ends.forget()
         if self._child is not None:
             self._child.forget()
 
@@ -253,27 +245,18 @@ class ChildConnection:
         self._child, self.pid = child, child.pid
         return child
 
-    def _has_tried(self) -> None:
-        if not self._was_tried:
-            self._was_tried = True
-            self._tried.release()
-
     def _connect(self) -> tuple[Any, Any]:
-        self._connection, theirs = self._context.Pipe(duplex=True)
-        control, self._control = self._context.Pipe(duplex=False)
-        # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
-        with self._hook_lock:
-            self._hook = socket_of(self._connection)
-        # hang_up() on another thread sets the flag and then looks for a hook; here the hook is set
+        theirs = self._ends.open(self._context)
+        # hang_up() on another thread sets the flag and then looks for the ends; here they are set
         # first and the flag read after, so at least one of the two sees the other. Both take the
-        # lock in between: without a GIL a core may read before others see what it wrote.
+        # ends' lock in between: without a GIL a core may read before others see what it wrote.
         if self._is_hung_up:
             self.hang_up()
-        return theirs, control
+        return theirs
 
     def _listen(self, child: ChildProcess) -> None:
         """Read messages until one side hangs up, or the child is gone."""
-        own = self._connection
+        own = self._ends.connection
         assert own is not None, "guaranteed by _connect"
         while True:
             # The connection alone may never end: what the dataset forked may hold it open.
@@ -293,7 +276,8 @@ class ChildConnection:
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
                 try:
-                    descriptor = None if self._hook is None else receive_descriptor(self._hook)
+                    hook = self._ends.hook
+                    descriptor = None if hook is None else receive_descriptor(hook)
                 except EOFError:
                     return False
                 self.mappings.open(packed.ticket, descriptor)
@@ -310,28 +294,20 @@ class ChildConnection:
         return True
 
     def _up(self) -> None:
-        assert self._connection is not None, "guaranteed by _connect"
-        assert self._control is not None, "guaranteed by _connect"
+        ends = self._ends
+        assert ends.connection is not None, "guaranteed by _connect"
+        assert ends.control is not None, "guaranteed by _connect"
         assert self._threads is not None, "guaranteed by start()"
-        self.outgoing.open(self._connection, self._hook, self._threads)
-        self.questions.open(self._control)
+        self.outgoing.open(ends.connection, ends.hook, self._threads)
+        self.questions.open(ends.control)
         self.is_up, self._beginning = True, None
 
     def _disconnect(self) -> None:
         """Close the connection, which makes a living child end."""
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            try:
-                hook.shutdown(socket.SHUT_RDWR)  # ends a sender's wait for room, too
-            except OSError:
-                pass  # the other side closed it first
+        self._ends.hang_up()  # ends a sender's wait for room, too
         self.outgoing.detach()
         self.questions.detach()
-        own, self._connection = self._connection, None
-        control, self._control = self._control, None
-        for each in (own, control, hook):
-            if each is not None:
-                each.close()
+        self._ends.close()
 
     def _reap(self, child: ChildProcess) -> None:
         # A child that was never up runs no user code, and may not notice that it is to end.

@@ -30,6 +30,7 @@ from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads import stall
+from ...pipeline.threads.once import Once
 from ...pipeline.threads.thread_group import ThreadGroup
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import process_generators_kept
@@ -428,13 +429,13 @@ class WorkerPool:
             serve = partial(self._run, partial(self._serve, number), ready)
             self._threads_of[number] = self._threads.spawn(f"loader-{number}", serve)
 
-    def _run(self, serve: Callable[[_Once], None], ready: Channel[None]) -> None:
+    def _run(self, serve: Callable[[Once], None], ready: Channel[None]) -> None:
         """Run a thread from start to end.
 
         Whatever goes wrong, nobody waits for ever: ``say_ready`` releases the trainer in
         ``_start_threads``, and closing the epoch releases it in ``get``.
         """
-        say_ready = _Once(partial(ready.put, None))
+        say_ready = Once(partial(ready.put, None))
         try:
             use_one_intra_op_thread()
             serve(say_ready)
@@ -456,12 +457,12 @@ class WorkerPool:
 
     # Called on the workers' threads:
 
-    def _transfer(self, say_ready: _Once) -> None:
+    def _transfer(self, say_ready: Once) -> None:
         assert self._device_stage is not None, "guaranteed by __init__: else it is not started"
         say_ready()
         self._device_stage.run(self._epochs[_TRANSFER])
 
-    def _serve(self, number: int, say_ready: _Once) -> None:
+    def _serve(self, number: int, say_ready: Once) -> None:
         if self._device_stage is not None:
             self._device_stage.settle(number)
         worker = self._workers.get(number)
@@ -509,15 +510,3 @@ class WorkerPool:
         fail stays, to answer the jobs with its error.
         """
         return not self._spec.has_turns and len(self._init_errors) < self._spec.num_workers
-
-
-class _Once:
-    """A call that happens once, however often it is made."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call: Callable[[], object] | None = call
-
-    def __call__(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()

@@ -1,0 +1,65 @@
+"""The trainer's ends of the pipes to one process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .framing import socket_of
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+
+
+class PipeEnds:
+    """The ends of a process's pipes, from when they are made to when they are closed.
+
+    The receiver alone makes and closes them; any other thread may hang up.
+    """
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.control: Connection | None = None
+        """The pipe for questions."""
+        # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
+        self.hook: socket.socket | None = None
+        """The connection as a socket, where it is one."""
+        self._lock = threading.RLock()  # re-entrant: a finalizer may hang up
+
+    def open(self, context: BaseContext) -> tuple[Any, Any]:
+        """Make the pipes, and return the process's ends."""
+        self.connection, theirs = context.Pipe(duplex=True)
+        control, self.control = context.Pipe(duplex=False)
+        with self._lock:
+            self.hook = socket_of(self.connection)
+        return theirs, control
+
+    def hang_up(self) -> bool:
+        """End both sides' waits on the connection, which makes a living process end. Return whether
+        there is a connection, as a socket. Never blocks; safe in a finalizer."""
+        with self._lock:
+            hook = self.hook
+        if hook is None:
+            return False
+        try:
+            hook.shutdown(socket.SHUT_RDWR)
+        except (OSError, ValueError):
+            pass  # the other side, or this one, closed it first
+        return True
+
+    def close(self) -> None:
+        """Close them, once nobody else writes there."""
+        hook, self.hook = self.hook, None
+        own, self.connection = self.connection, None
+        control, self.control = self.control, None
+        for each in (own, control, hook):
+            if each is not None:
+                each.close()
+
+    def forget(self) -> None:
+        """Close a forked process's copies of them, which must end with the parent."""
+        for each in (self.connection, self.control, self.hook):
+            if each is not None:
+                each.close()
