@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..hooks.stage_info import StageInfo
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
-    from ..stage.stage import StageOwner
+    from ..stage.tally import StageOwner
 
 
 class Merge(ABC):

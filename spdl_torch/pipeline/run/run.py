@@ -192,7 +192,7 @@ class Run:
             began == number
         ):  # an empty epoch; if every task so far has failed, all later ones would be empty too
             for stage in self.stages:
-                stage.judge_epoch()
+                stage.tally.judge_epoch()
 
     def _report_stall(self, seconds: float) -> None:
         busy = describe_busy(self._threads.threads())
@@ -393,7 +393,7 @@ class Run:
             self.sink_queue.finish()
 
     def _recorders(self) -> list[TaskStatsHook]:
-        return [h for stage in self.stages for h in stage.hooks if isinstance(h, TaskStatsHook)]
+        return [hook for stage in self.stages for hook in stage.hooks.recorders]
 
     def queues(self) -> list[StatsQueue]:
         """Return every queue, from that of the source to that of the sink."""
@@ -415,8 +415,8 @@ class Run:
         an aggregate drops does not count.
         """
         return sum(
-            stage.num_failures + (stage.spec.kind not in _GROUPING and stage.num_dropped)
-            for stage in self.stages
+            each.tally.num_failures + (each.spec.kind not in _GROUPING and each.tally.num_dropped)
+            for each in self.stages
         )
 
     def check_balance(self) -> None:
@@ -427,7 +427,7 @@ class Run:
                 taken = stage.inlet.counters().num_got
                 # Items that wait for their turn in an ordered outlet are not counted as put yet.
                 delivered = stage.outlet.counters().num_got + len(stage.outlet)
-                dropped, failed = stage.num_dropped, stage.num_failures
+                dropped, failed = stage.tally.num_dropped, stage.tally.num_failures
                 lost = taken - delivered - dropped - failed
                 cut_short = stage.cut_short or stage.outlet.closed
                 discarding = stage.threads.num_slots if cut_short else 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def stage_stats(stage: Stage) -> StageStats:
     """Return the statistics of a stage since the start, open waits included."""
-    recorder = next((h for h in stage.hooks if isinstance(h, TaskStatsHook)), None)
+    recorder = next(iter(stage.hooks.recorders), None)
     tasks = recorder.counters() if recorder else TaskStatsHook(stage.info).counters()
     inlet, outlet = stage.inlet.counters(), stage.outlet.counters()
     thread_ns = max(1, stage.threads.thread_count.thread_ns(tasks.elapsed_ns))
@@ -22,7 +22,7 @@ def stage_stats(stage: Stage) -> StageStats:
         concurrency=stage.threads.thread_count.count,
         tasks=task_stats(tasks),
         queue=queue_stats(outlet),
-        num_dropped=stage.num_dropped,
+        num_dropped=stage.tally.num_dropped,
         busy_ratio=tasks.busy_ns / thread_ns,
         wait_in_ratio=min(1.0, (inlet.get_wait[0] + stage.turn_wait_ns) / thread_ns),
         wait_out_ratio=min(1.0, outlet.put_wait[0] / thread_ns),

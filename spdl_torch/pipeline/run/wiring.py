@@ -27,7 +27,8 @@ from ..stage.aggregate_stage import AggregateStage, AggregatorStage
 from ..stage.async_stage import AsyncStage
 from ..stage.generator_stage import ExpandingStage
 from ..stage.source import Source, SourceOwner
-from ..stage.stage import Stage, StageOwner
+from ..stage.stage import Stage
+from ..stage.tally import StageOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

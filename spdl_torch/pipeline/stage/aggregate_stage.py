@@ -53,7 +53,7 @@ class GroupingStage(Stage):
                 raise
             ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
             cell.add_failure(ended_ns - started_ns, cpu_ns)
-            self.count_failure(error, task, item)
+            self.tally.count_failure(error, task, item)
         else:
             ended_ns = perf_counter_ns()
             cell.add(wall_ns, cpu_ns)
@@ -86,7 +86,7 @@ class AggregateStage(GroupingStage):
     ) -> None:
         """Collect items; the op, which is timed, copies the list."""
         self._begin(cell, ring)
-        self._group, self._call = [], self.with_hooks(call, runner)
+        self._group, self._call = [], self.hooks.around(call, runner)
         size, number = self.spec.batch_size, 0
         while True:
             try:
@@ -126,10 +126,10 @@ class AggregatorStage(GroupingStage):
     ) -> None:
         """Call it with item after item, and pass its results on."""
         self._begin(cell, ring)
-        accumulate = self.with_hooks(call, runner)
+        accumulate = self.hooks.around(call, runner)
         aggregator: _Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
         flush = self.limited(lambda _: self.measure(lambda _: aggregator.flush(), None))
-        self._flush = self.with_hooks(flush, runner)
+        self._flush = self.hooks.around(flush, runner)
         number = 0
         while True:
             try:

@@ -73,7 +73,7 @@ class AsyncStage(Stage):
     async def _main(self) -> None:
         cell = self.new_cell()
         take: Take = self._atake_past_sentinels if self.has_sentinels else self.inlet.aget_numbered
-        if self.needs_turns:
+        if self.turns is not None:
             self._turns = AsyncTurnstile(self.inlet.aget_numbered, self._apass_sentinel)
             take = self._turns.take
         self._tasks = tuple(
@@ -112,7 +112,7 @@ class AsyncStage(Stage):
                     raise
                 ended_ns, outcome = perf_counter_ns(), Outcome.FAILED
                 cell.add_failure(ended_ns - started_ns, self._loop_cpu(cell))
-                self.count_failure(_as_exception(error), number, item)
+                self.tally.count_failure(_as_exception(error), number, item)
                 result = None
             else:
                 ended_ns = perf_counter_ns()
@@ -141,7 +141,7 @@ class AsyncStage(Stage):
 
     async def _call(self, item: Any, cell: TaskCell) -> Any:
         async with AsyncExitStack() as stack:
-            for hook in self.task_hooks:
+            for hook in self.hooks.of_tasks:
                 context = hook.task_hook(item)
                 if isinstance(context, AbstractAsyncContextManager):
                     await stack.enter_async_context(context)

@@ -41,14 +41,14 @@ class ExpandingStage(Stage):
             started_ns, outcome, spent = perf_counter_ns(), _PASSED, Spent()
             expand = functools.partial(self._pass_on, cell, call, number, spent)
             try:
-                self.with_hooks(expand, runner)(item)
+                self.hooks.around(expand, runner)(item)
             except BaseException as error:
                 if not isinstance(error, Exception) or self.ends_worker(error):
                     self.emit_nothing(number)  # later items in the order must not wait for this one
                     raise
                 outcome = _FAILED
                 cell.add_failure(spent.wall_ns, spent.cpu_ns)
-                self.count_failure(error, number, item)
+                self.tally.count_failure(error, number, item)
             else:
                 cell.add(spent.wall_ns, spent.cpu_ns)
             self.emit_nothing(number)

@@ -11,44 +11,39 @@ from __future__ import annotations
 
 import functools
 import threading
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
-from contextlib import ExitStack
+from concurrent.futures import BrokenExecutor, CancelledError
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..channel.sentinels import ABSENT, EPOCH_END, Sentinel
 from ..channel.waits import ChannelClosed, Dismissed, EndOfChannel
 from ..definition.ops import OpKind
-from ..failures import FailureBudget, add_note, attach_note
-from ..hooks.checks import BadHookError, bad_hook, checked_hooks, enter_queue_hook, enter_stage_hook
-from ..hooks.context_managers import LazyRunner, NotAContextError
-from ..hooks.task_hooks import TaskCell, TaskHook, TaskStatsHook
+from ..failures import attach_note
+from ..hooks.checks import BadHookError
+from ..hooks.context_managers import LazyRunner
+from ..hooks.stage_hooks import StageHooks
 from ..recorder.moments import Outcome
 from .epoch_barrier import Turnstile
+from .executor_calls import ExecutorCalls
 from .forked_executor import fork_processes
 from .op_timing import Measured, measure, measure_list, metered, unmeasured
 from .stage_threads import Slot, StageThreads
+from .tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..channel.channel import Channel
     from ..definition.specs import StageSpec
+    from ..failures import FailureBudget
     from ..hooks.stage_info import StageInfo
     from ..hooks.stats_queue import StatsQueue
+    from ..hooks.task_hooks import TaskCell, TaskHook
     from ..recorder.flight_recorder import FlightRecorder
     from ..recorder.rings import Ring
+    from .tally import StageOwner
 
 _PASSED, _DROPPED, _FAILED = map(int, (Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED))
-
-R = TypeVar("R")
-
-
-class StageOwner(Protocol):
-    """The run that owns a stage, as the stage needs it."""
-
-    def fail(self, message: str, errors: list[Exception]) -> None:
-        """Take no new items; raise once the good ones are delivered. Never blocks."""
 
 
 class Stage:
@@ -79,43 +74,28 @@ class Stage:
         self.info = info
         self.inlet = inlet
         self.outlet = outlet
-        self.hooks = hooks = checked_hooks(hooks, spec.name)
+        self.hooks = StageHooks(hooks, spec.name)
         # One thread keeps the order by itself, as long as it stays the only one.
         self.ordered = spec.output_order == "input" and (spec.concurrency > 1 or adjustable)
-        # Hooks without code of the user's are not entered: where task_hook is not overridden,
-        # workers write into the recorder's cells directly.
-        self._recorders = [h for h in hooks if _is_plain_recorder(h)]
-        self.task_hooks = [h for h in hooks if not _is_plain_recorder(h)]
-        # One for each thread, which alone writes it; the list only grows. Whoever adds them up
-        # needs no lock: sums may lack what is being counted, and are exact once the threads ended.
-        self._cells: list[TaskCell] = []
-        self._recorder = recorder
         new_ring = functools.partial(recorder.new_ring, spec.name, stage_number)
         self.threads = StageThreads(spec.concurrency, new_ring)
         if self.ordered:
             recorder.restores_order(stage_number, outlet.progress)
         self.measure = measure if recorder.enabled else unmeasured
+        self.tally = Tally(spec.name, budget, owner, recorder)
         self._task_limit = task_limit if spec.executor is None else None
-        self._budget = budget
         self._owner = owner
         self.cut_short = False  # set by any thread, read by the last one to leave
-        self._stage_hooks = ExitStack()
-        self._executor_refuses = False
-        # Workers add and discard; request_stop(), on any thread, cancels those in a copy of it.
-        self._submitted: set[Future[Measured]] = set()
+        self._calls = ExecutorCalls(lambda: outlet.closed)
         self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
         self.has_sentinels = has_sentinels
         # A sentinel overtakes no item where one thread works, or the outlet restores the order.
-        self.needs_turns = (
-            has_sentinels and not self.ordered and (spec.concurrency > 1 or adjustable)
-        )
-        self.turns = self._make_turns() if self.needs_turns else None
+        has_peers = spec.concurrency > 1 or adjustable
+        needs_turns = has_sentinels and not self.ordered and has_peers
+        self.turns = Turnstile(inlet.get_numbered, self.pass_sentinel) if needs_turns else None
         self.take: Callable[[], tuple[int, Any]] = inlet.get_numbered
         if has_sentinels:
             self.take = self._take_past_sentinels if self.turns is None else self.turns.take
-
-    def _make_turns(self) -> Turnstile:
-        return Turnstile(self.inlet.get_numbered, self.pass_sentinel)
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """Return name and target of each thread that the stage begins with."""
@@ -144,56 +124,22 @@ class Stage:
     def enter(self) -> None:
         """Enter the hooks of the queue and of the stage, before any thread of the stage starts."""
         fork_processes(self.spec.executor)
-        enter_queue_hook(self._stage_hooks, self.outlet)
-        for hook in self.hooks:
-            if isinstance(hook, TaskStatsHook):
-                hook.start()
-            enter_stage_hook(self._stage_hooks, hook, self.spec.name)
+        self.hooks.enter(self.outlet)
 
     def request_stop(self) -> None:
         """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
-        for future in self._submitted.copy():
-            future.cancel()
-
-    @property
-    def num_dropped(self) -> int:
-        """The number of tasks whose op returned None."""
-        return sum(cell.num_dropped for cell in self._cells)
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of tasks that ended, failures included."""
-        return sum(cell.num_tasks for cell in self._cells)
-
-    @property
-    def num_failures(self) -> int:
-        """The number of tasks that raised."""
-        return self._budget.num_failures
+        self._calls.cancel()
 
     @property
     def turn_wait_ns(self) -> int:
         """The time that all threads waited for their turn to take an item."""
         return 0 if self.turns is None else self.turns.waited_ns()
 
-    def judge_epoch(self) -> None:
-        """End the run after an empty epoch, if it was empty because every task failed."""
-        if self._budget.nothing_succeeded(self.num_tasks):
-            self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
-
     def new_cell(self) -> TaskCell:
-        """Return a new cell for one thread."""
-        cell = TaskCell()
-        for recorder in self._recorders:
-            recorder.share(cell)
-        self._cells.append(cell)
+        """Return a new cell for one thread, which the recorders count, too."""
+        cell = self.tally.new_cell()
+        self.hooks.share(cell)
         return cell
-
-    def count_failure(self, error: Exception, number: int, item: Any) -> None:
-        """Note a failing item on the user's exception and charge the budget."""
-        add_note(error, self.spec.name, threading.current_thread().name, number, item)
-        self._recorder.failed(self.spec.name, number, error)
-        if self._budget.spend(error, self.num_tasks):
-            self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
 
     def fail(self, error: BaseException) -> None:
         """End the run, because the stage itself broke: a dead executor, a hook, SystemExit."""
@@ -209,15 +155,12 @@ class Stage:
         if not self.threads.leave(slot, workers):
             return
         try:
-            if self._budget.overdrawn_at_end(self.num_tasks):
-                self._owner.fail(self._budget.message(self.num_tasks), self._budget.errors)
-            self._stage_hooks.close()
+            self.tally.judge_end()
+            self.hooks.leave()
         except Exception as error:
             self.fail(error)
         finally:
-            for hook in self.hooks:
-                if isinstance(hook, TaskStatsHook):
-                    hook.end()
+            self.hooks.stop_clocks()
             if self.cut_short:  # nobody takes any more: no thread before it may wait for room
                 self.inlet.close()
             self.outlet.finish()
@@ -245,7 +188,7 @@ class Stage:
 
         call: the op, which returns its times too.
         """
-        self._map(cell, ring, self.with_hooks(call, runner))
+        self._map(cell, ring, self.hooks.around(call, runner))
 
     def _take_past_sentinels(self) -> tuple[int, Any]:
         number, item = self.inlet.get_numbered()
@@ -289,7 +232,7 @@ class Stage:
                     raise
                 ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
                 cell.add_failure(ended_ns - started_ns, cpu_ns)
-                self.count_failure(error, number, item)
+                self.tally.count_failure(error, number, item)
                 self.emit_nothing(number)
             else:
                 ended_ns = perf_counter_ns()
@@ -344,7 +287,7 @@ class Stage:
         if executor is not None:
             is_generator = self.spec.kind is OpKind.GENERATOR
             measured = functools.partial(measure_list if is_generator else self.measure, op)
-            return functools.partial(self._submit, executor, measured)
+            return functools.partial(self._calls.make, executor, measured)
         if self.measure is measure and self.spec.kind is not OpKind.GENERATOR:
             return self.limited(metered(op))
         return self.limited(functools.partial(self.measure, op))
@@ -364,43 +307,6 @@ class Stage:
 
         return call_limited
 
-    def with_hooks(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
-        """Return ``call`` inside the task hooks."""
-        hooks = self.task_hooks
-        if not hooks:
-            return call
-
-        def call_hooked(item: Any) -> R:
-            with ExitStack() as stack:
-                for hook in hooks:
-                    try:
-                        context = runner.blocking(hook.task_hook(item))
-                    except NotAContextError as error:
-                        raise bad_hook(hook, "task_hook", self.spec.name, error) from None
-                    stack.enter_context(context)
-                return call(item)
-            raise RuntimeError("a task hook must not swallow the exception of the op.")
-
-        return call_hooked
-
-    def _submit(
-        self, executor: Executor, measured: Callable[[Any], Measured], item: Any
-    ) -> Measured:
-        try:
-            future = executor.submit(measured, item)
-        except Exception:
-            self._executor_refuses = True  # broken or shut down: it would refuse every item
-            raise
-        self._submitted.add(future)
-        try:
-            # The race with a stop: the run closes the outlet before request_stop() cancels futures.
-            # So either that saw this future, or the outlet is seen closed here.
-            if self.outlet.closed:
-                future.cancel()
-            return future.result()
-        finally:
-            self._submitted.discard(future)
-
     def ends_worker(self, error: Exception) -> bool:
         """Return whether the item is not to blame for ``error``: the run stops, or a hook or a
         dead executor would fail every item."""
@@ -409,8 +315,4 @@ class Stage:
         if isinstance(error, ChannelClosed | CancelledError):
             return self.outlet.closed  # else the op raised it, e.g. for a future of its own
         broke = self.spec.executor is not None and isinstance(error, BrokenExecutor)
-        return broke or self._executor_refuses
-
-
-def _is_plain_recorder(hook: TaskHook) -> TypeGuard[TaskStatsHook]:
-    return isinstance(hook, TaskStatsHook) and type(hook).task_hook is TaskStatsHook.task_hook
+        return broke or self._calls.are_refused
