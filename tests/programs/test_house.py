@@ -62,6 +62,7 @@ ROOMS = {
         "cpu_time",
         "thread_times",
         "probes",
+        "probing",
         "__init__",
     ],
     "objects": ["kinds", "members", "datasets", "copies", "plain_data", "stateless", "__init__"],

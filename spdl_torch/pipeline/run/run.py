@@ -9,29 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineFailure, PipelineStopped
-from ...machine.probes import (
-    join_probing,
-    probe_counters,
-    probes_between,
-    start_probing,
-    stop_probing,
-)
+from ...machine.probes import join_probing
+from ...machine.probing import Probing
 from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
 from ..definition.specs import default_buffer_size
-from ..graph.forward import forward
 from ..hooks.callbacks import check_interval
-from ..hooks.checks import enter_queue_hook
 from ..hooks.interval_reporter import Reporter, Reports
 from ..hooks.queue_class import queue_maker
 from ..hooks.task_hooks import TaskHook, TaskStatsHook
-from ..stage.source import as_exception
 from ..stats.perf_stats import PipelineStats
 from ..threads.stacks import describe_busy
 from ..threads.stall import warn_when_stalled
@@ -44,12 +35,14 @@ from .wiring import Wiring
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ...machine.probes import ProbeCounters, Probes
+    from ...machine.probes import Probes
     from ..definition.specs import PipelineSpec
     from ..hooks.stage_info import StageInfo
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
+    from ..stage.source import Source
+    from ..stage.stage import Stage
     from .build_options import BuildOptions
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -91,8 +84,7 @@ class Run:
         self._threads = ThreadGroup(self.request_stop)
         self._begin_thread = options.begin_thread
         self._started_ns = 0
-        self._probes_before: ProbeCounters | None = None  # not started, or without statistics
-        self._probes_after: ProbeCounters | None = None  # it still runs
+        self._probing = Probing()
         self._epoch_began = 0  # the number, at the sink, of the first item of this epoch
 
         interval = check_interval(options.report_stats_interval, "build: report_stats_interval")
@@ -109,14 +101,8 @@ class Run:
             adjustable=self._is_adjustable,
             first_id=options.stage_id,
         )
-        self.sources, self.stages, self._nodes = wiring.sources, wiring.stages, wiring.nodes
-        self._num_sources = len(wiring.sources)
-        self._queues_at = wiring.queues
-        self.last_queue, self.sink_queue = wiring.last, wiring.sink_queue
-        self._sink_hooks = ExitStack()
-        sink = wiring.queues[-1].stage_number
-        self._sink_ring = recorder.new_ring("sink", sink, role="sink")
-        self._consumer = recorder.new_consumer_ring(sink + 1, self.sink_queue)
+        self._network, self._sink, self._consumer = wiring.network, wiring.sink, wiring.consumer
+        self._num_sources = len(self.sources)
         subjects: list[Reports] = [*self._recorders(), *self.queues()]
         if tuner is not None:
             subjects.append(tuner.attach(self))
@@ -130,20 +116,20 @@ class Run:
                 raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
             self._advance(RunState.RUNNING)
         if self.recorder.enabled:
-            start_probing(self)
-            self._probes_before = probe_counters()
+            self._probing.begin()
         self._started_ns = perf_counter_ns()
         try:
             for source in self.sources:
                 source.enter()
-            for node in self._nodes:
+            for node in self._network.nodes:
                 node.enter()
-            enter_queue_hook(self._sink_hooks, self.sink_queue)
+            self._sink.enter()
         except Exception as error:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
-        self._threads.spawn("sink", self._run_sink)
-        for node in reversed(self._nodes):  # downstream first: no thread waits for a missing taker
+        self._threads.spawn("sink", self._sink.run)
+        # Downstream first: no thread waits for a missing taker.
+        for node in reversed(self._network.nodes):
             with self._lock:  # a tuner may set the concurrency meanwhile, on the reporter's thread
                 targets = node.thread_targets()
             for name, target in targets:
@@ -160,8 +146,9 @@ class Run:
         self._check_process()
         if self.state is RunState.NEW:
             self.start()
-        self._consumer.ask(self.sink_queue)
-        get = self.sink_queue.get_numbered
+        sink = self._sink.outlet
+        self._consumer.ask(sink)
+        get = sink.get_numbered
         try:
             number, item = (
                 warn_when_stalled(get, self._report_stall) if timeout is None else get(timeout)
@@ -199,6 +186,26 @@ class Run:
         _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, busy)
 
     @property
+    def sources(self) -> list[Source]:
+        """The sources, each with a thread of its own."""
+        return self._network.sources
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages, upstream first."""
+        return self._network.stages
+
+    @property
+    def last_queue(self) -> StatsQueue:
+        """The queue from which the sink takes."""
+        return self._sink.inlet
+
+    @property
+    def sink_queue(self) -> StatsQueue:
+        """The queue from which the consumer takes."""
+        return self._sink.outlet
+
+    @property
     def failure(self) -> PipelineFailure | None:
         """The error that ``get`` raises after the good items; None as long as nothing failed."""
         # Created anew each time. A raised exception refers to the frames that it passed, and so to
@@ -220,10 +227,10 @@ class Run:
             channel.close()
         if self.task_limit is not None:
             self.task_limit.close()
-        for node in self._nodes:
+        for node in self._network.nodes:
             node.request_stop()
         self._reporter.request_stop()
-        self._end_probing()
+        self._probing.end()
 
     def stop(self, timeout: float | None = None) -> None:
         """Call ``request_stop``, then join the threads. Idempotent. Called on a thread of the run,
@@ -275,7 +282,7 @@ class Run:
         # Every worker has put its last item, so this join is short. A source may be blocked in
         # the user's code (after a failure): it is not waited for.
         self._join_workers()
-        self._end_probing()
+        self._probing.end()
         join_probing(_PROBE_JOIN_SECONDS)
         with self._lock:
             self._advance(RunState.CLOSED)
@@ -284,14 +291,7 @@ class Run:
     def probes(self) -> Probes | None:
         """Return the readings of the machine since the start, up to the end; None = it keeps no
         statistics."""
-        before, after = self._probes_before, self._probes_after
-        return None if before is None else probes_between(before, after or probe_counters())
-
-    def _end_probing(self) -> None:
-        """Take the last reading. Never blocks."""
-        if self._probes_before is not None and self._probes_after is None:
-            self._probes_after = probe_counters()
-        stop_probing(self)
+        return self._probing.readings()
 
     def _join_workers(self, timeout: float | None = None) -> bool:
         return self._threads.join(timeout, without=self._source_threads())
@@ -367,37 +367,17 @@ class Run:
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:
         """Raise the capacity of a queue, unless the user gave it."""
-        at = next(at for at in self._queues_at if at.queue is queue)
+        at = self._network.queue_at(queue)
         if not at.is_given and capacity > queue.capacity:
             queue.grow(capacity)
             self.recorder.set_capacity(at.stage_number, capacity)
-
-    def _run_sink(self) -> None:
-        """Forward items to the sink, on a thread of its own."""
-        try:
-            forward(self.last_queue, self.sink_queue, self._sink_ring)
-        except (EndOfChannel, ChannelClosed):
-            pass
-        except BaseException as error:  # a user's queue class raised: no stage may wait for room
-            self.fail("the sink broke", [as_exception(error)])
-            self.last_queue.close()
-        finally:
-            self._end_sink()
-
-    def _end_sink(self) -> None:
-        try:
-            self._sink_hooks.close()
-        except Exception as error:
-            self.fail("a queue's stage_hook raised", [error])
-        finally:
-            self.sink_queue.finish()
 
     def _recorders(self) -> list[TaskStatsHook]:
         return [hook for stage in self.stages for hook in stage.hooks.recorders]
 
     def queues(self) -> list[StatsQueue]:
         """Return every queue, from that of the source to that of the sink."""
-        return [at.queue for at in self._queues_at]
+        return [at.queue for at in self._network.queues]
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics since the start, open waits included."""

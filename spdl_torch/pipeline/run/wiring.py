@@ -6,7 +6,7 @@ the queue after it and its rows in a trace share one *stage number*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..definition.ops import OpKind
@@ -29,9 +29,11 @@ from ..stage.generator_stage import ExpandingStage
 from ..stage.source import Source, SourceOwner
 from ..stage.stage import Stage
 from ..stage.tally import StageOwner
+from .network import Network, QueueAt
+from .sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..channel.channel import Channel
     from ..definition.specs import MaxFailures
@@ -39,37 +41,15 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
-
-
-class Node(Protocol):
-    """A stage or a merge: it takes from queues and puts into queues, on threads of its own."""
-
-    def enter(self) -> None:
-        """Enter the hooks, before any thread starts."""
-
-    def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
-        """Return name and target of each thread that it begins with."""
-
-    def request_stop(self) -> None:
-        """End the waits that closed queues do not end. Never blocks."""
+    from .network import Node
 
 
 class Owner(StageOwner, SourceOwner, Protocol):
     """The run, as sources and stages need it."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAt:
-    """A queue and the number of the stage that fills it."""
-
-    stage_number: int
-    queue: StatsQueue
-    is_given: bool
-    """Whether the user gave the size; then it never changes."""
-
-
 class Wiring:
-    """The parts of a run; ``last`` is the queue that the sink takes from."""
+    """Makes the parts of a run."""
 
     def __init__(
         self,
@@ -84,10 +64,7 @@ class Wiring:
         adjustable: bool,
         first_id: int,
     ) -> None:
-        self.sources: list[Source] = []
-        self.stages: list[Stage] = []
-        self.nodes: list[Node] = []
-        self.queues: list[QueueAt] = []
+        self.network = Network()
         self._make_queue, self._make_hooks = make_queue, make_hooks
         self._max_failures, self._task_limit = max_failures, task_limit
         self._owner, self._recorder = owner, recorder
@@ -96,9 +73,14 @@ class Wiring:
         self._is_continuous = spec.is_continuous
         if not spec.is_chain:
             recorder.branches()
-        self.last = self._pipeline(spec, takers=1)
-        sink = self.next_info("sink")
-        self.sink_queue = self._queue(sink, self._number_of(sink), spec.sink.buffer_size)
+        last = self._pipeline(spec, takers=1)
+        info = self.next_info("sink")
+        stage_number = self._number_of(info)
+        queue = self._queue(info, stage_number, spec.sink.buffer_size)
+        ring = recorder.new_ring("sink", stage_number, role="sink")
+        self.sink = Sink(last, queue, ring, owner)
+        self.consumer = recorder.new_consumer_ring(stage_number + 1, queue)
+        """The ring in which the consumer's waits are recorded."""
 
     def next_info(self, name: str, concurrency: int = 1) -> StageInfo:
         """Return the next stage, with its number."""
@@ -120,7 +102,7 @@ class Wiring:
         queue = self._make_queue(info, given or default_buffer_size(max(threads)))
         if given is None:
             queue.allow_bursts(BURST_BUFFER_SIZE)
-        self.queues.append(QueueAt(stage_number, queue, given is not None))
+        self.network.queues.append(QueueAt(stage_number, queue, given is not None))
         self._recorder.add_queue(stage_number, info.stage_name, queue.buffer_size)
         return queue
 
@@ -139,7 +121,7 @@ class Wiring:
         stage_number = self._number_of(info)
         queue = self._queue(info, stage_number, given, (1, takers))
         ring = self._recorder.new_ring(spec.name, stage_number, role="source")
-        self.sources.append(Source(spec, queue, ring, self._owner))
+        self.network.sources.append(Source(spec, queue, ring, self._owner))
         return queue
 
     def _chain(
@@ -200,8 +182,8 @@ class Wiring:
             has_sentinels=self._is_continuous or keeps_places,
             keeps_places=keeps_places,
         )
-        self.stages.append(stage)
-        self.nodes.append(stage)
+        self.network.stages.append(stage)
+        self.network.nodes.append(stage)
 
     def _path_variants(
         self,
@@ -244,7 +226,7 @@ class Wiring:
         else:
             rings = self._rings(merge_info, len(tails))
             node = ArrivalMerge(merge_info, tails, queue, rings, self._owner)
-        self.nodes.append(node)
+        self.network.nodes.append(node)
         return queue
 
     def _merge(self, spec: MergeSpec, takers: int, given: int | None) -> StatsQueue:
@@ -257,11 +239,11 @@ class Wiring:
         queue = self._queue(info, self._number_of(info), given, (1, takers))
         if spec.op is None:
             rings = self._rings(info, len(tails))
-            self.nodes.append(ArrivalMerge(info, tails, queue, rings, self._owner))
+            self.network.nodes.append(ArrivalMerge(info, tails, queue, rings, self._owner))
             return queue
         node = OpMerge(info, tails, queue, self._rings(info, 1), self._owner)
         node.set_op(spec.op, is_continuous=self._is_continuous)
-        self.nodes.append(node)
+        self.network.nodes.append(node)
         return queue
 
     def _rings(self, info: StageInfo, count: int) -> list[Any]:

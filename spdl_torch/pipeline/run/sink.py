@@ -1,0 +1,54 @@
+"""The sink of a pipeline: the queue from which the consumer takes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ..channel.waits import ChannelClosed, EndOfChannel
+from ..graph.forward import forward
+from ..hooks.checks import enter_queue_hook
+from ..stage.source import as_exception
+
+if TYPE_CHECKING:
+    from ..hooks.stats_queue import StatsQueue
+    from ..recorder.rings import Ring
+    from ..stage.tally import StageOwner
+
+
+class Sink:
+    """A thread that forwards the finished items. It ends with the queue before it."""
+
+    def __init__(
+        self, inlet: StatsQueue, outlet: StatsQueue, ring: Ring, owner: StageOwner
+    ) -> None:
+        self.inlet = inlet
+        self.outlet = outlet
+        """The queue from which the consumer takes."""
+        self._ring = ring
+        self._owner = owner
+        self._hooks = ExitStack()
+
+    def enter(self) -> None:
+        """Enter the hook of the queue, before the thread starts."""
+        enter_queue_hook(self._hooks, self.outlet)
+
+    def run(self) -> None:
+        """Forward items to the end. The target of the sink's thread."""
+        try:
+            forward(self.inlet, self.outlet, self._ring)
+        except (EndOfChannel, ChannelClosed):
+            pass
+        except BaseException as error:  # a user's queue class raised: no stage may wait for room
+            self._owner.fail("the sink broke", [as_exception(error)])
+            self.inlet.close()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self._hooks.close()
+        except Exception as error:
+            self._owner.fail("a queue's stage_hook raised", [error])
+        finally:
+            self.outlet.finish()
