@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from spdl_torch.pipeline.channel import capacity as capacity_module
 from spdl_torch.pipeline.channel import channel as channel_module
+from spdl_torch.pipeline.channel import occupancy as occupancy_module
 from spdl_torch.pipeline.channel import waits as waits_module
 from spdl_torch.pipeline.channel.channel import Channel
 from spdl_torch.pipeline.channel.waits import ChannelClosed, EndOfChannel
@@ -529,7 +530,8 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    clock.install(monkeypatch, channel_module, capacity_module, stats_module, waits_module)
+    modules = channel_module, capacity_module, occupancy_module, stats_module, waits_module
+    clock.install(monkeypatch, *modules)
     return clock
 
 

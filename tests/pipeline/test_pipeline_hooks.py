@@ -30,6 +30,7 @@ from spdl_torch.pipeline import (
     TaskStatsHook,
 )
 from spdl_torch.pipeline.channel import channel as channel_module
+from spdl_torch.pipeline.channel import occupancy as occupancy_module
 from spdl_torch.pipeline.channel import waits as waits_module
 from spdl_torch.pipeline.hooks import task_hooks as hooks_module
 from spdl_torch.pipeline.run import run as run_module
@@ -495,7 +496,7 @@ def clock(monkeypatch):
     clock = FakeClock()
     clock.install(
         monkeypatch,
-        *(channel_module, hooks_module, run_module),
+        *(channel_module, occupancy_module, hooks_module, run_module),
         *(waits_module, measure_module, worker_module),
     )
     return clock

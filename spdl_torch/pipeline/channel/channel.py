@@ -24,14 +24,16 @@ from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...scopes import scope
-from ..stats.counters import QueueCounters
 from .async_methods import AsyncMethods
 from .capacity import Capacity
+from .occupancy import Occupancy
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
-from .waits import ChannelClosed, Dismissed, EndOfChannel, Waiter, WaitTime, wait_for
+from .waits import ChannelClosed, Dismissed, EndOfChannel, Waiter, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..stats.counters import QueueCounters
 
 T = TypeVar("T")
 
@@ -79,12 +81,7 @@ class Channel(AsyncMethods, Generic[T]):
         self.num_got = 0
         """The number of items taken, including by a get that Ctrl-C then cut off."""
         self._sentinels = SentinelNumbers()
-        self._put_wait = WaitTime()
-        self._get_wait = WaitTime()
-        self._created_ns = self._empty_since_ns = perf_counter_ns()
-        self._empty_ns = 0
-        self._ended_ns: int | None = None
-        self._peak = 0
+        self._occupancy = Occupancy()
 
     def put(self, item: T) -> int:
         """Append ``item``; blocks while the channel is full. Returns the item's number, which
@@ -120,7 +117,7 @@ class Channel(AsyncMethods, Generic[T]):
         with self._lock, self._all_awake_if_cut_off():
             self._finished = True
             if not self._items:
-                self._end()
+                self._occupancy.end()
             self._wake_everyone()
 
     def get(self, timeout: float | None = None) -> T:
@@ -140,9 +137,9 @@ class Channel(AsyncMethods, Generic[T]):
                     self.num_got = number + 1
                     item = items.popleft()
                     if not items:
-                        self._empty_since_ns = perf_counter_ns()
+                        self._occupancy.empty_since_ns = perf_counter_ns()
                         if self._finished:
-                            self._end()
+                            self._occupancy.end()
                             self._wake_everyone()
                     elif self._getters and not self._getter_woken:
                         self._wake_getter()
@@ -202,7 +199,7 @@ class Channel(AsyncMethods, Generic[T]):
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
         with self._lock, self._all_awake_if_cut_off():
             self._closed = self._answers_no = True
-            self._end()
+            self._occupancy.end()
             self._wake_everyone()
 
     @property
@@ -231,17 +228,10 @@ class Channel(AsyncMethods, Generic[T]):
     def counters(self) -> QueueCounters:
         """Return everything counted so far, open waits and open empty time included."""
         with self._lock:
-            now = self._ended_ns or perf_counter_ns()
-            open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
             waiting_sentinels = self._sentinels.count_waiting(self.num_got)
-            return QueueCounters(
-                elapsed_ns=now - self._created_ns,
+            return self._occupancy.counters(
                 num_put=self._num_put - self._sentinels.num_got - waiting_sentinels,
                 num_got=self.num_got - self._sentinels.num_got,
-                put_wait=self._put_wait.read(),
-                get_wait=self._get_wait.read(),
-                empty_ns=self._empty_ns + max(0, open_empty),
-                peak_items=self._peak,
             )
 
     def _put_blocking(self, seq: int | None, item: Any, *, advance: bool) -> int:
@@ -271,14 +261,14 @@ class Channel(AsyncMethods, Generic[T]):
             self._putter_woken = False  # this one is awake now, and wakes the next one itself
         try:
             if not self._try_put(seq, item, advance, waiter):
-                return False, started_ns or self._put_wait.begin()
+                return False, started_ns or self._occupancy.put_wait.begin()
         except ChannelClosed:
             raise
         except BaseException:
             self._wake_everyone()
             raise
         if started_ns:
-            self._put_wait.end(started_ns)
+            self._occupancy.put_wait.end(started_ns)
         return True, started_ns
 
     def _try_put(
@@ -325,21 +315,22 @@ class Channel(AsyncMethods, Generic[T]):
                     self._append(item)
         else:
             self._early[seq] = item
-            self._peak = max(self._peak, len(self._items) + len(self._early))
+            waiting = len(self._items) + len(self._early)
+            self._occupancy.peak = max(self._occupancy.peak, waiting)
 
     def _append(self, item: Any) -> None:
         if type(item) is Sentinel:
             if item is SKIPPED:
                 return
             self._sentinels.append(self._num_put)
-        items = self._items
+        items, occupancy = self._items, self._occupancy
         if not items:
-            self._empty_ns += perf_counter_ns() - self._empty_since_ns
-            self._empty_since_ns = 0
+            occupancy.empty_ns += perf_counter_ns() - occupancy.empty_since_ns
+            occupancy.empty_since_ns = 0
         items.append(item)
         self._num_put += 1
-        if len(items) > self._peak:
-            self._peak = len(items)
+        if len(items) > occupancy.peak:
+            occupancy.peak = len(items)
         if self._getters and not self._getter_woken:
             self._wake_getter()
 
@@ -376,9 +367,9 @@ class Channel(AsyncMethods, Generic[T]):
             self._wake_everyone()
             raise
         if taken is None:
-            return None, started_ns or self._get_wait.begin()
+            return None, started_ns or self._occupancy.get_wait.begin()
         if started_ns:
-            self._get_wait.end(started_ns)
+            self._occupancy.get_wait.end(started_ns)
         return taken, started_ns
 
     def _try_get(self, waiter: Waiter | None = None) -> tuple[int, T] | None:
@@ -461,7 +452,7 @@ class Channel(AsyncMethods, Generic[T]):
     def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, Waiter]) -> None:
         with self._lock:
             if started_ns:
-                self._put_wait.end(started_ns)
+                self._occupancy.put_wait.end(started_ns)
             if entry in self._putters:
                 self._putters.remove(entry)
             else:
@@ -471,14 +462,10 @@ class Channel(AsyncMethods, Generic[T]):
     def _abandon_get(self, started_ns: int, waiter: Waiter) -> None:
         with self._lock:
             if started_ns:
-                self._get_wait.end(started_ns)
+                self._occupancy.get_wait.end(started_ns)
             if waiter in self._getters:
                 self._getters.remove(waiter)
             else:
                 self._getter_woken = False
                 if self._items and self._getters:
                     self._wake_getter()
-
-    def _end(self) -> None:
-        """Stop the clock of the statistics, with the last item."""
-        self._ended_ns = self._ended_ns or perf_counter_ns()
