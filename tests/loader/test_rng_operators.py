@@ -127,7 +127,7 @@ def test_table_of_operators_is_what_torch_has():
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """The streams take the program for one without other threads: libraries leave some here."""
-    monkeypatch.setattr("spdl_torch.data.rng.streams._others_may_draw", lambda: False)
+    monkeypatch.setattr("spdl_torch.data.rng.default_generator._others_may_draw", lambda: False)
 
 
 def drawn_by_samples(streams, draw):
@@ -146,12 +146,18 @@ def test_operator_draws_from_the_samples_stream(name):
     for position in range(3):
         generator = torch.Generator().manual_seed(KEY.seed(10 + position))
         expected.append(call(name, generator=generator) + call(name, generator=generator))
-    streams, process = SampleStreams(0), torch.get_rng_state()
-    for seeds in (True, True, False):
-        streams._has_drawn = seeds
-        got = drawn_by_samples(streams, lambda: call(name) + call(name))
-        assert all(map(same, got, expected))
-        assert streams._seeds is seeds, "each of the two ways was taken"
+    seeding, watching, process = SampleStreams(0), SampleStreams(0), torch.get_rng_state()
+    drawn_by_samples(watching, lambda: None)  # nothing: from now on it watches for draws
+    for streams in (seeding, seeding, watching):
+        seeds = []
+
+        def draw(seeds=seeds):
+            seeds.append(torch.default_generator.initial_seed())
+            return call(name) + call(name)
+
+        assert all(map(same, drawn_by_samples(streams, draw), expected))
+        are_samples = seeds == [KEY.seed(10 + position) for position in range(3)]
+        assert are_samples is (streams is seeding), "each of the two ways was taken"
     again = call(name, generator=torch.Generator().manual_seed(5))
     for named in drawn_by_samples(
         streams, lambda: call(name, generator=torch.Generator().manual_seed(5))

@@ -15,18 +15,17 @@ while no other thread lives, apart from daemons, which could draw from that gene
 from __future__ import annotations
 
 import _random
-import os
 import random
-import threading
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data._utils import worker as torch_worker
 
 from ...objects.datasets import nested_datasets
 from ...scopes import scope
 from . import dispatch
+from .batch_seeds import COLLATE, ITERABLE, PYTHON, TORCH, WORKER, BatchSeeds
+from .default_generator import Borrowing
 from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
 from .patches import install, of_thread
@@ -36,26 +35,6 @@ if TYPE_CHECKING:
 
     from .owned import OwnedGenerators
     from .patches import Generators
-
-# Places in a batch, beside those of its samples.
-_WORKER, _ITERABLE, _COLLATE = -3, -2, -1
-
-_LOOK_EVERY = 64
-"""The interval, in batches (or samples without batches), at which draws are looked for."""
-
-_main_thread = threading.main_thread().ident  # cached: the lookup would dominate the cost
-
-
-def _after_fork() -> None:
-    global _main_thread
-    _main_thread = threading.get_ident()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-# The numbers of the three generators of a stream.
-_TORCH, _PYTHON, _NUMPY = range(3)
 
 
 class SampleStreams:
@@ -81,24 +60,20 @@ class SampleStreams:
         self._python: random.Random | None = None
         self._numpy: np.random.RandomState | None = None
         self._owned: OwnedGenerators | None = None
-        self._number = number
         self._left: dict[int, tuple[Any, Any, Any]] = {}  # states of streams that may be re-entered
         self._outer: Generators | None = None
         self._outer_is_led = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
-        self._is_main = self._seeds = self._looks = False
+        self._borrowing = Borrowing()
         self._has_drawn = True
-        self._num_batches = self._num_threads = 0
-        self._has_company = False
+        self._batch = BatchSeeds(StreamKey(base_seed), number)
         self._turns: Any = None  # an iterator over the batch's indices; its progress is the place
-        self._first = self._num_samples = 0
-        self._seeds_of: list[list[int] | None] = [None, None, None]
-        """The seeds of the batch's samples for each generator; None until one is needed."""
+        self._last = -1  # the place of the last index in it
         # The place for which each generator was last seeded.
         self._torch_at: int | None = None
         self._python_at: int | None = None
         self._numpy_at: int | None = None
-        self._key, self._place = StreamKey(base_seed), _WORKER
+        self._place = WORKER
 
     # Python raises Ctrl-C where a function begins, and where a call of C's returns. So the thread
     # gets these streams last, loses them first, and what comes after that is done in any case.
@@ -106,7 +81,7 @@ class SampleStreams:
         if self._mode is not None:
             self._mode.enter()
         else:
-            self._is_main = threading.get_ident() == _main_thread
+            self._borrowing.enter()
             self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
             try:
                 dispatch.lead(True)
@@ -135,23 +110,21 @@ class SampleStreams:
 
     def begin_worker(self, base_seed: int) -> None:
         """Begin the worker's own stream."""
-        self._key = StreamKey(base_seed)
-        self._go_to(_WORKER)
+        self._batch.key = StreamKey(base_seed)
+        self._go_to(WORKER)
 
     def begin_iterable(self, key: StreamKey) -> None:
         """Begin the stream of ``iter(dataset)``."""
-        self._key = key
-        self._go_to(_ITERABLE)
+        self._batch.key = key
+        self._go_to(ITERABLE)
 
     def begin(self, key: StreamKey, first: int) -> None:
         """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
         place is named, its samples share one stream."""
-        self._key, self._first, self._num_samples = key, first, 0
-        self._seeds_of = [None, None, None]
-        self._num_batches += 1
-        self._seeds = self._has_drawn and self._is_main and self._is_alone()
-        self._looks = self._seeds and self._num_batches % _LOOK_EVERY == 1
-        if self._looks:
+        self._batch.begin(key, first)
+        borrowing = self._borrowing
+        borrowing.begin(self._has_drawn)
+        if borrowing.looks:
             self._has_drawn = False  # until the first draw
         self._go_to(0)
         if self._left:
@@ -160,9 +133,9 @@ class SampleStreams:
     def at(self, place: int) -> None:
         """Begin the stream of the sample at ``place`` of the batch."""
         self._place, self._turns = place, None
-        if self._seeds:
+        if self._borrowing.is_on:
             self._take_default()
-            self._torch.manual_seed(self._seed(_TORCH))
+            self._torch.manual_seed(self._batch.seed(place, TORCH))
             self._torch_at = place
         if self._owned is not None:
             self._seed_owned(self._owned)
@@ -173,8 +146,8 @@ class SampleStreams:
 
         turns: an iterator over a list or tuple, the ``count`` indices of the batch.
         """
-        self._num_samples = count
-        if self._seeds:
+        self._batch.num_samples, self._last = count, count - 1
+        if self._borrowing.is_on:
             return self._seeded(turns)
         if self._owned is not None:
             return self._placed(turns)
@@ -185,14 +158,14 @@ class SampleStreams:
     def place(self) -> int:
         """The place in its batch of the sample that is being made."""
         turns = self._turns
-        return self._place if turns is None else self._num_samples - 1 - turns.__length_hint__()
+        return self._place if turns is None else self._last - turns.__length_hint__()
 
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
         self._turns = None
         if self._torch is not self._own:
             self._watch()
-        self._place = _COLLATE
+        self._place = COLLATE
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -219,7 +192,7 @@ class SampleStreams:
         """Return torch's generator, seeded for the present stream."""
         place = self.place
         if self._torch_at != place:
-            self._torch.manual_seed(self._seed(_TORCH))
+            self._torch.manual_seed(self._batch.seed(place, TORCH))
             self._torch_at = place
         return self._torch
 
@@ -229,7 +202,8 @@ class SampleStreams:
         if generator is None:
             generator = self._python = random.Random(0)
         if self._python_at != place:
-            _random.Random.seed(generator, self._seed(_PYTHON))  # its own method takes longer
+            # Its own method takes longer.
+            _random.Random.seed(generator, self._batch.seed(place, PYTHON))
             generator.gauss_next = None  # type: ignore[attr-defined]  # Random's, without a type
             self._python_at = place
         return generator
@@ -240,27 +214,12 @@ class SampleStreams:
         if generator is None:
             generator = self._numpy = np.random.RandomState(0)
         if self._numpy_at != place:
-            if place == _WORKER:
-                words = cast("Any", torch_worker)._generate_state(
-                    self._key.epoch_seed, self._number
-                )
-                generator.seed(words)
-            else:  # one word: 1.3 µs, against 8.7 µs for two
-                generator.seed(self._seed(_NUMPY) & 0xFFFFFFFF)
+            generator.seed(self._batch.for_numpy(place))
             self._numpy_at = place
         return generator
 
-    def _is_alone(self) -> bool:
-        """Return whether the default generator is this thread's alone. A thread that begins is
-        noticed at the next batch; one that takes the place of another, within ``_LOOK_EVERY``."""
-        count = threading.active_count()  # 0.1 µs; going through the threads takes ten times that
-        if count != self._num_threads or self._num_batches % _LOOK_EVERY == 1:
-            self._num_threads = count
-            self._has_company = count > 1 and _others_may_draw()
-        return not self._has_company
-
     def _seeded(self, turns: Iterator[Any]) -> Iterator[Any]:
-        seeds = self._key.seeds(self._first, self._num_samples)
+        seeds = self._batch.of_samples(TORCH)
         self._take_default()
         manual_seed, owned = self._torch.manual_seed, self._owned
         for place, index in enumerate(turns):
@@ -281,7 +240,7 @@ class SampleStreams:
             if self._process_state is None:
                 self._process_state = torch.default_generator.get_state()
             self._torch = torch.default_generator
-            dispatch.lead(self._looks)
+            dispatch.lead(self._borrowing.looks)
 
     def _watch(self) -> None:
         """Watch every draw from here on, and redirect it to the thread's own generator."""
@@ -300,24 +259,8 @@ class SampleStreams:
 
     def _seed_owned(self, owned: OwnedGenerators) -> None:
         """Seed the owned generators for the present place; see ``owned``."""
-        purpose = Purpose.COLLATE if self._place == _COLLATE else Purpose.SAMPLE
-        owned.seed(self._key, self._first + max(0, self._place), purpose)
-
-    def _seed(self, generator: int) -> int:
-        key, place = self._key, self.place
-        if 0 <= place < self._num_samples:  # a dataset that draws does so for every sample
-            seeds = self._seeds_of[generator]
-            if seeds is None:
-                seeds = key.seeds(self._first, self._num_samples, generator)
-                self._seeds_of[generator] = seeds
-            return seeds[place]
-        if place >= 0:
-            return key.seed(self._first + place, Purpose.SAMPLE, generator)
-        if place == _COLLATE:
-            return key.seed(self._first, Purpose.COLLATE, generator)
-        if place == _ITERABLE:
-            return key.seed(self._number, Purpose.ITERABLE, generator)
-        return key.epoch_seed + self._number
+        purpose = Purpose.COLLATE if self._place == COLLATE else Purpose.SAMPLE
+        owned.seed(self._batch.key, self._batch.first + max(0, self._place), purpose)
 
     def _leave(self, place: int) -> None:
         python, numpy = self._python, self._numpy
@@ -335,16 +278,6 @@ class SampleStreams:
             self.python().setstate(for_python)
         if for_numpy is not None:
             self.numpy().set_state(for_numpy)
-
-
-def _others_may_draw() -> bool:
-    """Return whether another thread of the program lives that is not a daemon.
-
-    Daemons (progress bars' and loggers' threads, our own) are taken for helpers that draw nothing:
-    checking each of their calls would cost every program that has one.
-    """
-    own = threading.get_ident()
-    return any(not each.daemon and each.ident != own for each in threading.enumerate())
 
 
 def borrowers_in(dataset: Any) -> list[Any]:
