@@ -1,5 +1,6 @@
 """Loaders at the edges of a program: its exit, daemon threads, contexts of threads, Ctrl-C."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -178,7 +179,7 @@ class Waits(Rows):
 
 
 class WaitsAtItsBeginning(IterableDataset):
-    """Its iter() waits for somebody to write."""
+    """Its iter() waits until nobody has the lock of a file for itself."""
 
     thread_safe = True
 
@@ -186,20 +187,21 @@ class WaitsAtItsBeginning(IterableDataset):
         self.path = path
 
     def __iter__(self):
-        self.path.read_text(encoding="utf-8")
+        with self.path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
         return iter(range(4))
 
 
 @with_workers
 def test_timeout_names_a_step_of_the_beginning(seat, tmp_path):
     """A worker that has no batch yet may be at work on iter(dataset)."""
-    os.mkfifo(tmp_path / "held")
-    loader = seat.loader(WaitsAtItsBeginning(tmp_path / "held"), 1, timeout=0.3)
-    batches = iter(loader)
-    assert "iter(WaitsAtItsBeginning)" in timeout_at(batches, "in __iter__")
-    for _ in range(loader.num_workers):
-        (tmp_path / "held").write_text("on", encoding="utf-8")
-    loader.close()
+    with (tmp_path / "held").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        loader = seat.loader(WaitsAtItsBeginning(tmp_path / "held"), 1, timeout=0.3)
+        batches = iter(loader)
+        assert "iter(WaitsAtItsBeginning)" in timeout_at(batches, "in __iter__")
+        fcntl.flock(held, fcntl.LOCK_UN)
+        loader.close()
 
 
 class BadAtFive(Rows):
