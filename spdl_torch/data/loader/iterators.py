@@ -266,7 +266,6 @@ class ThreadIterator(EpochIterator):
             )
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
-        self._deals_evenly = not loader.in_order and (self._iterable or loader.rng == "worker")
         if loader._state.moving.is_on_trial:
             from .trial import settle  # was imported when the trial began
 
@@ -291,7 +290,7 @@ class ThreadIterator(EpochIterator):
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
 
                 self._tuner = LoaderTuner(loader, loader._tuning_state(), self._pool)
-            self._prime()
+            self._prime(loader)
         except BaseException:
             self._finalizer()  # the error's frames may keep this object alive: stop now
             raise
@@ -323,7 +322,7 @@ class ThreadIterator(EpochIterator):
             self._pool.stats.skipped = self._skipped
             if self._tuner is not None:
                 self._tuner.begin()
-            self._prime()
+            self._prime(loader)
         except BaseException:
             # Ctrl-C, or an error of the sampler: the workers are between two epochs, some in the
             # next. They end, and the loader's next epoch begins with new ones.
@@ -331,7 +330,7 @@ class ThreadIterator(EpochIterator):
             self._finalizer()
             raise
 
-    def _prime(self) -> None:
+    def _prime(self, loader: BaseLoader[Any]) -> None:
         self._num_submitted, self._is_cut_short = 0, False
         # Received and not handed out: it waits here while the next jobs are given out, so that an
         # error of the sampler, which comes first, does not cost the loop this batch.
@@ -340,7 +339,7 @@ class ThreadIterator(EpochIterator):
             self._num_workers,
             self._begun_from,
             self._progress.next_worker,
-            evenly=self._deals_evenly,
+            evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
         )
         self._submit_more()
         self._advance(EpochState.RUNNING)

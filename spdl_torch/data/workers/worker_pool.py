@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from ...errors import PipelineStopped
 from ...machine.probes import join_probing, probe_counters, start_probing, stop_probing
 from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.failures import text_of
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
@@ -44,10 +42,12 @@ from .jobs import Failed, Job, Result
 from .private_state import shared_remark
 from .resting import Rest
 from .stats import PoolStats
+from .thread_failures import ThreadFailures
 from .worker_info import use_one_intra_op_thread
 from .worker_thread import Worker
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Sequence
 
     from ...io._transfer.batch_memory import BatchMemory
@@ -80,10 +80,9 @@ class WorkerPool:
 
     Owners of its state: the loop's thread writes ``_epoch``, ``_spec`` and who is resting;
     ``request_stop``, on any thread, sets ``_epoch`` to None, for good. A worker removes itself from
-    ``_epochs`` and ``_workers`` as it leaves. It writes ``_init_errors`` and ``_is_whole`` before
-    it says that it is ready, for which the loop's thread waits in ``_start_threads``: nobody goes
-    through the errors meanwhile. ``_death`` is written before the epoch is closed, and read by the
-    loop after that has woken it.
+    ``_epochs`` and ``_workers`` as it leaves. It writes ``_failures`` before it says that it is
+    ready, for which the loop's thread waits in ``_start_threads``: nobody goes through the errors
+    meanwhile.
     """
 
     def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
@@ -100,9 +99,7 @@ class WorkerPool:
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
         self._copying = Copying(is_private=not spec.is_vouched_for)
-        self._init_errors: dict[int, BaseException] = {}
-        self._death: BaseException | None = None  # a thread's failure through a bug in this package
-        self._is_whole = True  # False once a worker could not start
+        self._failures = ThreadFailures()
         # A queue of epochs for each running worker, and one for the transfer thread. Workers
         # remove their own when they leave, so iterate over a copy.
         self._epochs = {n: Channel[Epoch](_MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
@@ -149,7 +146,7 @@ class WorkerPool:
             for _ in range(hands):
                 jobs.put(job)
         except ChannelClosed:
-            self._raise_death()
+            self._failures.raise_death()
             raise
 
     def get(self, timeout: float | None) -> Result:
@@ -161,12 +158,12 @@ class WorkerPool:
         try:
             result = epoch.outlet.get_numbered(timeout)[1]
         except ChannelClosed:
-            self._raise_death()
+            self._failures.raise_death()
             raise
         epoch.consumer.got(result.number)
-        if self._init_errors:
+        if self._failures.of_workers:
             # Another thread may have made the batch that torch would give to this worker first.
-            error = self._init_errors.pop(result.number, None)
+            error = self._failures.of_workers.pop(result.number, None)
             if error is not None:
                 return Failed(result.number, error)
         return result if self._device_stage is None else self._device_stage.hand_over(result)
@@ -188,7 +185,7 @@ class WorkerPool:
         """
         epoch, more = self._running(), num_workers - self._spec.num_workers
         assert not self._spec.has_turns, "guaranteed by the iterator"
-        if not self._is_whole or max_outstanding < 1:
+        if not self._failures.is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = epoch.jobs[0]
         # Parked workers see no dismissal: wake them first.
@@ -206,8 +203,9 @@ class WorkerPool:
             self._epochs[number].put(epoch)
         if joining:
             self._start_threads(joining)
-        if not self._is_whole:
-            errors = [self._init_errors.pop(n) for n in joining if n in self._init_errors]
+        if not self._failures.is_whole:
+            left = self._failures.of_workers
+            errors = [left.pop(n) for n in joining if n in left]
             _logger.warning(
                 "DataLoader: %d of %d new workers could not start; the others go on, and their "
                 "number stays",
@@ -221,7 +219,7 @@ class WorkerPool:
     @property
     def loss(self) -> BaseException | None:
         """The failure of a thread, through no fault of the dataset; see ``Pool.loss``."""
-        return self._death
+        return self._failures.death
 
     @property
     def max_outstanding(self) -> int:
@@ -322,7 +320,7 @@ class WorkerPool:
             epoch.close()
         # Free the batches that nobody will take: the frames of a kept error may hold the pool.
         self._epoch = None
-        self._init_errors.clear()
+        self._failures.of_workers.clear()
         self._workers.clear()  # they refer to this object
         budget.end(self)
         stop_probing(self)
@@ -407,7 +405,7 @@ class WorkerPool:
                         if not more:
                             raise
                         self._epochs.pop(number)
-                        self._could_not_start(number, error)
+                        self._failures.could_not_start(number, error)
                     else:
                         num_started += 1
                 for _ in range(num_started):
@@ -441,19 +439,12 @@ class WorkerPool:
             serve(say_ready)
         except BaseException as error:
             _logger.exception("DataLoader: a thread of the loader has failed")
-            self._death = error.with_traceback(None)
+            self._failures.death = error.with_traceback(None)
             epoch = self._epoch
             if epoch is not None:
                 epoch.close()
         finally:
             say_ready()
-
-    def _raise_death(self) -> None:
-        if self._death is not None:
-            raise RuntimeError(
-                "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
-                f"{text_of(self._death)}. The log has its traceback; please report it."
-            ) from self._death
 
     # Called on the workers' threads:
 
@@ -474,7 +465,7 @@ class WorkerPool:
                 self._activities[number],
                 copying=self._copying,
                 cells=self.stats.new_cells(enabled=self._spec.stats),
-                could_not_start=self._could_not_start,
+                could_not_start=self._failures.could_not_start,
                 note_shared=self._note_shared,
             )
         is_retired = False
@@ -486,11 +477,6 @@ class WorkerPool:
         if is_retired:
             return
         self._epochs.pop(number, None)  # last: from here on resize() may give the number again
-
-    def _could_not_start(self, number: int, error: BaseException) -> None:
-        """Keep the error for the loop, in place of the batch that torch gives this worker first."""
-        self._init_errors[number] = error
-        self._is_whole = False
 
     def _note_shared(self, parts: list[str]) -> None:
         """Report and log what the workers share though samples may change it; each worker finds
@@ -509,4 +495,4 @@ class WorkerPool:
         Where all share one queue, the others do its work. If none could start, the last one to
         fail stays, to answer the jobs with its error.
         """
-        return not self._spec.has_turns and len(self._init_errors) < self._spec.num_workers
+        return not self._spec.has_turns and len(self._failures.of_workers) < self._spec.num_workers
