@@ -449,7 +449,7 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     next(batches)
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    line = children_of(batches)[0].connection
+    line = children_of(batches)[0].connection.line
     owner = line.outgoing if part == "outlet" else line.questions
     try:
         setattr(owner, part, Interrupting(getattr(owner, part), method))

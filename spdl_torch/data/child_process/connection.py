@@ -26,11 +26,9 @@ from ...pipeline.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending
 from .framing import receive_descriptor
+from .line import Line
 from .messages import Answer, Fatal, LogLine, Reply, Up
-from .outgoing import Outgoing
-from .pipe_ends import PipeEnds
 from .process import ChildProcess, start_child
-from .questions import Questions
 from .signals import handlers_deferred
 from .start_methods import forks
 
@@ -63,11 +61,10 @@ class ChildConnection:
         ended: Callable[[], None],
     ) -> None:
         self.mappings = mappings
-        self.questions = Questions()
+        self.line = Line()
         self.is_up = False
         """Whether the child has said that it is ready for messages."""
         self.is_over = False
-        self.pid = 0
         self._context = context
         self._beginning: Beginning | None = beginning
         self._hear, self._ended = hear, ended
@@ -79,8 +76,6 @@ class ChildConnection:
         self._has_tried = Once(self._tried.release)
         self._is_hung_up = False
         self.ending = Ending()
-        self.outgoing = Outgoing()
-        self._ends = PipeEnds()
         self._child: ChildProcess | None = None
         self._threads: ThreadGroup | None = None
         _live.add(self)
@@ -116,7 +111,7 @@ class ChildConnection:
                 self._tried.acquire()  # it has called ``begin``
         finally:
             if not is_left_to_receiver:
-                self._disconnect()
+                self.line.close()
                 if child is not None:
                     self._reap(child)
                 self._end()
@@ -137,14 +132,13 @@ class ChildConnection:
 
     def _say(self, content: bytes) -> bool:
         """Write a message: the part of ``send`` that Ctrl-C may cut in two."""
-        return self.outgoing.send(content)
+        return self.line.outgoing.send(content)
 
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""
-        self._is_hung_up = True  # before looking for the ends: see _connect
-        self.questions.hang_up()
-        self.outgoing.hang_up()
-        has_hung_up, child = self._ends.hang_up(), self._child
+        self._is_hung_up = True  # before looking for the line: see _connect
+        self.line.end_waits()
+        has_hung_up, child = self.line.hang_up(), self._child
         if not has_hung_up and child is not None and os.name != "posix":
             # On POSIX the connection is closed then, and the child knows: it has some seconds for
             # the samples that it is fetching. Elsewhere it is never a socket.
@@ -155,9 +149,14 @@ class ChildConnection:
 
     def forget(self) -> None:
         """Close this forked process's copy of the connection, which must end with the parent."""
-        self._ends.forget()
+        self.line.forget()
         if self._child is not None:
             self._child.forget()
+
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 = there is none yet."""
+        return 0 if self._child is None else self._child.pid
 
     @property
     def is_ending(self) -> bool:
@@ -209,10 +208,9 @@ class ChildConnection:
         self.is_over = True
         self._has_tried()
         self._beginning = None
-        self.outgoing.drop_backlog()
+        self.line.outgoing.drop_backlog()
         self.mappings.close()
-        self.questions.hang_up()
-        self.outgoing.hang_up()
+        self.line.end_waits()
         self._ended()
 
     def _live(self, child: ChildProcess | None) -> None:
@@ -223,7 +221,7 @@ class ChildConnection:
             if child is not None:
                 self._listen(child)
         finally:
-            self._disconnect()
+            self.line.close()
             if child is not None:
                 self._reap(child)
 
@@ -242,21 +240,21 @@ class ChildConnection:
         finally:
             theirs.close()
             control.close()
-        self._child, self.pid = child, child.pid
+        self._child = child
         return child
 
     def _connect(self) -> tuple[Any, Any]:
-        theirs = self._ends.open(self._context)
-        # hang_up() on another thread sets the flag and then looks for the ends; here they are set
+        theirs = self.line.open(self._context)
+        # hang_up() on another thread sets the flag and then looks for the line; here that is opened
         # first and the flag read after, so at least one of the two sees the other. Both take the
-        # ends' lock in between: without a GIL a core may read before others see what it wrote.
+        # line's lock in between: without a GIL a core may read before others see what it wrote.
         if self._is_hung_up:
             self.hang_up()
         return theirs
 
     def _listen(self, child: ChildProcess) -> None:
         """Read messages until one side hangs up, or the child is gone."""
-        own = self._ends.connection
+        own = self.line.connection
         assert own is not None, "guaranteed by _connect"
         while True:
             # The connection alone may never end: what the dataset forked may hold it open.
@@ -276,7 +274,7 @@ class ChildConnection:
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
                 try:
-                    hook = self._ends.hook
+                    hook = self.line.hook
                     descriptor = None if hook is None else receive_descriptor(hook)
                 except EOFError:
                     return False
@@ -285,7 +283,7 @@ class ChildConnection:
         elif isinstance(message, Up):
             self._up()
         elif isinstance(message, Reply):
-            self.questions.answered(message)
+            self.line.questions.answered(message)
         elif isinstance(message, LogLine):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Fatal):
@@ -294,20 +292,9 @@ class ChildConnection:
         return True
 
     def _up(self) -> None:
-        ends = self._ends
-        assert ends.connection is not None, "guaranteed by _connect"
-        assert ends.control is not None, "guaranteed by _connect"
         assert self._threads is not None, "guaranteed by start()"
-        self.outgoing.open(ends.connection, ends.hook, self._threads)
-        self.questions.open(ends.control)
+        self.line.process_is_up(self._threads)
         self.is_up, self._beginning = True, None
-
-    def _disconnect(self) -> None:
-        """Close the connection, which makes a living child end."""
-        self._ends.hang_up()  # ends a sender's wait for room, too
-        self.outgoing.detach()
-        self.questions.detach()
-        self._ends.close()
 
     def _reap(self, child: ChildProcess) -> None:
         # A child that was never up runs no user code, and may not notice that it is to end.

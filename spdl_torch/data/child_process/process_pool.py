@@ -195,7 +195,7 @@ class ProcessPool:
 
     def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
         connection = child.connection
-        described = connection.questions.ask("at_work", awaited, timeout=_ASK_SECONDS)
+        described = connection.line.questions.ask("at_work", awaited, timeout=_ASK_SECONDS)
         if described is None:
             return (
                 f"The worker process (pid {connection.pid}) is being started, or did not "

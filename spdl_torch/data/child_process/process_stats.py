@@ -240,7 +240,7 @@ class ProcessRecorder(FlightRecorder):
             connection = child.connection
             if connection.is_over:
                 continue
-            answer = connection.questions.ask("timeline", timeout=seconds)
+            answer = connection.line.questions.ask("timeline", timeout=seconds)
             self._silent.pop(child.place, None)
             if answer is not None:
                 answers.append(answer)

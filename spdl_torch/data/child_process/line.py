@@ -1,4 +1,6 @@
-"""The trainer's ends of the pipes to one process."""
+"""The trainer's end of the line to one process: jobs go one way, batches the other; questions have
+a pipe of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,25 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .framing import socket_of
+from .outgoing import Outgoing
+from .questions import Questions
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
+    from ...pipeline.threads.thread_group import ThreadGroup
 
-class PipeEnds:
-    """The ends of a process's pipes, from when they are made to when they are closed.
 
-    The receiver alone makes and closes them; any other thread may hang up.
+class Line:
+    """The pipes to a process, from when they are made to when they are closed.
+
+    The receiver alone makes and closes them; any other thread may send, ask and hang up.
     """
 
     def __init__(self) -> None:
+        self.outgoing = Outgoing()
+        self.questions = Questions()
         self.connection: Connection | None = None
         self.control: Connection | None = None
         """The pipe for questions."""
@@ -36,6 +44,20 @@ class PipeEnds:
             self.hook = socket_of(self.connection)
         return theirs, control
 
+    def process_is_up(self, threads: ThreadGroup) -> None:
+        """Send and ask from now on, and first what waits for that. ``threads``: has the sender's,
+        if there will be one."""
+        assert self.connection is not None, "guaranteed by the receiver: it was opened"
+        assert self.control is not None, "guaranteed by the receiver: it was opened"
+        self.outgoing.open(self.connection, self.hook, threads)
+        self.questions.open(self.control)
+
+    def end_waits(self) -> None:
+        """End the waits of this side: nothing more is sent or asked. Never blocks; safe in a
+        finalizer."""
+        self.questions.hang_up()
+        self.outgoing.hang_up()
+
     def hang_up(self) -> bool:
         """End both sides' waits on the connection, which makes a living process end. Return whether
         there is a connection, as a socket. Never blocks; safe in a finalizer."""
@@ -50,7 +72,10 @@ class PipeEnds:
         return True
 
     def close(self) -> None:
-        """Close them, once nobody else writes there."""
+        """Hang up, and close the pipes once nobody else writes there."""
+        self.hang_up()  # ends a sender's wait for room, too
+        self.outgoing.detach()
+        self.questions.detach()
         hook, self.hook = self.hook, None
         own, self.connection = self.connection, None
         control, self.control = self.control, None
