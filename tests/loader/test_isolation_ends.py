@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 from _folders import HELPERS
+from _forks import found_in_fork
 from _gates import shared_memory_of, until
 from _inside import children_of, pids_of, pool_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
@@ -56,15 +57,7 @@ def test_exit_of_a_forked_process_leaves_the_children_alone():
     batches = iter(isolated(Images(40), 4))
     next(batches)
     pids = [child.pid for child in multiprocessing.active_children()]
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            util._exit_function()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert found_in_fork(util._exit_function) is None
     assert len(list(batches)) == 9
     assert pids
 
@@ -275,17 +268,8 @@ def test_iterator_in_a_forked_process_says_so():
     """The child is the parent's; the fork's end does not end it."""
     batches = iter(isolated(Images(), 4))
     next(batches)
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            next(batches)
-        except BaseException as error:
-            sending.send(f"{type(error).__name__}: {error}")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    assert "PipelineStopped: DataLoader: the worker process" in receiving.recv()
+    found = found_in_fork(lambda: next(batches))
+    assert found.startswith("PipelineStopped: DataLoader: the worker process")
     assert len(list(batches)) == 5
 
 

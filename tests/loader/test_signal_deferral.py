@@ -1,11 +1,11 @@
 """Signal handlers that wait for the end of a block: each runs once, afterwards, whoever forks."""
 
 import os
-import pickle
 import signal
 import threading
 
 import pytest
+from _forks import found_in_fork
 
 from spdl_torch.data.child_process.signals import handlers_deferred
 
@@ -88,20 +88,14 @@ def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypat
 def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
     """At once, and the parent has them afterwards."""
     before = handlers()
-    reading, writing = os.pipe()
+
+    def child():
+        is_same = handlers() == before
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return is_same, list(map(int, heard))
+
     with handlers_deferred():
-        pid = os.fork()
-        if not pid:
-            try:
-                is_same = handlers() == before
-                os.kill(os.getpid(), signal.SIGUSR1)
-                os.write(writing, pickle.dumps((is_same, list(map(int, heard)))))
-            finally:
-                os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        assert pickle.load(pipe) == (True, [signal.SIGUSR1])
+        assert found_in_fork(child) == (True, [signal.SIGUSR1])
     assert handlers() == before
 
 

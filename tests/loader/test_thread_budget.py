@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.utils.data
+from _forks import found_in_fork
 from _inside import limit_of, lock_of, pool_of, running_and_waiting, threads_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -327,17 +328,10 @@ def test_forked_child_has_a_budget_of_its_own(two_cores):
     iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
     count.wait_for(2)
     with lock_of(budget):
-        pid = os.fork()
-        if not pid:
-            os._exit(int(budget.is_scarce or len(budget._active) > 0 or not _can_load()))
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+        found = found_in_fork(lambda: (budget.is_scarce, plain(loader(num_workers=2))))
+    assert found == (False, EXPECTED)
     gate.set()
     assert [plain(each) for each in iterators] == [EXPECTED] * 3
-
-
-def _can_load():
-    return plain(loader(num_workers=2)) == EXPECTED
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers start another way")

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from _forks import found_in_fork
 from _loader_helpers import PATIENCE_SECONDS
 from _readings import reading, shown, stage
 from hypothesis import given, settings
@@ -653,18 +654,13 @@ def test_probe_does_not_follow_into_a_fork():
     """A child has no probing thread and starts its own."""
     user = Named()
     start_probing(user)
-    reading_end, writing_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        alone = not is_probing()
+
+    def child():
+        was_probing = is_probing()
         start_probing(user)
-        alive = any(thread.name == "spdl-probe" for thread in threading.enumerate())
-        os.write(writing_end, b"ok" if alone and alive else b"no")
-        os._exit(0)
-    assert os.read(reading_end, 2) == b"ok"
-    os.waitpid(child, 0)
-    os.close(reading_end)
-    os.close(writing_end)
+        return was_probing, any(t.name == "spdl-probe" for t in threading.enumerate())
+
+    assert found_in_fork(child) == (False, True)
     stop_probing(user)
 
 
