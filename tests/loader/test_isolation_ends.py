@@ -152,7 +152,7 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
 
 def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tmp_path):
     """After Ctrl-C has met it: it takes no more requests, and is there for a while yet."""
-    server, wait_for_its_end = forkserver._forkserver, child_process._server_ends
+    server, wait_for_its_end = forkserver._forkserver, child_process.server_ends
     list(served(Images(4), 4))  # there is a server, which is put back at the end
     dying = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     errors = []
@@ -163,7 +163,7 @@ def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tm
         dying.stdin.close()
         return wait_for_its_end(error)
 
-    monkeypatch.setattr(child_process, "_server_ends", let_it_die)
+    monkeypatch.setattr(child_process, "server_ends", let_it_die)
     monkeypatch.setattr(server, "_forkserver_pid", dying.pid)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(tmp_path / "deaf"))

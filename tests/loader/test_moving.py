@@ -867,7 +867,7 @@ def begins_between_two_forks():
         with fork_rest.workers_at_rest():
             worker.start()
         # It waits, or it has begun: what it will do is settled, and needs no wait.
-        may_begin = fork_rest._may_work.is_set()
+        may_begin = fork_rest.may_work.is_set()
     assert begun.wait(30)
     worker.join()
     assert activity.job == "a job"

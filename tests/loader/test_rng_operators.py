@@ -275,7 +275,7 @@ def test_places_of_the_generator_are_what_torch_has():
     """The fallback's table has every function that takes a generator by its place, as the last."""
     builtin = {
         function: at
-        for function, at in function_mode._GENERATOR_AT.items()
+        for function, at in function_mode.GENERATOR_AT.items()
         if at is not None and not inspect.isfunction(function)
     }
     assert builtin == BY_POSITION

@@ -197,5 +197,5 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
 
 def test_files_named_in_stacks_exist():
     """Renaming one would bring the package's own frames back into the stacks that users read."""
-    named = {*stacks._OURS, *stacks._WAITING}
+    named = {*stacks.OURS, *stacks.WAITING}
     assert sorted(path for path in named if not Path(path).exists()) == []

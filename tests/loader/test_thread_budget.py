@@ -295,8 +295,8 @@ def test_worker_that_kept_its_turn_would_be_helped_by_the_clock_alone(two_cores,
     monkeypatch.setattr(module, "_has_room", lambda *_: False)
     monkeypatch.setattr(budget, "lend", lambda: None)
     helped = []
-    give = budget._give_turns
-    monkeypatch.setattr(budget, "_give_turns", lambda more=0: (helped.append(more), give(more)))
+    give = budget.give_turns
+    monkeypatch.setattr(budget, "give_turns", lambda more=0: (helped.append(more), give(more)))
     rows = torch.cat(list(loader(Nested(), num_workers=2)))
     assert rows.tolist() == [[SUM, index] for index in range(24)]
     assert max(helped) > 0

@@ -520,7 +520,7 @@ def test_our_own_datasets_load_on_threads(tmp_path):
 
 def test_classes_in_the_table_of_known_ones_exist():
     """Under their names, and with the attributes that are looked at."""
-    for name, parts in vouching._KNOWN.items():
+    for name, parts in vouching.KNOWN.items():
         module, _, kind = name.rpartition(".")
         source = inspect.getsource(getattr(importlib.import_module(module), kind))
         bases = "samples transform target_transform loader"  # torchvision's, of ImageFolder

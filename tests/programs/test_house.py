@@ -342,7 +342,7 @@ def test_unknown_name_is_an_attribute_error(name):
 
 def test_files_that_stacks_leave_out_exist():
     """A file that is renamed would show its waiting threads as busy ones."""
-    assert_none(path for path in stacks._WAITING if not Path(path).is_file())
+    assert_none(path for path in stacks.WAITING if not Path(path).is_file())
 
 
 def test_top_level_holds_nothing_else():

@@ -34,7 +34,7 @@ _FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by s
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
 
 
-# Held while starting a process: _server_ends must wait for the server that failed, not for one that
+# Held while starting a process: server_ends must wait for the server that failed, not for one that
 # another thread has started by then.
 _one_at_a_time = threading.Lock()
 
@@ -162,7 +162,7 @@ def start_child(
                     'this one was forked. Pass multiprocessing_context="spawn" here.'
                 ) from error
             except (ConnectionError, EOFError) as error:
-                if not (is_served and tries_left and _server_ends(error)):
+                if not (is_served and tries_left and server_ends(error)):
                     raise
     return ChildProcess(process, is_served=is_served)
 
@@ -232,7 +232,7 @@ def _held_for(context: BaseContext) -> Any:
     return trainers_signals_held()
 
 
-def _server_ends(error: Exception) -> bool:
+def server_ends(error: Exception) -> bool:
     """Wait for the fork server to end, if the error means that; multiprocessing then starts a new
     one. Return False if it still runs."""
     pid = _server_pid()

@@ -48,7 +48,7 @@ class _Parts(NamedTuple):
 
 
 # By name, because importing some of them takes long.
-_KNOWN = {
+KNOWN = {
     "torch.utils.data.dataset.Subset": _Parts(datasets="dataset", containers=("indices",)),
     "torch.utils.data.dataset.ConcatDataset": _Parts(datasets="datasets"),
     "torch.utils.data.dataset.StackDataset": _Parts(datasets="datasets"),
@@ -143,12 +143,12 @@ def _declared(dataset: Any) -> bool | None:
 
 
 def _is_known(kind: type) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in _KNOWN
+    return f"{kind.__module__}.{kind.__qualname__}" in KNOWN
 
 
 def _parts_of(dataset: Any) -> _Parts:
     kind = type(dataset)
-    return _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}", _Parts())
+    return KNOWN.get(f"{kind.__module__}.{kind.__qualname__}", _Parts())
 
 
 def _unknown_attribute(dataset: Any, parts: _Parts) -> str:

@@ -31,17 +31,17 @@ _INIT = (
     *("trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_"),
 )
 
-_GENERATOR_AT: dict[Callable[..., Any], int | None] = {
+GENERATOR_AT: dict[Callable[..., Any], int | None] = {
     getattr(holder, name): None
     for holder, names in ((torch, _FUNCTIONS), (torch.Tensor, _METHODS), (torch.nn.init, _INIT))
     for name in names
     if hasattr(holder, name)
 }
 """The place of the argument ``generator``, which is always the last; None = only by its name."""
-_GENERATOR_AT |= {torch._sample_dirichlet: 1, torch._standard_gamma: 1, torch.poisson: 1}
-_GENERATOR_AT |= {torch.binomial: 2, torch.rrelu: 4, torch.rrelu_: 4}
+GENERATOR_AT |= {torch._sample_dirichlet: 1, torch._standard_gamma: 1, torch.poisson: 1}
+GENERATOR_AT |= {torch.binomial: 2, torch.rrelu: 4, torch.rrelu_: 4}
 for _init in (getattr(torch.nn.init, name) for name in _INIT):
-    _GENERATOR_AT[_init] = list(inspect.signature(_init).parameters).index("generator")
+    GENERATOR_AT[_init] = list(inspect.signature(_init).parameters).index("generator")
 
 _FILLS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {}
 """The functions that take no generator, as in torch 2.9, by what fills their result."""
@@ -77,8 +77,8 @@ class FunctionMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _GENERATOR_AT and self._draws_on_cpu(args, kwargs):
-            args = args[: _GENERATOR_AT[func]]  # without a None in the generator's place
+        if func in GENERATOR_AT and self._draws_on_cpu(args, kwargs):
+            args = args[: GENERATOR_AT[func]]  # without a None in the generator's place
             kwargs = {**kwargs, "generator": self._generator()}
             if func in _FILLS:
                 return _filled(_FILLS[func], *args, **kwargs)

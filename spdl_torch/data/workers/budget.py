@@ -155,7 +155,7 @@ class ThreadBudget:
             for pool, _ in active:
                 for activity in pool.activities:
                     self._count_running(activity)
-        self._give_turns()
+        self.give_turns()
 
     def _count_running(self, activity: Activity) -> None:
         """Count a job that began while there were enough turns. The lock is held."""
@@ -210,7 +210,7 @@ class ThreadBudget:
                 activity.turns.num_running -= 1
                 self._num_running -= 1
                 self._last_end = monotonic()
-                self._give_turns()
+                self.give_turns()
 
     def lend(self) -> None:
         """Give the calling thread's turn away, if it has one: its job waits for another loader.
@@ -255,7 +255,7 @@ class ThreadBudget:
         activity.turns.num_running += 1
         self._num_running += 1
 
-    def _give_turns(self, more: int = 0) -> None:
+    def give_turns(self, more: int = 0) -> None:
         """Let waiting workers go on, as many as may run. The lock is held."""
         most = self._limit if self.is_scarce else self._num_running + len(self._waiters)
         while True:
@@ -284,7 +284,7 @@ class ThreadBudget:
                     self._decide()
             if now - self._last_end >= _STUCK_SECONDS:
                 self._last_end = now
-                self._give_turns(more=max(0, self._num_running - self._limit) + 1)
+                self.give_turns(more=max(0, self._num_running - self._limit) + 1)
 
 
 def _last_of(waiters: deque[_Waiter]) -> _Waiter | None:

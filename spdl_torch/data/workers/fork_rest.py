@@ -30,8 +30,8 @@ _LOOK_SECONDS = 0.001
 _activities: LiveObjects[Activity] = LiveObjects()
 _listing = threading.Lock()
 _forks: set[object] = set()  # one for each fork under way, changed while _listing is held
-_may_work = threading.Event()  # set while there is none
-_may_work.set()
+may_work = threading.Event()  # set while there is none
+may_work.set()
 
 
 def take_part(activity: Activity) -> None:
@@ -48,9 +48,9 @@ def begin_job(activity: Activity, job: Job) -> None:
     """
     with activity.lock:
         activity.job = job
-    while not _may_work.is_set():
+    while not may_work.is_set():
         activity.job = None
-        _may_work.wait()
+        may_work.wait()
         with activity.lock:
             activity.job = job
 
@@ -63,7 +63,7 @@ def workers_at_rest() -> Iterator[None]:
     try:
         with _listing:
             _forks.add(fork)
-            _may_work.clear()
+            may_work.clear()
         # Not by notification: for this alone, a worker would have to take a lock after each job.
         deadline = monotonic() + _LONGEST_SECONDS
         while _anybody_works() and monotonic() < deadline:
@@ -73,7 +73,7 @@ def workers_at_rest() -> Iterator[None]:
         with _listing:
             _forks.discard(fork)
             if not _forks:
-                _may_work.set()
+                may_work.set()
 
 
 def _anybody_works() -> bool:
@@ -87,9 +87,9 @@ def _works(activity: Activity) -> bool:
 
 def _after_fork() -> None:
     """Start anew in the child, where no thread works and either lock may be held."""
-    global _may_work, _listing
-    _may_work, _listing = threading.Event(), threading.Lock()
-    _may_work.set()
+    global may_work, _listing
+    may_work, _listing = threading.Event(), threading.Lock()
+    may_work.set()
     _forks.clear()
     _activities.clear()
 

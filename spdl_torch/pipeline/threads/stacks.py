@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parents[2]
 # What is on the way from a thread's start to the user's code: a file, or all files of a folder.
-_OURS = (
+OURS = (
     threading.__file__,
     f"{_PACKAGE / 'pipeline'}{os.sep}",
     *(
@@ -30,7 +30,7 @@ _OURS = (
 )
 _CHILD = str(_PACKAGE / "data" / "child_process" / "child.py")
 # Files in which a thread waits for others of its run, or only watches.
-_WAITING = {
+WAITING = {
     *(str(_PACKAGE / "pipeline" / "channel" / f"{n}.py") for n in ("channel", "capacity", "waits")),
     str(_PACKAGE / "pipeline" / "hooks" / "interval_reporter.py"),
     str(_PACKAGE / "machine" / "probes.py"),
@@ -78,13 +78,13 @@ def _text_of(thread: threading.Thread, all_calls: dict[int, traceback.StackSumma
     innermost = [call.filename for call in calls[-2:]]  # a Condition waits in threading.py
     if innermost[-1] == threading.__file__:
         innermost.pop()
-    if innermost[-1] in _WAITING:
+    if innermost[-1] in WAITING:
         return ""
     if innermost[-1] == selectors.__file__:
         return "  (the event loop waits for its coroutines)"
     # A forked child's stack begins with that of the trainer, which started it.
     bottom = max((n for n, call in enumerate(calls) if call.filename == _CHILD), default=0)
-    above = (n for n in range(bottom, len(calls)) if not calls[n].filename.startswith(_OURS))
+    above = (n for n in range(bottom, len(calls)) if not calls[n].filename.startswith(OURS))
     first = next(above, len(calls) - 1)
     return "".join(traceback.format_list(calls[first:])).rstrip()
 
