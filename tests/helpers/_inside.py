@@ -58,6 +58,18 @@ def tuner_of(iterator):
     return iterator._tuner
 
 
+def resize(batches, number):
+    """Have so many workers of an iterator from now on; nothing is tuned by itself."""
+    tuner = tuner_of(batches)
+    tuner._due = float("inf")
+    tuner._resize(pool_of(batches), number)
+
+
+def give_out(batches):
+    """Give out the jobs that an iterator may give out now, as it does with each batch."""
+    batches._submit_more()
+
+
 def iterator_of(loader):
     """The iterator that a loader with persistent workers keeps."""
     return loader._iterator

@@ -13,7 +13,7 @@ import pytest
 import torch
 from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
-from _inside import is_tuned, pool_of, tuner_of
+from _inside import give_out, is_tuned, pool_of, resize
 from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner
@@ -113,16 +113,15 @@ def test_workers_join_and_leave():
     loader = DataLoader(Counted(), num_workers=auto({"num_cores": 1, "max_threads": 8}))
     batches = iter(loader)
     assert loader.num_workers == 1
-    assert pool_of(batches).resize(4, 8) == 4
-    batches._max_outstanding = 8
-    tuner_of(batches)._num_workers = 4
-    batches._submit_more()
+    resize(batches, 4)
+    assert loader.num_workers == 4
+    give_out(batches)
     until(lambda: len(inside) == 4)
     assert loader.snapshot().stages[0].concurrency == 4
     data.gate.set()
-    assert pool_of(batches).resize(1, 2) == 1
+    resize(batches, 1)
+    assert loader.num_workers == 1
     until(lambda: sum(t.name.startswith("spdl-loader") for t in spdl_threads()) == 1)
-    tuner_of(batches)._num_workers = 1
     assert len(list(batches)) == 200
 
 

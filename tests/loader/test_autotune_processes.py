@@ -12,7 +12,7 @@ import weakref
 import pytest
 import torch
 from _gates import num_fds, until
-from _inside import children_of, is_tuned, pool_of, state_of, tuner_of, tuning_of
+from _inside import children_of, give_out, is_tuned, pool_of, resize, state_of, tuning_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
 from _tuners import RandomTuner
@@ -154,25 +154,14 @@ class WhoWaits(Dataset):
         return torch.tensor([index, os.getpid(), info.id, info.num_workers])
 
 
-def hold(batches):
-    """Nothing is tuned by itself."""
-    tuner_of(batches)._due = float("inf")
-
-
-def resize(batches, number):
-    """Have so many workers from now on."""
-    tuner_of(batches)._resize(pool_of(batches), number)
-
-
 def test_processes_join_and_leave_in_an_epoch():
     """Four samples are made at once after growth. Those that leave answer their jobs first, and
     end; figures and rows of all are kept."""
     dataset = WhoWaits()
     loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}))
     batches = iter(loader)
-    hold(batches)
     resize(batches, 4)
-    batches._submit_more()
+    give_out(batches)
     dataset.wait_inside(4)  # the first process has the second sample as well
     assert len(children()) == 4
     resize(batches, 1)
@@ -196,7 +185,7 @@ def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
     dataset = WhoWaits()
     loader = DataLoader(dataset, num_workers=auto({"num_cores": 3, "max_threads": 6}))
     batches = iter(loader)
-    hold(batches)
+    resize(batches, 3)
     dataset.wait_inside(3)
     leaving = children_of(batches)[2].connection.pid
     resize(batches, 1)
@@ -211,7 +200,7 @@ def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog
     """The log says so, and the others go on."""
     loader = DataLoader(Augmented(), num_workers=auto({"num_cores": 1, "max_threads": 6}))
     batches = iter(loader)
-    hold(batches)
+    resize(batches, 1)
 
     def refuse(*_, **__):
         raise OSError("no more processes")
