@@ -232,6 +232,20 @@ def test_sample_context_gives_each_sample_its_stream(root, name):
     assert_same(dataset.__getitems__(indices), expected)
 
 
+@pytest.mark.parametrize(("size", "ratio"), [((1, 400), (4, 5)), ((400, 1), (0.2, 0.25))])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_box_without_a_pixel_is_black_as_pillows(tmp_path, size, ratio, suffix):
+    """Where no box of such a shape fits into a picture, torchvision takes one of no rows."""
+    (tmp_path / "thin").mkdir()
+    Image.new("RGB", size, (200, 10, 10)).save(tmp_path / "thin" / f"1.{suffix}")
+    transform = v1.Compose([v1.RandomResizedCrop(8, ratio=ratio), v1.PILToTensor()])
+    expected, target = datasets.ImageFolder(tmp_path, transform)[0]
+    assert not expected.any()
+    for codec in ("auto", "torchvision"):
+        dataset = ImageFolder(tmp_path, transform, codec=codec)
+        assert_same([dataset[0], *dataset.__getitems__([0, 0])], [(expected, target)] * 3)
+
+
 def noted(function, calls):
     """The function, which notes that it is called."""
 

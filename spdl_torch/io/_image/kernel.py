@@ -156,7 +156,9 @@ def _fill_batch(
         new_height, new_width = resized[i]
         y, x = windows[i]
         place = batch[i : i + 1]
-        if y == 0 and x == 0 and new_height == height and new_width == width:
+        if box_height == 0 or box_width == 0:
+            place.zero_()  # as Pillow does where torchvision draws such a box
+        elif y == 0 and x == 0 and new_height == height and new_width == width:
             torch.ops.aten._upsample_bilinear2d_aa(
                 crop, [height, width], False, None, None, out=place
             )
