@@ -74,7 +74,8 @@ def test_daemon_thread_that_loads_at_the_exit_is_told_so():
                     for batch in loader:
                         has_begun.set()
             except Exception as error:
-                print(type(error).__name__, error, flush=True)
+                # In one piece: the exit may end this thread between two.
+                print(f"{type(error).__name__} {error}\\n", end="", flush=True)
 
         threading.Thread(target=load, daemon=True).start()
         has_begun.wait()

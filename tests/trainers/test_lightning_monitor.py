@@ -6,13 +6,16 @@ import csv
 import gc
 import itertools
 import multiprocessing
+import os
 import re
 import sqlite3
+import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import _warm
 import pytest
 import torch
 from _datasets import Points
@@ -587,13 +590,27 @@ def test_steps_go_on_when_training_is_resumed(tmp_path, at):
 # -- ranks -----------------------------------------------------------------------------------------
 
 
+TWO_RANKS = """
+import sys
+from pathlib import Path
+from test_lightning_monitor import modules, monitors, ours, trainer
+
+folder = Path(sys.argv[1])
+monitor = monitors.PipelineStatsMonitor(stages=False, across_ranks=True, db_path=folder / "s.db")
+options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 1}
+trainer(folder, monitor, **options).fit(modules.Plain(), ours())
+"""
+
+
 def test_ranks_are_compared_when_asked(tmp_path):
-    """Two real processes; the file of rank 0 has the least, mean and largest wait."""
-    monitor = monitors.PipelineStatsMonitor(
-        stages=False, across_ranks=True, db_path=tmp_path / "s.db"
-    )
-    options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 1}
-    trainer(tmp_path, monitor, **options).fit(modules.Plain(), ours())
+    """Two real processes; the file of rank 0 has the least, mean and largest wait.
+
+    They are forked from a program of its own: what other tests do here may have started threads of
+    autograd, beside which torch refuses to train in a forked process.
+    """
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = _warm.run(["-c", TWO_RANKS, str(tmp_path)], env={**os.environ, **paths})
+    assert done.returncode == 0, done.stderr
     seen = [row for row in rows(tmp_path) if "data/wait_ratio" in row]
     assert [int(row["step"]) for row in seen] == [0, 1]
     for rank in (0, 1):
