@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import spdl_torch
+
 from .report import Goal, Metric
 from .tables import Contender, Table
 
@@ -211,7 +213,7 @@ def _measure_first(module: str, folder: str, runs: int) -> dict[str, float]:
     """Measure the last run: the first leaves the bytecode that later ones find."""
     package = Path(folder) / "spdl_torch"
     if not package.exists():  # a copy: the sources themselves get no folders of bytecode
-        source = Path(__file__).parents[1]
+        source = Path(spdl_torch.__file__).parent
         shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
