@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ..data.fetching.batch_maker import BatchMaker
+from ..data.fetching.batch_recipe import BatchRecipe
 from ..data.fetching.items import EndOfIterable
-from ..data.fetching.recipe import Recipe
 from ..data.loader.dataloader import DataLoader
 from ..data.rng.keys import StreamKey, epoch_seed
 from ..data.rng.owned import OwnedGenerators
@@ -141,7 +141,7 @@ class BothWays:
             if self.worker_init_fn is not None:
                 self.worker_init_fn(number)
             maker = BatchMaker(
-                Recipe(dataset, collate_fn, self.batch_size is not None, drop_last=False),
+                BatchRecipe(dataset, collate_fn, self.batch_size is not None, drop_last=False),
                 streams=streams,
                 key=key,
                 worker=number,

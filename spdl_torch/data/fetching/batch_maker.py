@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams
     from .bad_samples import BadSample
-    from .recipe import Recipe
+    from .batch_recipe import BatchRecipe
     from .stacking import Memory
 
 
@@ -38,7 +38,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchRecipe,
         *,
         streams: SampleStreams | None = None,
         key: StreamKey | None = None,

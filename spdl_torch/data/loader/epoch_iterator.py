@@ -27,7 +27,7 @@ from ..checkpoint.resume_state import (
 from ..checkpoint.user_state import WorkerState
 from ..error_notes import add_thread_note, not_an_end
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
-from ..fetching.recipe import Recipe
+from ..fetching.batch_recipe import BatchRecipe
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
@@ -330,9 +330,9 @@ class EpochIterator(_BaseDataLoaderIter):
         replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
         return Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
 
-    def _recipe(self, loader: BaseLoader[Any]) -> Recipe:
+    def _recipe(self, loader: BaseLoader[Any]) -> BatchRecipe:
         """Return what the workers make batches of."""
-        return Recipe(
+        return BatchRecipe(
             self._dataset,
             self._collate_fn,
             self._auto_collation,

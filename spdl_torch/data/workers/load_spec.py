@@ -10,7 +10,7 @@ from ..fetching.sample_calls import takes_batches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..fetching.recipe import Recipe
+    from ..fetching.batch_recipe import BatchRecipe
     from ..fetching.stacking import Memory
 
 
@@ -28,7 +28,7 @@ class Draws(NamedTuple):
 class LoadSpec(NamedTuple):
     """The loader's configuration when iteration began."""
 
-    recipe: Recipe
+    recipe: BatchRecipe
     num_workers: int
     max_outstanding: int
     """The limit of jobs given out and not yet received: ``prefetch_factor * num_workers``."""

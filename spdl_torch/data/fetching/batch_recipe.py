@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .bad_samples import Tolerance
 
 
-class Recipe(NamedTuple):
+class BatchRecipe(NamedTuple):
     """The dataset of a loader and how its samples become batches; a worker has a copy of it with
     its own dataset and functions."""
 
