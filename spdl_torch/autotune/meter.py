@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..machine.probes import probe_counters, probes_between
+from ..named_tuples import NamedTuple
 from ..observe.verdict.intervals import interval_between, sum_of_intervals
 from .window import Part
 

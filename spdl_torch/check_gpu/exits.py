@@ -12,7 +12,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from ..named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

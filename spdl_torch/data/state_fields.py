@@ -6,8 +6,9 @@ loader has changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ..named_tuples import NamedTuple
 from ..pipeline.failures import describe
 
 if TYPE_CHECKING:

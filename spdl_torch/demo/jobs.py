@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from ..named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ import random
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torchvision.transforms import (
 )
 
 from ..machine.cpu_time import OtherPrograms, cpu_seconds
+from ..named_tuples import NamedTuple
 from .jobs import (
     PICTURES,
     POOL,

@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from ..named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,8 +16,9 @@ import threading
 import weakref
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ..named_tuples import NamedTuple
 from .gil import could_go_without_gil, has_gil
 from .histogram import Histogram, bucket_of, percentile
 from .limits import usable_cores

@@ -12,8 +12,8 @@ import enum
 import os
 import threading
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns
-from typing import NamedTuple
 
+from ..named_tuples import NamedTuple
 from .starting import started_ns
 
 _OURS = "spdl-"

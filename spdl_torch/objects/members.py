@@ -9,10 +9,11 @@ import functools
 import gc
 import types
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..named_tuples import NamedTuple
 from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
 
 if TYPE_CHECKING:

@@ -8,9 +8,11 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from spdl_torch.errors import DecodeError
+
+from ..named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from PIL.Image import Image

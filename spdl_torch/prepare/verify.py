@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from spdl_torch.data.sources._tar_index import index_path, load_index, scan_tar
 from spdl_torch.errors import DecodeError
 
+from ..named_tuples import NamedTuple
 from .plan import planned_shards
 from .write import write_whole
 

@@ -27,6 +27,7 @@ from spdl_torch.pipeline.threads import stacks
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
     *(
+        "named_tuples",
         "errors",
         "scopes",
         "late_imports",

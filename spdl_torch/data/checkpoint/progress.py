@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
 from .last_indices import NUM_LAST, last_of
 from .resume_state import encoded, packed_index
 from .user_state import WorkerState

@@ -11,10 +11,11 @@ from __future__ import annotations
 import inspect
 import sys
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
+from ...named_tuples import NamedTuple
 from ...objects.copies import deep_copy
 from ..error_notes import Reason, add_thread_note
 

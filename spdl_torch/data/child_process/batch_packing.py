@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from ...named_tuples import NamedTuple
 from ...pipeline.failures import attach_note
 from ..fetching.stacking import LARGE_BYTES, is_plain
 from .messages import Span

@@ -11,12 +11,13 @@ import sys
 import threading
 import weakref
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.library
 
+from ...named_tuples import NamedTuple
 from ..rng.patches import install
 from .batch_packing import SlabWriter
 from .lone_worker import LoneWorker

@@ -20,13 +20,14 @@ import threading
 import weakref
 from collections import deque
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ...io._transfer.region import Region, touched
 from ...io._transfer.slabs import rounded_up
+from ...named_tuples import NamedTuple
 from .messages import Span
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ import os
 import traceback
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineFailure, UnsupportedOptionError
+from ...named_tuples import NamedTuple
 from ...pipeline.failures import FailureBudget, describe, renew_note, text_of
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ are on a device is not tried at all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...io._transfer.tree import leaves_of, spots_of
+from ...named_tuples import NamedTuple
 from ..child_process.signals import handlers_deferred
 from ..workers.jobs import Failed, NoBatch
 from . import move_limits as limits

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...named_tuples import NamedTuple
 from .numbers import shuffled_indices
 from .plan import BLOCK_LENGTH
 

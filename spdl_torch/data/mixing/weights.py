@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

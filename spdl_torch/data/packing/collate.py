@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
+
+from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

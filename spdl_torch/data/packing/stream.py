@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from ...named_tuples import NamedTuple
 from ..checkpoint.pipeline_state import source_behind
 from ..dataset import PipelineDataset
 from ..mixing.streams import MixedIterable

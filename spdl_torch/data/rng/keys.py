@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from ...named_tuples import NamedTuple
 
 
 class Purpose(enum.IntEnum):

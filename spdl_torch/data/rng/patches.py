@@ -18,12 +18,13 @@ import random
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from ...named_tuples import NamedTuple
 from ...scopes import scope
 from . import dispatch
 

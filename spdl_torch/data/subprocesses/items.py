@@ -7,11 +7,12 @@ import sys
 import threading
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
 
+from ...named_tuples import NamedTuple
 from ...pipeline.pipeline import Pipeline
 from ...pipeline.stats.perf_stats import PipelineStats
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...machine.gil import take_turns
+from ...named_tuples import NamedTuple
 from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
 

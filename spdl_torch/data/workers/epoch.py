@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ...named_tuples import NamedTuple
 from ..fetching.bad_samples import record_bad
 from .budget import budget
 from .jobs import Failed

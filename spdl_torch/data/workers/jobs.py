@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState

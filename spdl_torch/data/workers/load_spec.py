@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
 from ..fetching.rows import row_reader
 from ..fetching.sample_calls import takes_batches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...machine.probes import (
     ProbeCounters,
@@ -15,6 +15,7 @@ from ...machine.probes import (
     probes_between,
 )
 from ...machine.thread_times import run_delay_ns
+from ...named_tuples import NamedTuple
 from ...objects.datasets import all_datasets
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from ...pipeline.stats.counters import QueueCounters, TaskCounters

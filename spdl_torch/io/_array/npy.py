@@ -6,12 +6,13 @@ import ast
 import math
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from spdl_torch.errors import DecodeError
 
+from ...named_tuples import NamedTuple
 from .buffer import go_back, memory_name, open_memory
 
 if TYPE_CHECKING:

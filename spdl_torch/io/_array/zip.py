@@ -11,8 +11,9 @@ import re
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ...named_tuples import NamedTuple
 from .npy import MalformedError
 
 if TYPE_CHECKING:

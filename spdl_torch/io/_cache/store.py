@@ -26,10 +26,11 @@ import struct
 import threading
 import weakref
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...named_tuples import NamedTuple
 from ...pipeline.threads.shared_state import LiveObjects
 from ...scopes import scope
 from .own_files import open_own_file, open_own_folder

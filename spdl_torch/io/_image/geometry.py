@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from ...named_tuples import NamedTuple
 from . import kernel
 
 

@@ -17,10 +17,12 @@ import inspect
 import math
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 
+from ...named_tuples import NamedTuple
 from ...pipeline.threads.thread_group import takes_over
 from ...scopes import scope
 from . import runtime

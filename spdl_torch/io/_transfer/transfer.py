@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.pipeline.channel.waits import ChannelClosed
 from spdl_torch.pipeline.threads.thread_group import exit_has_begun
 
+from ...named_tuples import NamedTuple
 from . import cuda
 from .batch_memory import BatchMemory
 from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move

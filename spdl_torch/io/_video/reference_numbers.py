@@ -8,8 +8,9 @@ makes another picture if pictures before it were left out because nothing refers
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
 from .bits import Bits, length_bytes, units
 
 if TYPE_CHECKING:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
 from .content import Column, Table
 
 if TYPE_CHECKING:

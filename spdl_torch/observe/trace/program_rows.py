@@ -7,8 +7,9 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
 from ...pipeline.recorder.timeline import Part
 from .rows import microseconds
 

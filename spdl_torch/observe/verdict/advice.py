@@ -7,8 +7,9 @@ would give, it decides; elsewhere the free cores are the bound.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ...named_tuples import NamedTuple
 from .causes import Cause, is_inline, lacks_gil_probe, may_hide_the_gil, num_delivered
 from .what_if import Question, limiting, predict
 

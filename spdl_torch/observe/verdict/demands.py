@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ...named_tuples import NamedTuple
 from .causes import (
     SHORT_SECONDS,
     Cause,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ...named_tuples import NamedTuple
 from .causes import Cause
 from .closed_network import most_rate, random_rate
 from .demands import Between, NotKnown, demands_of

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,9 +6,10 @@ is reset and no reading can lose what another one saw. Times are integer nanosec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...machine.histogram import NO_COUNTS
+from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
