@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import _early_names  # noqa: F401 - before any file of tests can start a loader
+import _spawned
 import pytest
 from _gates import quiet_log
 from _memory import make_cheap_to_fork
@@ -46,7 +47,9 @@ settings.register_profile(
 settings.load_profile("same")
 
 # A fork server's child imports what it needs: torch, in seconds, for each of hundreds of workers.
-# The server imports it once. What a child owns is the same.
+# The server has it: it is forked from the process that other programs are forked from. What a child
+# owns is the same.
+_spawned.fork_the_fork_servers()
 multiprocessing.set_forkserver_preload(
     [
         *("spdl_torch.data.child_process.child", "torchvision", "pytest", "hypothesis"),

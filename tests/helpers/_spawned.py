@@ -2,7 +2,8 @@
 
 It is a child of the process that starts it like any other and has none of its memory, what is sent
 to it is pickled, and it finds everything by name; but it does not spend 3 s on importing torch and
-the package. Tests of what only a new interpreter can show name ``"spawn"`` itself.
+the package. Tests of what only a new interpreter can show name ``"spawn"`` itself. The fork servers
+of this process can be started in the same way.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from unittest.mock import patch
 
 import _warm
 
-PRELOADED = ("spdl_torch.data.child_process.child",)
+PRELOADED = ("spdl_torch.data.child_process.child", "pytest", "hypothesis")
 _ADOPTS_ORPHANS = 36  # Linux's PR_SET_CHILD_SUBREAPER
 _one_at_a_time = threading.Lock()
+start_python = util.spawnv_passfds
 
 
 class ForkedSpawnProcess(SpawnProcess):
@@ -41,6 +43,18 @@ class ForkedSpawnContext(SpawnContext):
 def context():
     """For ``multiprocessing_context``; where nothing can be forked, ``spawn`` itself."""
     return ForkedSpawnContext() if _warm.CAN_FORK else "spawn"
+
+
+def fork_the_fork_servers():
+    """From here on the fork servers that this process starts are forked from the warm one, too."""
+    if not _warm.CAN_FORK:
+        return
+
+    def start_or_fork(path, arguments, descriptors):
+        is_server = arguments[-1].startswith("from multiprocessing.forkserver ")
+        return (_fork if is_server else start_python)(path, arguments, descriptors)
+
+    util.spawnv_passfds = start_or_fork
 
 
 def _fork(path, arguments, descriptors):

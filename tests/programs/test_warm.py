@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver, util
+from pathlib import Path
 from subprocess import STDOUT, TimeoutExpired
 
 import _spawned
@@ -186,29 +188,62 @@ def kind_of(number):
     return os.readlink(name) if os.path.exists(name) else None
 
 
-@pytest.mark.skipif(not _warm.CAN_FORK, reason="nothing is forked here")
-def test_process_that_is_spawned_from_the_warm_one_is_as_a_new_one(monkeypatch, capfd, tmp_path):
-    """Its memory, parent, streams, environment, signals, open files and end; torch is there."""
+@pytest.fixture
+def changed_here(monkeypatch, tmp_path):
+    """What another process may see of this one, or not."""
     monkeypatch.setenv("MINE", "yes")
     monkeypatch.setattr(sys.modules[__name__], "CHANGED", ["by a test"])
     monkeypatch.chdir(tmp_path)
 
-    def seen_by(context):
-        ours, theirs = context.Pipe()
-        with open(__file__) as file, ours:
-            process = context.Process(target=look, args=[theirs, [file.fileno()]])
-            process.start()
-            theirs.close()
-            seen = ours.recv()
-            assert process.is_alive()
-            ours.send(3)
-            process.join()
-        return seen, process.exitcode, capfd.readouterr()
 
-    forked = seen_by(_spawned.context())
-    assert forked == seen_by(multiprocessing.get_context("spawn"))
+def seen_by(context, capfd):
+    """What a process of a context sees, how it ends, and what it prints."""
+    ours, theirs = context.Pipe()
+    with open(__file__) as file, ours:
+        process = context.Process(target=look, args=[theirs, [file.fileno()]])
+        process.start()
+        theirs.close()
+        seen = ours.recv()
+        assert process.is_alive()
+        ours.send(3)
+        process.join()
+    return seen, process.exitcode, capfd.readouterr()
+
+
+needs_forks = pytest.mark.skipif(not _warm.CAN_FORK, reason="nothing is forked here")
+
+
+@needs_forks
+@pytest.mark.usefixtures("changed_here")
+def test_process_that_is_spawned_from_the_warm_one_is_as_a_new_one(capfd, tmp_path):
+    """Its memory, parent, streams, environment, signals, open files and end; torch is there."""
+    forked = seen_by(_spawned.context(), capfd)
+    assert forked == seen_by(multiprocessing.get_context("spawn"), capfd)
     assert forked[0][:5] == [["as imported"], "yes", str(tmp_path), forked[0][3], os.getpid()]
     assert forked[1:] == (3, ("printed\n", "complained\n"))
+
+
+@needs_forks
+@pytest.mark.usefixtures("changed_here")
+def test_fork_server_from_the_warm_process_is_as_a_new_one(capfd, monkeypatch, tmp_path):
+    """The same of its children, whose parent it is."""
+    server, found = forkserver._forkserver, []
+    monkeypatch.setattr(server, "_preload_modules", [])
+    for start in (util.spawnv_passfds, _spawned.start_python):
+        monkeypatch.setattr(util, "spawnv_passfds", start)
+        server._stop()
+        try:
+            seen, *others = seen_by(multiprocessing.get_context("forkserver"), capfd)
+            assert seen.pop(4) == server._forkserver_pid
+            is_torch_there = "libtorch" in Path(f"/proc/{server._forkserver_pid}/maps").read_text()
+            found.append((seen, others, is_torch_there))
+        finally:
+            server._stop()
+    (forked, *others, is_warm), (new, *others_of_new, is_new_warm) = found
+    assert (forked, others) == (new, others_of_new)
+    assert (is_warm, is_new_warm) == (True, False)
+    assert forked[:3] == [["as imported"], "yes", str(tmp_path)]
+    assert others == [[3, ("printed\n", "complained\n")]]
 
 
 def test_torch_is_there_already():
