@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import pytest
 import torch
+from _later import later
 from torch.utils import data as torch_data
 
 from spdl_torch import DataLoader
 from spdl_torch.data.loader.accelerate import AcceleratePrepared
 
-accelerate = pytest.importorskip("accelerate")
-
-from spdl_torch.accelerate import Accelerator, prepare_data_loader  # noqa: E402
+accelerate, prepares = later("accelerate", "spdl_torch.accelerate")
 
 DATA = torch.arange(20.0)
 
@@ -36,7 +35,7 @@ def loader(**options):
 
 def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(fresh_log):
     """One import changed; models and other loaders are prepared as ever."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = prepares.Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
     plain = torch_data.DataLoader(DATA, batch_size=4)
     options = {"seed": 3, "rng": "sample", "on_error": "skip", "isolation": "process"}
@@ -54,11 +53,14 @@ def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(fresh_log):
 def test_batches_are_those_of_accelerate_itself():
     """Order and batches; the report and the skipped samples work on what prepare returned."""
     seen = []
-    for kind, make in ((Accelerator, DataLoader), (accelerate.Accelerator, torch_data.DataLoader)):
+    for kind, make in (
+        (prepares.Accelerator, DataLoader),
+        (accelerate.Accelerator, torch_data.DataLoader),
+    ):
         torch.manual_seed(5)
         prepared = kind(cpu=True).prepare(make(DATA, batch_size=3, shuffle=True, num_workers=0))
         seen.append([batch.tolist() for _ in range(2) for batch in prepared])
-        if kind is Accelerator:
+        if kind is prepares.Accelerator:
             assert prepared.report().stats.stages[0].name == "fetch"
     assert seen[0] == seen[1]
 
@@ -98,7 +100,7 @@ def test_a_subclass_with_a_constructor_of_its_own_is_kept():
     torch.manual_seed(5)
     got = []
     for each in subclasses(DataLoader):
-        prepared = Accelerator(cpu=True).prepare(each)
+        prepared = prepares.Accelerator(cpu=True).prepare(each)
         assert type(prepared.base_dataloader) is type(each)
         assert vars(each).get("factor") == vars(prepared.base_dataloader).get("factor")
         got.append([batch.tolist() for batch in prepared])
@@ -130,7 +132,10 @@ def test_log_says_so_once_where_prepare_replaces_the_loader(fresh_log):
 
 def test_nothing_is_said_where_nothing_is_replaced(fresh_log):
     """By our function, and by anybody who looks at the attribute but is not Accelerate."""
-    assert type(prepare_data_loader(accelerate.Accelerator(cpu=True), loader())) is not DataLoader
+    assert (
+        type(prepares.prepare_data_loader(accelerate.Accelerator(cpu=True), loader()))
+        is not DataLoader
+    )
     given = loader()
     for each in (given, copy.copy(given), pickle.loads(pickle.dumps(given))):
         assert not each._is_accelerate_prepared
@@ -205,7 +210,7 @@ def test_prepared_loader_keeps_its_workers():
         given = DataLoader(
             Whereabouts(), batch_size=4, num_workers=1, persistent_workers=persistent_workers
         )
-        prepared = Accelerator(cpu=True).prepare(given)
+        prepared = prepares.Accelerator(cpu=True).prepare(given)
         first, second = ({batch["labels"][0].item() for batch in prepared} for _ in range(2))
         assert len(first) == len(second) == 1
         assert os.getpid() not in first
