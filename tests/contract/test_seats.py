@@ -178,7 +178,7 @@ def test_resumed_epochs_go_on_where_the_state_was_taken(seat, kind, persistent):
         second = loader()
         second.load_state_dict(state)
         assert bits_of(second) == bits_of(batches[taken_at:])
-        assert bits_of(second) == later
+    assert bits_of(second) == later
 
 
 @in_every_seat

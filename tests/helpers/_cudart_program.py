@@ -512,6 +512,7 @@ class away(torch.cuda.device):
 def main():
     """Run all."""
     torch.set_num_threads(1)  # its team would wait for work, which takes the cores
+    gc.freeze()  # what was imported is not looked through after each way
     facts = {"device": torch.cuda.get_device_name(), "backend": cuda.CudaBackend.__module__}
     torchs = {torch.cuda.Stream().cuda_stream for _ in range(64)}
     kinds = streams()
