@@ -83,12 +83,25 @@ def run_here(data, output, *more):
     classification.main(arguments(data, output, *more))
 
 
-def run(program, *more, code=0, preload=()):
+def run(program, *more, code=0):
     """Run a program in a process of its own; what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = _warm.run([EXAMPLES / program, *more], env=environment, preload=preload)
+    done = _warm.run([EXAMPLES / program, *more], env=environment)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
+
+
+def run_two_ranks(program, *more, preload=()):
+    """The same, as torchrun starts two; what the first printed."""
+    with _torchrun.environments(2) as each, ExitStack() as stack:
+        environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in each]
+        ranks = [
+            stack.enter_context(_warm.start([EXAMPLES / program, *more], env=env, preload=preload))
+            for env in environments
+        ]
+        outputs = [rank.communicate(timeout=50) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    return outputs[0][0]
 
 
 def validation_of(printed):
@@ -126,14 +139,8 @@ def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
     photographs, tmp_path, capsys
 ):
     """Two ranks report what one process finds for the checkpoint that they saved."""
-    command = [EXAMPLES / "imagenet_classification.py"]
-    command += arguments(photographs, tmp_path, "--lr", 0.001)
-    with _torchrun.environments(2) as each, ExitStack() as stack:
-        environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in each]
-        ranks = [stack.enter_context(_warm.start(command, env=env)) for env in environments]
-        outputs = [rank.communicate(timeout=50) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    printed = outputs[0][0]
+    given = arguments(photographs, tmp_path, "--lr", 0.001)
+    printed = run_two_ranks("imagenet_classification.py", *given)
     assert "2 rank(s)" in printed
     run_here(photographs, tmp_path, "--eval-only", "--resume")
     alone = validation_of(capsys.readouterr().out)
@@ -440,7 +447,8 @@ def test_lightning_goes_on_after_its_checkpoint(photographs, tmp_path, capsys):
     """Two ranks, then one with --resume; every validation image counts once in both."""
     pytest.importorskip("lightning")
     given = arguments(photographs, tmp_path)
-    printed = run("imagenet_lightning.py", *given, "--devices", 2, preload=["lightning"])
+    ranks = ["--devices", 2]
+    printed = run_two_ranks("imagenet_lightning.py", *given, *ranks, preload=["lightning"])
     assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
     assert (tmp_path / "best.ckpt").is_file()
     assert list(tmp_path.glob("logs/*/metrics.csv"))

@@ -265,7 +265,7 @@ def accelerate_ranks(tmp_path_factory):
     """What two ranks of Accelerate saw."""
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("accelerate")
-    run_ranks_of_torchrun(2, PROGRAM, "accelerate", folder)
+    run_ranks_of_torchrun(2, PROGRAM, "accelerate", folder, preload=["accelerate"])
     return seen_by_ranks(folder, 2)
 
 
