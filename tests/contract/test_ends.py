@@ -109,7 +109,8 @@ def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
     path = tmp_path / "stats.db"
     names = {"tests": str(HELPERS), "how": how, "path": str(path), "device": device}
     program = textwrap.dedent(PROGRAM).format(**names)
-    child = _warm.run(["-W", "ignore", "-c", program], timeout=3 * PATIENCE_SECONDS)
+    words = ["-W", "ignore", "-c", program]
+    child = _warm.run(words, timeout=3 * PATIENCE_SECONDS, ends_whole=True)
     code, words = ENDS[how]
     assert child.returncode == code, child.stderr
     began, *pids = child.stdout.split()

@@ -4,13 +4,13 @@ import fcntl
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
 from multiprocessing.context import SpawnContext
 from pickle import PicklingError
 
+import _warm
 import pytest
 from _datasets import Rows
 from _inside import children_of, placement_of
@@ -30,13 +30,8 @@ pytestmark = [
 
 def run(program, **environment):
     """Run a program; return what it prints, and its errors."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
+    words, environment = ["-c", textwrap.dedent(program)], {**os.environ, **environment}
+    done = _warm.run(words, timeout=60, env=environment, ends_whole=True)
     return done.stdout, done.stderr
 
 

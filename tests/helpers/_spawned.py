@@ -9,6 +9,7 @@ of this process can be started in the same way.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import threading
 from multiprocessing import resource_tracker, util
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -42,7 +43,7 @@ class ForkedSpawnContext(SpawnContext):
 
 def context():
     """For ``multiprocessing_context``; where nothing can be forked, ``spawn`` itself."""
-    return ForkedSpawnContext() if _warm.CAN_FORK else "spawn"
+    return ForkedSpawnContext() if _warm.CAN_FORK else multiprocessing.get_context("spawn")
 
 
 def fork_the_fork_servers():

@@ -2,7 +2,8 @@
 
 A short program spends most of its time importing torch: 1.7 s of 1.9. One that is started here is
 a process of its own like any other: it has the arguments, environment, streams, session and
-signals that it is given, runs its file as ``__main__``, and ends as Python ends programs. Use
+signals that it is given, runs its file as ``__main__``, and ends as Python ends programs, but for
+what it had imported from the start. Use
 ``subprocess`` where the start itself is under test: what an import loads or prints, or what
 libraries read from the environment when they are loaded.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -61,11 +63,14 @@ def start(
     env=None,
     start_new_session=False,
     preload=(),
+    ends_whole=False,
     forks=False,
 ):
     """Start a program; like ``subprocess.Popen`` with ``text=True`` and no input.
 
     preload: what the program will have imported beside torch.
+    ends_whole: whether it takes apart at its end what it has imported here, too, as any program
+    does: for tests of that end. It copies memory for half a second, most of a short program's time.
     forks: whether the processes that the program starts by ``spawn`` or with a fork server are
     forked, too, where it has no threads but Python's. Each would import torch again.
     """
@@ -86,6 +91,7 @@ def start(
         "cwd": os.fspath(cwd or os.getcwd()),
         "env": dict(os.environ if env is None else env),
         "start_new_session": start_new_session,
+        "ends_whole": ends_whole,
         "forks": forks,
     }
     return Process(server(tuple(preload)), request, stdout, stderr)
@@ -99,6 +105,7 @@ def start_for_adoption(arguments, descriptors, *, preload=()):
         "cwd": os.getcwd(),
         "env": dict(os.environ),
         "start_new_session": False,
+        "ends_whole": False,
         "forks": False,
         "descriptors": descriptors,
     }
@@ -225,10 +232,18 @@ def _is_readable(channel, timeout):
 
 @functools.cache
 def server(preload):
-    """The channel to a process that has imported torch and ``preload``; it ends with this one."""
+    """The channel to a process that has imported torch and ``preload``; it ends with this one. Only
+    the first one imports torch: the others are forked from it."""
     ours, theirs = socket.socketpair()
+    if preload:
+        asking, asked = socket.socketpair()
+        with theirs, asking, asked:
+            socket.send_fds(server(()), [b"."], [asked.fileno(), theirs.fileno()])
+            asking.sendall(json.dumps({"preload": preload}).encode() + b"\n")
+        atexit.register(_close, ours, os.getpid())
+        return ours
     code = f"import sys; sys.path.insert(0, {HERE!r}); import _warm; exec(_warm.serve())"
-    command = [sys.executable, "-c", code, str(theirs.fileno()), *preload]
+    command = [sys.executable, "-c", code, str(theirs.fileno())]
     with theirs, open(os.devnull, "w") as nothing:
         process = subprocess.Popen(
             command,
@@ -238,14 +253,15 @@ def server(preload):
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
-    atexit.register(_stop, ours, process, os.getpid())
+    atexit.register(_close, ours, os.getpid(), process)
     return ours
 
 
-def _stop(channel, process, pid):
+def _close(channel, pid, process=None):
     if os.getpid() == pid:
         channel.close()
-        process.wait()
+        if process is not None:
+            process.wait()
 
 
 def _keep_operators():
@@ -260,20 +276,28 @@ def serve():
     """Fork a program for each request. Returns in each of them, with the code that it is to run as
     ``__main__``.
     """
-    control = socket.socket(fileno=int(sys.argv[1]))
+    atexit.register(_leave_modules)  # the last of all: what comes later is called first
+    _import("numpy", "torch", "torchvision")
+    sys.path.remove(HERE)
+    return _serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def _import(*names):
     # torch finds no Triton here, which complains at the end of each program when what it has made
     # is frozen (below). A program can import it.
     sys.modules["triton"] = None
-    for name in ("numpy", "torch", "torchvision", *sys.argv[2:]):
+    for name in names:
         importlib.import_module(name)
     del sys.modules["triton"]
-    sys.path.remove(HERE)
     # At its end a program would go through all that is imported here, and so copy its memory, which
     # took 0.9 of the 1.3 s of CPU time of an empty one.
     gc.collect()
     gc.freeze()
     _keep_operators()
     make_cheap_to_fork()
+
+
+def _serve(control):
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -284,7 +308,7 @@ def serve():
                     continue
                 _, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                 if not descriptors:
-                    sys.exit()  # the tests have ended
+                    os._exit(0)  # the tests have ended
                 channel = socket.socket(fileno=descriptors[0])
                 with channel.makefile("r") as lines:
                     request = json.loads(lines.readline())
@@ -298,6 +322,10 @@ def serve():
                             os.close(other.fd)
                             other.data[1].close()
                     selector.close()
+                    if "preload" in request:
+                        channel.close()
+                        _import(*request["preload"])
+                        return _serve(socket.socket(fileno=descriptors[1]))
                     if "descriptors" in request and (pid := os.fork()):
                         channel.sendall(b"%d\n" % pid)
                         os._exit(0)
@@ -305,6 +333,9 @@ def serve():
                     return _become(request, descriptors[1:])
                 for descriptor in descriptors[1:]:
                     os.close(descriptor)
+                if "preload" in request:
+                    channel.close()
+                    continue  # it ends with the tests, and so does this process
                 if "descriptors" in request:
                     os.waitpid(pid, 0)
                     channel.close()
@@ -345,9 +376,32 @@ def _become(request, streams):
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     numpy.random.seed()
+    if not request["ends_whole"]:
+        _end_quickly()
     if request["forks"]:
         _fork_what_multiprocessing_starts()
     return _program(request["arguments"])
+
+
+_left: list[tuple[str, types.ModuleType]] = []
+"""Modules with which Python has nothing to do at the end of this process."""
+
+
+def _end_quickly():
+    """Let what libraries have imported here, and the static objects of their code, end with this
+    process, as memory does."""
+    standard = {*sys.stdlib_module_names, "__main__", __name__}
+    _left[:] = [each for each in sys.modules.items() if each[0].partition(".")[0] not in standard]
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # glibc's: it is called with the status, before those of libraries
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+
+
+def _leave_modules():
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_left))
+    for name, module in _left:
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
 
 
 def _moved(descriptor, above):
@@ -412,15 +466,18 @@ def _fork_what_multiprocessing_starts():
         num_others = len(os.listdir("/proc/self/task")) - threading.active_count()
         if not code.startswith(imports) or num_others:
             return start_python(path, arguments, descriptors)
+        # A signal comes to the new process when it has its own handlers, not its parent's.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
-            _run_as_new(code, descriptors)
+            _run_as_new(code, descriptors, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return pid
 
     util.spawnv_passfds = start_or_fork
 
 
-def _run_as_new(code, descriptors):
+def _run_as_new(code, descriptors, mask):
     """Run what a new interpreter would, with the descriptors and signals that it would have, and
     end the process. What its parent has imported is there.
     """
@@ -440,6 +497,7 @@ def _run_as_new(code, descriptors):
                 signal.signal(number, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         forkserver._forkserver.__init__()
         resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None
         main = types.ModuleType("__main__")

@@ -326,7 +326,7 @@ def assert_program_ends(tmp_path, dataset, end, expected, how):
     file = tmp_path / "program.py"
     source = PROGRAM.format(tests=str(HELPERS), dataset=dataset, end=end)
     file.write_text(textwrap.dedent(source), encoding="utf-8")
-    with _warm.start([file], start_new_session=True) as program:
+    with _warm.start([file], start_new_session=True, ends_whole=True) as program:
         try:
             stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
             pids = [int(pid) for pid in stdout.split()[1:]]
@@ -381,7 +381,7 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
         f"list(DataLoader([{sample}], num_workers=1, isolation='process'))\n",
         encoding="utf-8",
     )
-    done = _warm.run([file], timeout=50)
+    done = _warm.run([file], timeout=50, forks=True)
     if method == "fork":
         assert (done.returncode, done.stderr) == (0, "")
         return

@@ -65,7 +65,7 @@ PROGRAM = """
         return len(pids)
 
     def hit_the_server(ensure_running=forkserver._forkserver.ensure_running):
-        "In place of that: the first one is hit while it imports."
+        "In place of that: the first one is hit before it serves."
         ensure_running()
         forkserver._forkserver.ensure_running = ensure_running
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
@@ -121,7 +121,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     source = textwrap.dedent(PROGRAM.format(tests=str(HELPERS)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
-    with _warm.start(arguments, start_new_session=True) as program:
+    with _warm.start(arguments, start_new_session=True, forks=True) as program:
         try:
             stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
             until(lambda: not session_of(program.pid))

@@ -402,7 +402,8 @@ def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
     file = tmp_path / "program.py"
     source = PROGRAM.format(tests=str(HELPERS), end=end)
     file.write_text(textwrap.dedent(source), encoding="utf-8")
-    done = _warm.run([file], timeout=2 * PATIENCE_SECONDS, start_new_session=True)
+    ends = {"start_new_session": True, "ends_whole": True, "forks": True}
+    done = _warm.run([file], timeout=2 * PATIENCE_SECONDS, **ends)
     assert done.returncode == expected, done.stderr
     assert done.stdout.split(), done.stderr
     until(lambda: not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()))

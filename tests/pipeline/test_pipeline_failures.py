@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
 from multiprocessing import get_all_start_methods, get_context
 
+import _spawned
 import pytest
 from _gates import (
     PATIENCE_SECONDS,
@@ -359,7 +360,7 @@ def fail_in_child(item):
 
 @pytest.fixture(scope="module")
 def processes():
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=_spawned.context()) as pool:
         yield pool
 
 
@@ -419,7 +420,7 @@ def test_exception_of_a_process_pool_names_stage_and_item(processes):
 @pytest.mark.parametrize("order", ["completion", "input"])
 def test_dead_process_pool_fails_the_pipeline(order):
     """A worker process that dies breaks the pool: the endless run ends with that error."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=_spawned.context()) as pool:
         p = (
             PipelineBuilder()
             .add_source(iter(range(10**9)))

@@ -28,7 +28,7 @@ own, which takes seconds to import torch."""
 
 def run_fresh(program, *arguments):
     """Run the program in a process of its own; it must end well."""
-    done = _warm.run([program, *arguments])
+    done = _warm.run([program, *arguments], forks=True)
     assert done.returncode == 0, done.stderr
 
 
