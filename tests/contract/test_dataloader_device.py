@@ -337,7 +337,8 @@ print("waits")
 def test_interpreter_exits_when_the_model_is_far_behind():
     """At once, and without a word."""
     program = EXITS_WHILE_THE_MODEL_WORKS.replace("TESTS", repr(str(HELPERS)))
-    done = _warm.run(["-W", "ignore", "-c", program], timeout=5 * PATIENCE_SECONDS)
+    words, patience = ["-W", "ignore", "-c", program], 5 * PATIENCE_SECONDS
+    done = _warm.run(words, timeout=patience, ends_whole=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 
 

@@ -224,11 +224,12 @@ def no_thread_left():
         assert_threads_end(left)
 
 
-def run_script(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    body: str, *, ends_whole: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``body`` in a process of its own; end it with its children if it hangs."""
-    with _warm.start(
-        ["-c", script(body)], env={**os.environ, **environment}, start_new_session=True
-    ) as child:
+    options = {"start_new_session": True, "ends_whole": ends_whole}
+    with _warm.start(["-c", script(body)], env={**os.environ, **environment}, **options) as child:
         try:
             stdout, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
         except BaseException:

@@ -1,5 +1,6 @@
 """Every random operator of torch draws from the sample's stream, and from nothing else."""
 
+import functools
 import inspect
 import shutil
 import threading
@@ -360,9 +361,9 @@ def test_torch_without_a_name_that_the_key_needs_leaves_nothing_behind():
     assert lines[-1][2] == lines[-1][3]
 
 
-@pytest.mark.parametrize("name", NEEDED_OF_TORCH)
-def test_loader_draws_the_same_where_torch_lacks_a_name_that_the_key_needs(name):
-    """A program with another torch loads as this one does, by the mode."""
+@functools.cache
+def drawn_without(name):
+    """What a program prints whose torch lacks a name, or none."""
     program = """
         import os, torch
         name = os.environ["LACKS"]
@@ -381,7 +382,13 @@ def test_loader_draws_the_same_where_torch_lacks_a_name_that_the_key_needs(name)
             loader = DataLoader(Drawing(), 2, seed=3, num_workers=num_workers, isolation="thread")
             print([batch.tolist() for batch in loader])
     """
-    without, whole = run_script(program, LACKS=name), run_script(program, LACKS="")
+    return run_script(program, ends_whole=False, LACKS=name)
+
+
+@pytest.mark.parametrize("name", NEEDED_OF_TORCH)
+def test_loader_draws_the_same_where_torch_lacks_a_name_that_the_key_needs(name):
+    """A program with another torch loads as this one does, by the mode."""
+    without, whole = drawn_without(name), drawn_without("")
     assert without.stdout == whole.stdout
     assert len(set(whole.stdout.splitlines())) == 1
     assert not without.stderr + whole.stderr
