@@ -238,4 +238,5 @@ def test_a_field_that_every_state_has_is_not_left_out():
             dataset.load_state_dict(damaged)
     del state["made_by"]
     dataset.load_state_dict({**state, "version": 1})
+    assert dataset.state_dict()["version"] == state["version"]  # whose fields it has
     assert list(dataset) == [0, 1, 2]

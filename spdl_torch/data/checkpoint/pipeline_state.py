@@ -56,24 +56,24 @@ class PassState:
     """The number of source items since ``source`` was taken."""
     made_by: dict[str, Any] = field(default_factory=dict)
     """The source and stages that the state is of; {} = a state of version 1."""
-    version: int = _VERSION
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
         """Check a state. Raises: ValueError: not a dataset's state, or of a newer release."""
         check_version(state, _VERSION, "PipelineDataset")
-        left_out = ("made_by",) if state["version"] == 1 else ()
+        values = copy.deepcopy({**state})
+        left_out = ("made_by",) if values.pop("version") == 1 else ()
         required = [name for name in _FIELDS if name not in left_out]
-        check_fields(state, _FIELDS, required, "PipelineDataset")
-        check_fields(state.get("made_by", {}), PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
-        resume = cls(**copy.deepcopy({**state}))
+        check_fields(values, _FIELDS, required, "PipelineDataset")
+        check_fields(values.get("made_by", {}), PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
+        resume = cls(**values)
         if resume.num_after > (resume.num_source or 0):
             raise ValueError("load_state_dict: num_after must be at most num_source.")
         return resume
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers alone, apart from the source's own state."""
-        return asdict(self)  # a deep copy
+        return {**asdict(self), "version": _VERSION}  # asdict makes a deep copy
 
     def start_for(self, world: int, *, fixed: bool) -> int:
         """Return how many items of a rank's part to skip. ``fixed``: the source makes the parts,
@@ -98,7 +98,6 @@ class PassState:
 _NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
 _FLAG = Field("true or false", is_flag)
 _FIELDS = {
-    "version": _NUMBER,
     "epoch": _NUMBER,
     "finished": _FLAG,
     "begun": _FLAG,
@@ -202,7 +201,6 @@ class PassProgress:
         self._world = world
         self._per_output = items_per_output(stages)
         self._num_to_throw_away = 0
-        self._start = 0
         self._source: Any = None
         self._watched: Watched | None = None
         self._finished = False

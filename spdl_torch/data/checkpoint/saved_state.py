@@ -66,7 +66,6 @@ class ResumeState:
     """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
     made_by: dict[str, Any] = field(default_factory=dict)
     """The loader, dataset and sampler that the state is of; {} = a state of version 1."""
-    version: int = _VERSION
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> ResumeState:
@@ -74,7 +73,7 @@ class ResumeState:
         check_version(state, _VERSION, "DataLoader")
         values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
-        left_out = {*_OPTIONAL, *(_NEW_IN_VERSION_2 if values["version"] == 1 else ())}
+        left_out = {*_OPTIONAL, *(_NEW_IN_VERSION_2 if values.pop("version") == 1 else ())}
         required = [name for name in _FIELDS if name not in left_out]
         check_fields(values, _FIELDS, required, "DataLoader")
         check_fields(values.get("made_by", {}), MADE_BY_FIELDS, (), "DataLoader", "made_by.")
@@ -129,6 +128,7 @@ class ResumeState:
         samplers and datasets.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["version"] = _VERSION
         for name in ("ahead", "generators", "pending", "last_indices"):
             values[name] = list(values[name])
         values["workers"] = [
@@ -146,7 +146,6 @@ _FLAG = Field("true or false", is_flag)
 _ANYTHING = Field("anything", lambda _: True)
 
 _FIELDS = {
-    "version": _NUMBER,
     "epoch": Field("a whole number >= -1", lambda value: is_whole_number(value, -1)),
     "epoch_seed": _NUMBER,
     "finished": _FLAG,
