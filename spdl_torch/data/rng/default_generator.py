@@ -32,6 +32,9 @@ class Borrowing:
         """Whether each sample of this batch begins with the default generator seeded."""
         self.looks = False
         """Whether draws are looked for in this batch."""
+        self.has_drawn = True
+        """Whether a sample has drawn since they were last looked for. Whoever sees a draw says
+        so."""
         self._is_main = False
         self._num_batches = self._num_threads = 0
         self._has_company = False
@@ -40,14 +43,16 @@ class Borrowing:
         """Begin on the calling thread."""
         self._is_main = threading.get_ident() == _main_thread
 
-    def begin(self, has_drawn: bool) -> None:
-        """Choose for a batch that begins. ``has_drawn``: whether samples have drawn lately."""
+    def begin(self) -> None:
+        """Choose for a batch that begins."""
         if not self._is_main:  # as on all workers
             self.is_on = self.looks = False
             return
         self._num_batches += 1
-        self.is_on = has_drawn and self._is_alone()
+        self.is_on = self.has_drawn and self._is_alone()
         self.looks = self.is_on and self._num_batches % _LOOK_EVERY == 1
+        if self.looks:
+            self.has_drawn = False  # until the first draw
 
     def _is_alone(self) -> bool:
         """Return whether the default generator is this thread's alone. A thread that begins is

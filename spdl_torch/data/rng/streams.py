@@ -14,24 +14,25 @@ while no other thread lives, apart from daemons, which could draw from that gene
 
 from __future__ import annotations
 
-import _random
-import random
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 
 from ...objects.datasets import nested_datasets
 from ...scopes import scope
 from . import dispatch
-from .batch_seeds import COLLATE, ITERABLE, PYTHON, TORCH, WORKER, BatchSeeds
+from .batch_seeds import COLLATE, ITERABLE, TORCH, WORKER, BatchSeeds
 from .default_generator import Borrowing
 from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
+from .own_generators import NumpyStream, PythonStream, TorchStream
 from .patches import install, of_thread
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
+
+    import numpy as np
 
     from .owned import OwnedGenerators
     from .patches import Generators
@@ -56,23 +57,16 @@ class SampleStreams:
 
     def __init__(self, base_seed: int, number: int = 0, *, by_mode: bool = False) -> None:
         self._mode = FunctionMode(self.generator) if not install() or by_mode else None
-        self._own = self._torch = torch.Generator()
-        self._python: random.Random | None = None
-        self._numpy: np.random.RandomState | None = None
+        self._torch, self._python, self._numpy = TorchStream(), PythonStream(), NumpyStream()
         self._owned: OwnedGenerators | None = None
-        self._left: dict[int, tuple[Any, Any, Any]] = {}  # states of streams that may be re-entered
+        self._left: dict[int, list[Any]] = {}  # states of streams that may be re-entered
         self._outer: Generators | None = None
         self._outer_is_led = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
         self._borrowing = Borrowing()
-        self._has_drawn = True
         self._batch = BatchSeeds(StreamKey(base_seed), number)
         self._turns: Any = None  # an iterator over the batch's indices; its progress is the place
         self._last = -1  # the place of the last index in it
-        # The place for which each generator was last seeded.
-        self._torch_at: int | None = None
-        self._python_at: int | None = None
-        self._numpy_at: int | None = None
         self._place = WORKER
 
     # Python raises Ctrl-C where a function begins, and where a call of C's returns. So the thread
@@ -101,8 +95,8 @@ class SampleStreams:
             dispatch.lead(self._outer_is_led)
         finally:
             if state is not None:
-                self._torch, self._torch_at = self._own, None
                 torch.default_generator.set_state(state)
+                self._torch.leave_default()
 
     def seed_owned(self, owned: OwnedGenerators) -> None:
         """Seed these generators at the beginning of every sample from now on."""
@@ -122,10 +116,7 @@ class SampleStreams:
         """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
         place is named, its samples share one stream."""
         self._batch.begin(key, first)
-        borrowing = self._borrowing
-        borrowing.begin(self._has_drawn)
-        if borrowing.looks:
-            self._has_drawn = False  # until the first draw
+        self._borrowing.begin()
         self._go_to(0)
         if self._left:
             self._left.clear()
@@ -135,8 +126,7 @@ class SampleStreams:
         self._place, self._turns = place, None
         if self._borrowing.is_on:
             self._take_default()
-            self._torch.manual_seed(self._batch.seed(place, TORCH))
-            self._torch_at = place
+            self._torch.seed(place, self._batch)
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -163,7 +153,7 @@ class SampleStreams:
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
         self._turns = None
-        if self._torch is not self._own:
+        if self._torch.is_default:
             self._watch()
         self._place = COLLATE
         if self._owned is not None:
@@ -185,45 +175,37 @@ class SampleStreams:
     def lead(self) -> torch.Generator:
         """Return torch's generator for an operator that is about to draw; see
         ``dispatch.Leader``."""
-        self._has_drawn = True
+        self._borrowing.has_drawn = True
         return self.generator()
 
     def generator(self) -> torch.Generator:
         """Return torch's generator, seeded for the present stream."""
-        place = self.place
-        if self._torch_at != place:
-            self._torch.manual_seed(self._batch.seed(place, TORCH))
-            self._torch_at = place
-        return self._torch
+        stream, place = self._torch, self.place
+        if stream.at != place:
+            stream.seed(place, self._batch)
+        return stream.generator
 
     def python(self) -> random.Random:
         """Return Python's generator, seeded for the present stream."""
-        generator, place = self._python, self.place
-        if generator is None:
-            generator = self._python = random.Random(0)
-        if self._python_at != place:
-            # Its own method takes longer.
-            _random.Random.seed(generator, self._batch.seed(place, PYTHON))
-            generator.gauss_next = None  # type: ignore[attr-defined]  # Random's, without a type
-            self._python_at = place
-        return generator
+        stream, place = self._python, self.place
+        if stream.at != place:
+            stream.seed(place, self._batch)
+        return stream.generator
 
     def numpy(self) -> np.random.RandomState:
         """Return numpy's generator, seeded for the present stream."""
-        generator, place = self._numpy, self.place
-        if generator is None:
-            generator = self._numpy = np.random.RandomState(0)
-        if self._numpy_at != place:
-            generator.seed(self._batch.for_numpy(place))
-            self._numpy_at = place
-        return generator
+        stream, place = self._numpy, self.place
+        if stream.at != place:
+            stream.seed(place, self._batch)
+        return stream.generator
 
     def _seeded(self, turns: Iterator[Any]) -> Iterator[Any]:
         seeds = self._batch.of_samples(TORCH)
         self._take_default()
-        manual_seed, owned = self._torch.manual_seed, self._owned
+        stream, owned = self._torch, self._owned
+        manual_seed = stream.generator.manual_seed
         for place, index in enumerate(turns):
-            self._place = self._torch_at = place
+            self._place = stream.at = place
             manual_seed(seeds[place])
             if owned is not None:
                 self._seed_owned(owned)
@@ -236,23 +218,23 @@ class SampleStreams:
 
     def _take_default(self) -> None:
         """Draw from torch's default generator from here on, at torch's own speed."""
-        if self._torch is self._own:
+        if not self._torch.is_default:
             if self._process_state is None:
                 self._process_state = torch.default_generator.get_state()
-            self._torch = torch.default_generator
+            self._torch.take_default()
             dispatch.lead(self._borrowing.looks)
 
     def _watch(self) -> None:
         """Watch every draw from here on, and redirect it to the thread's own generator."""
-        self._torch, self._torch_at = self._own, None
+        self._torch.leave_default()
         if self._mode is None:
             dispatch.lead(True)
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""
         self._place, self._turns = place, None
-        self._torch_at = self._python_at = self._numpy_at = None
-        if self._torch is not self._own:
+        self._torch.at = self._python.at = self._numpy.at = None
+        if self._torch.is_default:
             self._watch()
         if self._owned is not None and place >= 0:
             self._seed_owned(self._owned)
@@ -263,21 +245,16 @@ class SampleStreams:
         owned.seed(self._batch.key, self._batch.first + max(0, self._place), purpose)
 
     def _leave(self, place: int) -> None:
-        python, numpy = self._python, self._numpy
-        self._left[place] = (
-            self._torch.get_state() if self._torch_at == place else None,
-            python.getstate() if python is not None and self._python_at == place else None,
-            numpy.get_state() if numpy is not None and self._numpy_at == place else None,
-        )
+        own = self._own_generators()
+        self._left[place] = [each.state() if each.at == place else None for each in own]
 
     def _go_on(self, place: int) -> None:
-        for_torch, for_python, for_numpy = self._left.get(place, (None, None, None))
-        if for_torch is not None:
-            self.generator().set_state(for_torch)
-        if for_python is not None:
-            self.python().setstate(for_python)
-        if for_numpy is not None:
-            self.numpy().set_state(for_numpy)
+        for each, state in zip(self._own_generators(), self._left.get(place, ()), strict=False):
+            if state is not None:
+                each.go_on(place, state)
+
+    def _own_generators(self) -> tuple[TorchStream | PythonStream | NumpyStream, ...]:
+        return self._torch, self._python, self._numpy
 
 
 def borrowers_in(dataset: Any) -> list[Any]:
