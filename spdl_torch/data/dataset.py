@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,12 +19,10 @@ from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_siz
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
 from ..pipeline.run.build_options import BuildOptions
-from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
-from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from .dataset_state import DatasetState
 from .fetching.stacking import collate_into, is_torchs_collate
-from .sampling.parts import length_of_shard, padding_of_shard, take_shard
-from .sampling.sharding import check_tail, is_shared_out, rank_shard, worker_shard
-from .user_warnings import warn
+from .sampling.parts import length_of_shard, padding_of_shard
+from .sampling.sharding import OwnRank, check_tail
 from .workers.device import AHEAD, check_device, most_pieces
 from .workers.stats import with_remarks, with_remarks_of
 
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
-    from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
+    from ..pipeline.definition.specs import MaxFailures, PipelineSpec
     from ..pipeline.hooks.stats_queue import StatsQueue
     from ..pipeline.hooks.task_hooks import HookFactory
     from ..pipeline.run.tunable import Tuner
@@ -111,15 +109,14 @@ class PipelineDataset(IterableDataset[T_co]):
         stats: bool = True,
         tuner: Tuner | None = None,
     ) -> None:
-        _check_arguments(length, num_replicas, rank)
+        _check_length(length)
         check_tail(tail, "PipelineDataset")
         check_device(device, "PipelineDataset")
         self._spec: PipelineSpec[T_co] = builder.get_config()
         _check_source(self._spec)
         self._length = length
         self._device = device
-        self._num_replicas = num_replicas
-        self._rank = rank
+        self._own_rank = OwnRank("PipelineDataset", num_replicas, rank)
         self._tail: Tail = tail
         self._options = BuildOptions(
             num_threads=num_threads,
@@ -131,16 +128,11 @@ class PipelineDataset(IterableDataset[T_co]):
             tuner=tuner,
         )
         self._pipeline_number = new_pipeline_number()
-        self._next_epoch = 0
-        self._source_is_spent = False
+        self._state = DatasetState(self._spec)
         self._pass: _Pass | None = None
         self._last: _Ended | None = None
         self._cached_step: float | None = None
         self._epoch_watchers: tuple[EpochWatcher, ...] = ()
-        self._progress: PassProgress | None = None
-        self._resume: PassState | None = None
-        self._has_warned = False
-        self._wants_states = False
         self._keeper: TransferKeeper | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -149,13 +141,11 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"set_epoch: epoch must be an int >= 0, got {epoch!r}.")
-        if self._resume is not None and self._resume.epoch != epoch:
-            self._resume = None  # the caller wants another pass, from its beginning
-        self._next_epoch = epoch
+        self._state.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[T_co]:
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
-        source, progress = self._begin_pass()
+        source, progress = self._state.begin(self._own_rank.shard(), self._tail)
         spec = replace(self._spec, src=source)
         target, ended = check_device(self._device), threading.Event()
         give_back: Callable[[], None] | None = None
@@ -253,8 +243,8 @@ class PipelineDataset(IterableDataset[T_co]):
         if self._length is not None:
             return self._length
         try:
-            ranks = rank_shard(self._num_replicas, self._rank)
-            num_items = length_of_shard(self._spec.src.source, ranks, self._tail)
+            source = self._spec.src.source
+            num_items = length_of_shard(source, self._own_rank.shard(), self._tail)
         except TypeError as error:
             raise TypeError(f"PipelineDataset has no len(): {error}. Pass length=.") from None
         for stage in self._spec.pipes:
@@ -273,8 +263,7 @@ class PipelineDataset(IterableDataset[T_co]):
         """The number of source items that this rank has only because of ``tail="pad"``: the last
         ones of its part, which repeat other ranks'. Raises: TypeError: the source has no len.
         """
-        ranks = rank_shard(self._num_replicas, self._rank)
-        return padding_of_shard(self._spec.src.source, ranks, self._tail)
+        return padding_of_shard(self._spec.src.source, self._own_rank.shard(), self._tail)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the pass: what the loop has received, not what is in flight. It
@@ -284,7 +273,7 @@ class PipelineDataset(IterableDataset[T_co]):
         ``output_order="input"`` they do not, and a warning says so: as many items as were in
         flight may be lost or repeated.
         """
-        return self._state(before_last=False)
+        return self._state.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state in the next pass; if the loop had seen the end of that pass, begin the
@@ -297,36 +286,10 @@ class PipelineDataset(IterableDataset[T_co]):
         Raises: ValueError: not a dataset's state; later, when the pass begins: the state does not
             fit the number of ranks.
         """
-        self._resume = PassState.checked(state_dict)
-        self._next_epoch = self._resume.epoch
-        self._wants_states = True
-
-    def _state(self, *, before_last: bool) -> dict[str, Any]:
-        """Return the state now or, with ``before_last``, as it was before the last item."""
-        self._wants_states = True
-        if self._progress is not None:
-            self._progress.is_wanted = True
-        if self._resume is not None:
-            return self._resume.as_dict()
-        if self._progress is None:
-            state = PassState(epoch=self._next_epoch, finished=True, begun=False)
-            return {**state.as_dict(), "made_by": self._made_by()}
-        unordered = unordered_stage(self._spec.pipes)
-        if unordered is not None and not self._has_warned:
-            self._has_warned = True
-            _logger.warning(
-                "PipelineDataset.state_dict: stage %r passes items on as they are done, so what "
-                'was under way is lost or repeated. Give it output_order="input".',
-                unordered,
-            )
-        state = self._progress.state(before_last=before_last)
-        return {**state.as_dict(), "made_by": self._made_by()}
-
-    def _made_by(self) -> dict[str, Any]:
-        return pass_made_by(self._spec.src.source, (s.name for s in self._spec.pipes))
+        self._state.load(state_dict)
 
     def _state_before_last(self) -> dict[str, Any]:
-        return self._state(before_last=True)
+        return self._state.state(before_last=True)
 
     def _ends_empty_tail(self) -> bool:
         """Return whether the present or coming pass resumes after its last item. If it is the
@@ -336,50 +299,16 @@ class PipelineDataset(IterableDataset[T_co]):
             length = len(self)
         except TypeError:
             return False
-        if self._resume is not None and not self._resume.finished:
-            is_empty = self._resume.num_items >= length > 0
-            if is_empty:
-                self._next_epoch, self._resume = self._resume.epoch + 1, None
-            return is_empty
-        return self._progress is not None and self._progress.resumed_at >= length > 0
+        return self._state.ends_empty_tail(length)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
-        unused = ("_pass", "_last", "_cached_step", "_progress", "_keeper")
-        return {**self.__dict__, **dict.fromkeys(unused), "_epoch_watchers": ()}
+        unused = ("_pass", "_last", "_cached_step", "_keeper")
+        state = copy.copy(self._state)
+        return {**self.__dict__, **dict.fromkeys(unused), "_state": state, "_epoch_watchers": ()}
 
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
-
-    def _begin_pass(self) -> tuple[SourceSpec, PassProgress]:
-        """Return the source of the new pass, and its progress: this rank's and worker's part, in
-        its epoch, from the position of a state if there is one.
-        """
-        source = self._spec.src.source
-        if self._source_is_spent:
-            raise RuntimeError(
-                f"PipelineDataset: the source, a {type(source).__name__}, can be iterated only "
-                "once, and was. Pass an object whose __iter__ begins anew (a list, a sampler, a "
-                "class with a generator for __iter__) instead of an iterator."
-            )
-        self._source_is_spent = _runs_once(source)
-        resume, self._resume = self._resume, None
-        doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
-        if doubts:
-            warn(told_doubts("PipelineDataset", doubts))
-        if resume is not None and resume.finished:
-            self._next_epoch, resume = resume.epoch + resume.begun, None
-        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        if hasattr(source, "set_epoch"):
-            source.set_epoch(epoch)
-        ranks = rank_shard(self._num_replicas, self._rank)
-        part = take_shard(source, ranks, worker_shard(), self._tail)
-        progress = self._progress = PassProgress(
-            epoch, ranks.count, self._spec.pipes, is_wanted=self._wants_states
-        )
-        is_fixed = hasattr(source, "shard") or is_shared_out(source)
-        part = progress.begin(part, resume, is_fixed=is_fixed)
-        return replace(self._spec.src, source=part), progress
 
     def _keeper_of_transfers(self) -> TransferKeeper:
         from ..io._transfer.kept import TransferKeeper  # for a device alone
@@ -497,13 +426,6 @@ class _Ended:
         return self._report
 
 
-def _runs_once(source: Any) -> bool:
-    """Return whether a source is its own iterator, as generators and files are."""
-    if isinstance(source, AsyncIterable):
-        return hasattr(source, "__anext__")
-    return hasattr(source, "__next__")
-
-
 def _check_source(spec: PipelineSpec[Any]) -> None:
     if isinstance(spec.src, MergeSpec):
         raise ValueError(
@@ -517,16 +439,8 @@ def _check_source(spec: PipelineSpec[Any]) -> None:
         )
 
 
-def _check_arguments(length: object, num_replicas: int | None, rank: int | None) -> None:
+def _check_length(length: object) -> None:
     if length is not None and (
         isinstance(length, bool) or not isinstance(length, int) or length < 0
     ):
         raise ValueError(f"PipelineDataset: length must be an int >= 0 or None, got {length!r}.")
-    if (num_replicas is None) != (rank is None):
-        raise ValueError(
-            f"PipelineDataset: num_replicas and rank go together, got {num_replicas} and {rank}."
-        )
-    if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
-        raise ValueError(
-            f"PipelineDataset: rank must be between 0 and {num_replicas - 1}, got {rank}."
-        )

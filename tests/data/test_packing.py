@@ -523,6 +523,11 @@ def test_mixture_of_streams_can_be_packed():
             "look_ahead must be >= 1",
         ),
         (
+            lambda: pack(Documents(), 4, size_of=len, num_replicas=2),
+            ValueError,
+            "num_replicas and rank go together, got 2 and None",
+        ),
+        (
             lambda: list(pack(Documents(), 4, size_of=len)),
             ValueError,
             r"item \d+ has size \d+, more",

@@ -13,7 +13,7 @@ from ...named_tuples import NamedTuple
 from ..checkpoint.pipeline_state import source_behind
 from ..dataset import PipelineDataset
 from ..mixing.streams import MixedIterable
-from ..sampling.sharding import Shard, rank_shard, worker_shard
+from ..sampling.sharding import OwnRank, Shard, worker_shard
 from ..sources import as_source
 from ..sources._base import seed_of
 from ..state_fields import Field, check_fields, check_version, is_whole_number
@@ -78,7 +78,7 @@ class GroupedStream(IterableDataset[Any]):
         self._look_ahead = look_ahead
         self._seed = seed
         self._shuffle = shuffle
-        self._given = num_replicas, rank
+        self._own_rank = OwnRank("GroupedStream", num_replicas, rank)
         self._epoch = 0
         self._filled = [0, 0]  # size and room of the groups so far, by all threads
 
@@ -89,8 +89,7 @@ class GroupedStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over this rank's and worker's groups, from the beginning."""
-        ranks = rank_shard(*self._given, owner="GroupedStream")
-        return _GroupedItems(self, ranks, worker_shard(), self._epoch)
+        return _GroupedItems(self, self._own_rank.shard(), worker_shard(), self._epoch)
 
     def windows(self, num_items: int) -> Iterator[list[Any]]:
         """Yield the items from number ``num_items`` on, ``look_ahead`` at a time."""
@@ -237,7 +236,7 @@ _FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), _N
 
 def _check_whole(items: Any) -> None:
     """Refuse datasets that give each rank its own part: that part would be divided once more."""
-    takes_all = isinstance(items, PipelineDataset) and items._num_replicas == 1
+    takes_all = isinstance(items, PipelineDataset) and items._own_rank.num_replicas == 1
     if isinstance(items, PipelineDataset | MixedIterable) and not takes_all:
         raise TypeError(
             f"pack: every rank has to read the whole stream, but {type(items).__name__} gives each "

@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import Sampler
 
 from ..state_fields import Field, check_fields, is_flag, is_whole_number
-from .sharding import Shard, check_tail, rank_shard
+from .sharding import OwnRank, Shard, check_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -75,14 +75,14 @@ class DistributedSampler(TorchDistributedSampler[int]):
         tail: Tail = "drop",
     ) -> None:
         # Not torch's __init__: it asks for the process group, which Lightning sets up later.
-        _check_arguments(dataset, num_replicas, rank)
+        _check_dataset(dataset)
         check_tail(tail, "DistributedSampler")
         self.dataset: Any = range(dataset) if isinstance(dataset, int) else dataset
         self.shuffle = shuffle
         self.seed = seed
         self.tail = tail
         self.epoch = 0
-        self._given = num_replicas, rank
+        self._own_rank = OwnRank("DistributedSampler", num_replicas, rank)
         self._start = 0
         self._pass: _Pass | None = None
 
@@ -210,7 +210,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self.start_at(state_dict["num_consumed"])
 
     def _shard(self) -> Shard:
-        return rank_shard(*self._given, owner="DistributedSampler")
+        return self._own_rank.shard()
 
     def _numbers(self, start: int, shard: Shard) -> range:
         """Return the rank's places in the epoch's order. Padding lies after the order's end."""
@@ -277,7 +277,7 @@ def _end(start: int, length: int, world: int, tail: Tail) -> int:
     return length - left_over + (world if tail == "pad" else 0)
 
 
-def _check_arguments(dataset: object, num_replicas: int | None, rank: int | None) -> None:
+def _check_dataset(dataset: object) -> None:
     if isinstance(dataset, Sampler):
         raise TypeError(
             f"DistributedSampler: dataset must be a dataset or its length, got the sampler "
@@ -286,11 +286,3 @@ def _check_arguments(dataset: object, num_replicas: int | None, rank: int | None
         )
     if isinstance(dataset, int) and (isinstance(dataset, bool) or dataset < 0):
         raise ValueError(f"DistributedSampler: a length must be >= 0, got {dataset}.")
-    if (num_replicas is None) != (rank is None):
-        raise ValueError(
-            f"DistributedSampler: num_replicas and rank go together, got {num_replicas} and {rank}."
-        )
-    if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
-        raise ValueError(
-            f"DistributedSampler: rank must be between 0 and {num_replicas - 1}, got {rank}."
-        )

@@ -1,0 +1,120 @@
+"""The memory of a pipeline dataset: which pass comes next, and the position in the present one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
+from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from .sampling.parts import take_shard
+from .sampling.sharding import is_shared_out, worker_shard
+from .user_warnings import warn
+
+if TYPE_CHECKING:
+    from ..pipeline.definition.specs import PipelineSpec, SourceSpec
+    from .sampling.sharding import Shard, Tail
+
+_logger = logging.getLogger("spdl_torch.data")
+
+
+class DatasetState:
+    """The position of one dataset's passes. A copy of the dataset has begun none."""
+
+    def __init__(self, spec: PipelineSpec[Any]) -> None:
+        self._spec = spec
+        self._next_epoch = 0
+        self._source_is_spent = False
+        self._progress: PassProgress | None = None
+        self._to_resume: PassState | None = None
+        self._is_wanted = False
+        self._has_warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be number ``epoch``."""
+        if self._to_resume is not None and self._to_resume.epoch != epoch:
+            self._to_resume = None  # the caller wants another pass, from its beginning
+        self._next_epoch = epoch
+
+    def begin(self, ranks: Shard, tail: Tail) -> tuple[SourceSpec, PassProgress]:
+        """Return the source of the new pass, and its progress: this rank's and worker's part, in
+        its epoch, from the position of a state if there is one.
+        """
+        source = self._spec.src.source
+        if self._source_is_spent:
+            raise RuntimeError(
+                f"PipelineDataset: the source, a {type(source).__name__}, can be iterated only "
+                "once, and was. Pass an object whose __iter__ begins anew (a list, a sampler, a "
+                "class with a generator for __iter__) instead of an iterator."
+            )
+        self._source_is_spent = _runs_once(source)
+        resume, self._to_resume = self._to_resume, None
+        doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
+        if doubts:
+            warn(told_doubts("PipelineDataset", doubts))
+        if resume is not None and resume.finished:
+            self._next_epoch, resume = resume.epoch + resume.begun, None
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
+        part = take_shard(source, ranks, worker_shard(), tail)
+        progress = self._progress = PassProgress(
+            epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted
+        )
+        is_fixed = hasattr(source, "shard") or is_shared_out(source)
+        part = progress.begin(part, resume, is_fixed=is_fixed)
+        return replace(self._spec.src, source=part), progress
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Resume ``state`` in the next pass. Raises: ValueError: not a dataset's state."""
+        self._to_resume = PassState.checked(state)
+        self._next_epoch = self._to_resume.epoch
+        self._is_wanted = True
+
+    def state(self, *, before_last: bool = False) -> dict[str, Any]:
+        """Return the state now or, with ``before_last``, as it was before the last item."""
+        self._is_wanted = True
+        if self._progress is not None:
+            self._progress.is_wanted = True
+        if self._to_resume is not None:
+            return self._to_resume.as_dict()
+        if self._progress is None:
+            state = PassState(epoch=self._next_epoch, finished=True, begun=False)
+            return {**state.as_dict(), "made_by": self._made_by()}
+        unordered = unordered_stage(self._spec.pipes)
+        if unordered is not None and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "PipelineDataset.state_dict: stage %r passes items on as they are done, so what "
+                'was under way is lost or repeated. Give it output_order="input".',
+                unordered,
+            )
+        state = self._progress.state(before_last=before_last)
+        return {**state.as_dict(), "made_by": self._made_by()}
+
+    def ends_empty_tail(self, length: int) -> bool:
+        """Return whether the present or coming pass, of ``length`` items, resumes after its last
+        one. If it is the coming one, move on to the next pass.
+        """
+        resume = self._to_resume
+        if resume is not None and not resume.finished:
+            is_empty = resume.num_items >= length > 0
+            if is_empty:
+                self._next_epoch, self._to_resume = resume.epoch + 1, None
+            return is_empty
+        return self._progress is not None and self._progress.resumed_at >= length > 0
+
+    def _made_by(self) -> dict[str, Any]:
+        return pass_made_by(self._spec.src.source, (s.name for s in self._spec.pipes))
+
+
+def _runs_once(source: Any) -> bool:
+    """Return whether a source is its own iterator, as generators and files are."""
+    if isinstance(source, AsyncIterable):
+        return hasattr(source, "__anext__")
+    return hasattr(source, "__next__")
