@@ -232,7 +232,7 @@ class Hasty(Store):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _find(self, place, number, stamp):
-        self._checked = bytearray(b"\1" * 10_000)
+        self._table.is_checked = bytearray(b"\1" * 10_000)
         return super()._find(place, number, stamp)
 
 

@@ -33,6 +33,7 @@ import numpy as np
 from ...named_tuples import NamedTuple
 from ...pipeline.threads.shared_state import LiveObjects
 from ...scopes import scope
+from .entry_table import EntryTable
 from .own_files import open_own_file, open_own_folder
 
 if TYPE_CHECKING:
@@ -113,13 +114,9 @@ class Store:
     ) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
-        self._num_numbers = num_numbers
         self.num_found = self.num_missing = 0
         """The calls of ``get`` in this process that found a content, and that did not."""
-        # The number of the last known entry of each number, plus 1; 0 = none.
-        self._entries: Any = {} if num_numbers is None else np.zeros(num_numbers, np.int64)
-        self._num_read = 0  # entries that are in the table
-        self._checked = bytearray()  # whether this process has compared an entry's checksum
+        self._table = EntryTable(num_numbers)
         self._num_damaged = 0
         self._counting = threading.Lock()
         # Held to add entries to the table, and briefly to change _makers. Finding takes no lock: a
@@ -133,7 +130,7 @@ class Store:
         _renewed.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.folder, self._max_bytes, self._num_numbers, self._off)
+        return _reopened, (self.folder, self._max_bytes, self._table.num_numbers, self._off)
 
     def __deepcopy__(self, memo: Any) -> Store:
         return self
@@ -165,11 +162,11 @@ class Store:
         if self._off:
             return None
         try:
-            place = self._place_in_table(number)
+            place = self._table.place(number)
             content = self._find(place, number, stamp)
             if content is None:
                 self._read_entries()  # another process may have added it, or another thread read it
-                now = self._place_in_table(number)
+                now = self._table.place(number)
                 if now != place:
                     content = self._find(now, number, stamp)
             return content
@@ -245,9 +242,7 @@ class Store:
             num_megabytes = self.num_bytes / 1e6
         except OSError as error:
             return f"The cache in {self.folder} cannot be read: {_reason(error)}."
-        known = self._entries
-        num_known = len(known) if isinstance(known, dict) else int(np.count_nonzero(known))
-        share = min(1.0, num_known / max(1, num_items))
+        share = min(1.0, self._table.num_known() / max(1, num_items))
         return (
             f"The cache in {self.folder} holds {share:.0%} of the items, "
             f"{num_megabytes:.0f} MB.{hits}"
@@ -306,38 +301,24 @@ class Store:
         found = bytearray(entry.length)
         if _read_into(self._data, found, entry.offset) < entry.length:
             return None
-        if not self._checked[place]:
+        if not self._table.is_checked[place]:
             if zlib.crc32(found) != entry.checksum:
                 self._count_damaged()
                 return None
-            self._checked[place] = 1  # without the lock: any thread would write the same
+            self._table.is_checked[place] = 1  # without the lock: any thread would write the same
         return found
-
-    def _place_in_table(self, number: int) -> int:
-        """Return the place in the index of a number's last known entry; -1 = none."""
-        if self._num_numbers is None:
-            return int(self._entries.get(number, 0)) - 1
-        return int(self._entries[number]) - 1
 
     def _read_entries(self) -> None:
         """Read the entries added since the last read."""
         with self._reading:
-            first, count = self._num_read, self.num_entries - self._num_read
+            first = self._table.num_read
+            count = self.num_entries - first
             if count <= 0:  # less than none: the file was cut
                 return
             content = bytearray(count * _ENTRY.size)
             num_bytes = _read_into(self._index, content, _HEADER.size + first * _ENTRY.size)
             count = num_bytes // _ENTRY.size
-            numbers = np.frombuffer(content, _ENTRY_DTYPE, count)["number"]
-            places = np.arange(first + 1, first + count + 1)
-            # The flags come first: other threads look them up for what they find in the table.
-            self._checked.extend(bytes(count))
-            if self._num_numbers is None:
-                self._entries.update(zip(numbers.tolist(), places.tolist(), strict=True))
-            else:
-                is_known = numbers < self._num_numbers
-                self._entries[numbers[is_known].astype(np.int64)] = places[is_known]
-            self._num_read = first + count
+            self._table.add(np.frombuffer(content, _ENTRY_DTYPE, count)["number"])
 
     def _place_for(self, length: int) -> int | None:
         """Return the offset of free bytes in ``data``, now given out; None = no room."""
