@@ -71,6 +71,17 @@ class _Trial:
     num_windows: int = 0
 
 
+@dataclass(slots=True)
+class _Rest:
+    """A time without steps, since nothing was left to gain."""
+
+    since: Window
+    reason: str
+    num_windows: int = 0
+    num_drifted: int = 0
+    """The consecutive windows, up to now, that differ from ``since``."""
+
+
 _NOTHING = Step()
 
 
@@ -79,8 +90,6 @@ class Tuner:
 
     def __init__(self, bounds: Bounds, *, warm_up: int = 1) -> None:
         self.bounds = bounds
-        self.is_settled = False
-        """Whether nothing is left to gain; the tuner then watches for changes."""
         self.num_windows = 0
         """The number of windows seen so far, without the first ones."""
         self._warm_up = warm_up
@@ -91,9 +100,13 @@ class Tuner:
         self._trial: _Trial | None = None
         self._baseline: list[Window] = []  # with the present numbers, while they are noisy
         self._undecided: set[str] = set()  # stages whose trial gained, though within the noise
-        self._num_calm = self._num_idle = self._num_resting = self._num_drifted = 0
-        self._rested: Window | None = None
-        self._reason = ""
+        self._num_calm = self._num_idle = 0
+        self._resting: _Rest | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to gain; the tuner then watches for changes."""
+        return self._resting is not None
 
     def step(self, window: Window) -> Step:
         """Return what to do after a window without a change."""
@@ -108,7 +121,7 @@ class Tuner:
         over = self._back_into_memory(window)
         if over is not None:
             return over
-        return self._rest(window) if self.is_settled else self._propose(window)
+        return self._propose(window) if self._resting is None else self._rest(self._resting, window)
 
     def _propose(self, window: Window) -> Step:
         if window.wait_ratio <= _ENOUGH_WAIT:
@@ -245,23 +258,22 @@ class Tuner:
         )
 
     def _settle(self, window: Window, reason: str) -> Step:
-        self.is_settled, self._rested, self._reason = True, window, reason
-        self._num_calm = self._num_resting = self._num_drifted = 0
+        self._resting, self._num_calm = _Rest(window, reason), 0
         return Step(decisions=(_no_change(window, window.rate, reason),))
 
-    def _rest(self, window: Window) -> Step:
-        self._num_resting += 1
-        assert self._rested is not None, "guaranteed by _settle"
-        drift = abs(window.rate / self._rested.rate - 1) if self._rested.rate else 0.0
-        noise = 4 * math.hypot(window.noise, self._rested.noise)
-        waits_again = self._reason == "consumer" or drift > max(_DRIFT, noise)
+    def _rest(self, resting: _Rest, window: Window) -> Step:
+        resting.num_windows += 1
+        before = resting.since
+        drift = abs(window.rate / before.rate - 1) if before.rate else 0.0
+        noise = 4 * math.hypot(window.noise, before.noise)
+        waits_again = resting.reason == "consumer" or drift > max(_DRIFT, noise)
         if waits_again and window.wait_ratio > _ENOUGH_WAIT:
-            self._num_drifted += 1
+            resting.num_drifted += 1
         else:
-            self._num_drifted = 0
-        if self._num_drifted >= _DRIFT_WINDOWS:
-            return self._rearm(window)
-        if self._num_resting % _SHRINK_EVERY == 0:
+            resting.num_drifted = 0
+        if resting.num_drifted >= _DRIFT_WINDOWS:
+            return self._rearm(before.rate, window)
+        if resting.num_windows % _SHRINK_EVERY == 0:
             idle = [s for s in window.stages if self._is_idle(s, window)]
             if idle:
                 stage = min(idle, key=lambda stage: stage.busy_ratio)
@@ -276,17 +288,15 @@ class Tuner:
             and stage.name not in self._no_fewer
         )
 
-    def _rearm(self, window: Window) -> Step:
-        """Look for steps again: the data or the training step has changed."""
-        before = self._rested
-        assert before is not None, "guaranteed by _settle"
-        self.is_settled, self._tried_room = False, False
+    def _rearm(self, rate: float, window: Window) -> Step:
+        """Look for steps again: the data or the training step has changed. ``rate``: before."""
+        self._resting, self._tried_room = None, False
         self._frozen.clear()
         self._no_fewer.clear()
         self._undecided.clear()
         self._factor = _FIRST_FACTOR
         step = self._propose(window)
-        return self._with(step, (_no_change(window, before.rate, "drift"),))
+        return self._with(step, (_no_change(window, rate, "drift"),))
 
     def _back_into_memory(self, window: Window) -> Step | None:
         """Reduce threads at once, without a trial, if too much memory is in flight."""
