@@ -49,7 +49,7 @@ def decode_wanted(
     Raises: DecodeError: the data is damaged where it matters; UnsureError: other frames came out
         than the packets said; ValueError: FFmpeg does not know what ``config`` asks for.
     """
-    context = packets.take_context(num_threads, config)
+    context = packets.decoder.take(num_threads, config)
     times = {packets.numbers[place]: packets.times[place] for place in wanted}
     left = iter(times)
     try:
@@ -67,7 +67,7 @@ def decode_wanted(
                 raise UnsureError(_other(packets, times, missing))
     finally:
         context.skip_frame = "DEFAULT"
-        packets.give_back(context, config)
+        packets.decoder.give_back(context, config)
 
 
 def _other(packets: VideoPackets, times: dict[int, int], number: int | None) -> str:

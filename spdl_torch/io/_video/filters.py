@@ -172,7 +172,8 @@ def _filtered(
     pix_fmt = _plain_format(chain)
     graph: _RunningGraph | None = None
     for frame in frames:
-        upright = upright_filters(frame) if packets.upright is None else packets.upright
+        known = packets.decoder.upright
+        upright = upright_filters(frame) if known is None else known
         if not upright and not chain:
             yield frame
         elif not upright and pix_fmt is not None:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 from bisect import bisect_left
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_args
 
-from av.error import FFmpegError
 from av.packet import Packet, PacketSideData, PktSideDataT
 
 from spdl_torch.errors import DecodeError
 
 from ...named_tuples import NamedTuple
 from .entry import is_checked, is_entry, is_hidden
-from .rotation import upright_filters
+from .kept_decoder import KeptDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from av.video.codeccontext import VideoCodecContext
-    from av.video.frame import VideoFrame
 
-    from .._config import DecodeConfig
     from .codec import VideoCodec
 
 
@@ -118,10 +113,7 @@ class VideoPackets:
         self.sequence: list[int] | None = None
         """The times of all frames in the order in which they come out of the decoder, in ticks,
         where the packets do not tell; None where they do."""
-        self.upright: list[tuple[str, str]] | None = None
-        """The filters that put frames upright; None where each frame has its own rotation."""
-        self._context = context
-        self._lock = threading.Lock()
+        self.decoder = KeptDecoder(codec, packets, context, is_counted=is_counted)
         self._place_frames()
 
     def _place_frames(self) -> None:
@@ -276,8 +268,6 @@ class VideoPackets:
 
     def clone(self) -> Self:
         """Return the same packets with another decoder."""
-        with self._lock:
-            self._learn_upright()
         twin = type(self)(
             self.source,
             self.codec,
@@ -288,70 +278,9 @@ class VideoPackets:
             is_listed=self.is_listed,
             labels=self.labels,
         )
-        twin.upright = self.upright
+        twin.decoder.upright = self.decoder.learned_upright()
         twin.set_sequence(self.sequence)
         return twin
-
-    def take_context(
-        self, num_threads: int, config: DecodeConfig | None = None
-    ) -> VideoCodecContext:
-        """Return a decoder, which the caller gives back. Blocks while another caller has it.
-
-        Raises: ValueError: FFmpeg has no such decoder or option as ``config`` asks for.
-        """
-        self._lock.acquire()
-        try:
-            context = self._context
-            if config is not None:
-                self._learn_upright()
-                return self._configured(config, num_threads)
-            if context is None or (context.is_open and context.thread_count != num_threads):
-                self._learn_upright()
-                context = self.codec.new_context()
-            if not context.is_open:
-                self._set_threads(context, num_threads)
-            return context
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def give_back(self, context: VideoCodecContext, config: DecodeConfig | None = None) -> None:
-        """Return a decoder, and let others decode. A configured one is not kept."""
-        context.flush_buffers()
-        if self._context is None and config is None:
-            self._context = context
-        self._lock.release()
-
-    def _set_threads(self, context: VideoCodecContext, num_threads: int) -> None:
-        context.thread_count = num_threads
-        # Decoding several frames at once delays their output, which breaks counting.
-        context.thread_type = "SLICE" if self.is_counted else "AUTO"
-
-    def _configured(self, config: DecodeConfig, num_threads: int) -> VideoCodecContext:
-        context = self.codec.new_context(config)
-        given = config.num_threads
-        self._set_threads(context, num_threads if given is None else given)
-        try:
-            context.open()
-        except FFmpegError as error:
-            raise ValueError(f"decode_config: FFmpeg refuses it: {error}.") from error
-        if context.options:  # those that the decoder did not take
-            unknown = ", ".join(sorted(context.options))
-            raise ValueError(
-                f"decode_config: the decoder {context.name!r} has no option {unknown}."
-            )
-        return context
-
-    def _learn_upright(self) -> None:
-        """Find the rotation of the frames, which only the demuxer's own decoder knows."""
-        if self.upright is not None or self._context is None:
-            return
-        frames: list[VideoFrame] = []
-        with contextlib.suppress(FFmpegError):
-            frames += self._context.decode(self.packets[0])
-            frames += self._context.decode(None)
-        self._context.flush_buffers()
-        self.upright = upright_filters(frames[0]) if frames else []
 
     def __len__(self) -> int:
         """Return the number of frames in the window."""
@@ -365,8 +294,6 @@ class VideoPackets:
         )
 
     def __getstate__(self) -> _State:
-        with self._lock:
-            self._learn_upright()
         return _State(
             self.source,
             self.codec,
@@ -374,7 +301,7 @@ class VideoPackets:
             self.is_whole,
             self.is_counted,
             self.is_listed,
-            self.upright,
+            self.decoder.learned_upright(),
             self.labels,
             [_content(packet) for packet in self.packets],
             self.sequence,
@@ -397,7 +324,7 @@ class VideoPackets:
             is_listed=state.is_listed,
             labels=state.labels,
         )
-        self.upright = state.upright
+        self.decoder.upright = state.upright
         self.set_sequence(state.sequence)
 
 
@@ -408,7 +335,7 @@ class ImagePackets(VideoPackets):
         self, source: str, codec: VideoCodec, packets: list[Packet[Any]], *_: Any, **__: Any
     ) -> None:
         super().__init__(source, codec, packets)
-        self.upright = []
+        self.decoder.upright = []
 
 
 def has_gap(labels: Sequence[Label]) -> bool:

@@ -32,14 +32,14 @@ def find_sequence(packets: VideoPackets) -> None:
             "which frame is displayed when shows only in decoding all of it from its beginning; "
             "encoding it anew is quicker in the long run: ffmpeg -i FILE FILE.mp4",
         )
-    context = packets.take_context(1)
+    context = packets.decoder.take(1)
     origins: list[tuple[int | None, int]] = []
     try:
         with decode_errors(packets.source):
             for frame, fed in frames_in_sequence(packets, context):
                 origins.append((frame.pts, fed))
     finally:
-        packets.give_back(context)
+        packets.decoder.give_back(context)
     packets.set_sequence(
         _counted(packets, origins) if packets.is_counted else _timed(packets, origins)
     )
