@@ -9,7 +9,7 @@ def run_of(pipeline):
 
 
 def lock_of(part):
-    """The lock of a channel, of a run or of its limit of tasks, for a test that holds it."""
+    """The lock of a channel, for a test that holds it."""
     return part._lock
 
 

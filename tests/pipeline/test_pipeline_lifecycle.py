@@ -474,16 +474,16 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     p = pipeline_of(CountingSource(), same, concurrency=4, build={"num_threads": 2})
     p.get_item()
     run = run_of(p)
-    part = {
-        "source": lambda: run.queues()[0],
-        "op": lambda: run.stages[0].outlet,
-        "sink": lambda: run.sink_queue,
-        "run": lambda: run,
-        "task limit": lambda: run.task_limit,
+    lock = {
+        "source": lambda: lock_of(run.queues()[0]),
+        "op": lambda: lock_of(run.stages[0].outlet),
+        "sink": lambda: lock_of(run.sink_queue),
+        "run": lambda: run.life.lock,
+        "task limit": lambda: lock_of(run.task_limit),
     }[where]
 
     def finalize():
-        with lock_of(part()):
+        with lock():
             run.request_stop()
 
     result_of(in_thread(finalize))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...errors import PipelineFailure, PipelineStopped
+from ...errors import PipelineStopped
 from ...machine.probes import join_probing
 from ...machine.probing import Probing
 from ..channel.sentinels import EPOCH_END
@@ -28,13 +27,15 @@ from ..threads.stacks import describe_busy
 from ..threads.stall import warn_when_stalled
 from ..threads.thread_group import ThreadGroup
 from .stage_stats import stage_stats
-from .states import MAY_FOLLOW, RunState
+from .states import Lifecycle, RunState
 from .task_limit import make_task_limit
 from .wiring import Wiring
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
 
+    from ...errors import PipelineFailure
     from ...machine.probes import Probes
     from ..definition.specs import PipelineSpec
     from ..hooks.stage_info import StageInfo
@@ -66,7 +67,8 @@ class Run:
         self, spec: PipelineSpec[Any], options: BuildOptions, recorder: FlightRecorder
     ) -> None:
         tuner = options.tuner
-        self.state = RunState.NEW
+        self.life = Lifecycle()
+        """The run's way from state to state."""
         self.recorder = recorder
         self.spec = spec
         self._is_adjustable = tuner is not None
@@ -75,12 +77,6 @@ class Run:
                 "build: tuner must be None for a pipeline with path variants or a merge, whose "
                 "stages do not follow one another. Give them their concurrency."
             )
-        # Guards the state, the first failure, the sources that are left and changes of
-        # concurrency; held for moments, never in a wait. Re-entrant: the garbage collector may run
-        # a finalizer, which calls request_stop(), on a thread that holds it.
-        self._lock = threading.RLock()
-        self._failed: tuple[str, list[Exception]] | None = None
-        self._pid = os.getpid()
         self._threads = ThreadGroup(self.request_stop)
         self._begin_thread = options.begin_thread
         self._started_ns = 0
@@ -102,7 +98,6 @@ class Run:
             first_id=options.stage_id,
         )
         self._network, self._sink, self._consumer = wiring.network, wiring.sink, wiring.consumer
-        self._num_sources = len(self.sources)
         subjects: list[Reports] = [*self._recorders(), *self.queues()]
         if tuner is not None:
             subjects.append(tuner.attach(self))
@@ -111,10 +106,7 @@ class Run:
     def start(self) -> None:
         """Start every thread. Raises: PipelineStopped: it was started or stopped before."""
         self._check_process()
-        with self._lock:
-            if self.state is not RunState.NEW:
-                raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
-            self._advance(RunState.RUNNING)
+        self.life.begin()
         if self.recorder.enabled:
             self._probing.begin()
         self._started_ns = perf_counter_ns()
@@ -130,7 +122,8 @@ class Run:
         self._threads.spawn("sink", self._sink.run)
         # Downstream first: no thread waits for a missing taker.
         for node in reversed(self._network.nodes):
-            with self._lock:  # a tuner may set the concurrency meanwhile, on the reporter's thread
+            # A tuner may set the concurrency meanwhile, on the reporter's thread.
+            with self.life.lock:
                 targets = node.thread_targets()
             for name, target in targets:
                 self._start_worker(name, target)
@@ -186,6 +179,11 @@ class Run:
         _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, busy)
 
     @property
+    def state(self) -> RunState:
+        """The state now, which other threads may change."""
+        return self.life.state
+
+    @property
     def sources(self) -> list[Source]:
         """The sources, each with a thread of its own."""
         return self._network.sources
@@ -208,18 +206,14 @@ class Run:
     @property
     def failure(self) -> PipelineFailure | None:
         """The error that ``get`` raises after the good items; None as long as nothing failed."""
-        # Created anew each time. A raised exception refers to the frames that it passed, and so to
-        # the Pipeline. Kept here, it would keep the Pipeline alive, whose end stops this run.
-        return None if self._failed is None else PipelineFailure(*self._failed)
+        return self.life.failure
 
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._threads.pid:
             return  # a forked child has no threads, and perhaps locks that nobody will release
-        with self._lock:
-            if self.state is RunState.CLOSED:
-                return
-            self._advance(RunState.STOPPING)
+        if not self.life.stop():
+            return
         # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
         # lock while it waits here for the run's.
         self._consumer.end()
@@ -238,7 +232,7 @@ class Run:
 
         Raises: TimeoutError: an op still runs after ``timeout`` seconds; call again to wait on.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._threads.pid:
             return
         self.request_stop()
         if self._threads.is_member():
@@ -257,26 +251,18 @@ class Run:
 
     def fail(self, message: str, errors: list[Exception]) -> None:
         """Take no new items; ``get`` raises after the last good one. Never blocks."""
-        with self._lock:
-            if self._failed is None:
-                self._failed = message, list(errors)
+        self.life.fail(message, errors)
         for source in self.sources:
             source.outlet.finish()
 
     def source_has_ended(self) -> None:
         """Count a source that has ended; with the last one the data ends. Never blocks."""
-        with self._lock:
-            self._num_sources -= 1
-            if not self._num_sources and self.state is RunState.RUNNING:
-                self._advance(RunState.DRAINING)
+        self.life.source_has_ended(len(self.sources))
 
     def _close(self) -> None:
         """Close a run whose data has ended or that was stopped: its threads end or have ended."""
-        with self._lock:
-            if self.state is RunState.CLOSED:
-                return
-            if self.state is RunState.RUNNING:
-                self._advance(RunState.DRAINING)
+        if not self.life.drain():
+            return
         self._consumer.end()
         self._reporter.request_stop()
         # Every worker has put its last item, so this join is short. A source may be blocked in
@@ -284,8 +270,7 @@ class Run:
         self._join_workers()
         self._probing.end()
         join_probing(_PROBE_JOIN_SECONDS)
-        with self._lock:
-            self._advance(RunState.CLOSED)
+        self.life.close()
         self.recorder.finish()
 
     def probes(self) -> Probes | None:
@@ -299,18 +284,11 @@ class Run:
     def _source_threads(self) -> list[threading.Thread]:
         return [source.thread for source in self.sources if source.thread is not None]
 
-    def _advance(self, state: RunState) -> None:
-        """Change the state. The lock is held."""
-        if state is self.state:
-            return
-        assert state in MAY_FOLLOW[self.state], f"{self.state} -> {state}"
-        self.state = state
-
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._threads.pid:
             raise PipelineStopped(
                 "this process is a fork; the pipeline's threads stayed in process "
-                f"{self._pid}. Build a pipeline after the fork."
+                f"{self._threads.pid}. Build a pipeline after the fork."
             )
 
     @property
@@ -335,9 +313,8 @@ class Run:
                 f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
                 f"with a tuner, and count >= 1, got {stage!r} and {count}."
             )
-        with (
-            self._lock
-        ):  # a stop comes before, and nothing starts, or after, and joins the new threads
+        # A stop comes before, and nothing starts, or after, and joins the new threads.
+        with self.life.lock:
             if self.state not in (RunState.NEW, RunState.RUNNING, RunState.DRAINING):
                 return
             for queue in (live.inlet, live.outlet):

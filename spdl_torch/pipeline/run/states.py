@@ -1,12 +1,15 @@
-"""The states of a run, and which may follow which."""
+"""The states of a run, which may follow which, and the one object that goes from state to state."""
 
 from __future__ import annotations
 
 import enum
+import threading
+
+from ...errors import PipelineFailure, PipelineStopped
 
 
 class RunState(enum.Enum):
-    """The state of a run. Only ``Run._advance`` changes it, with the run's lock held."""
+    """The state of a run. Only its ``Lifecycle`` changes it."""
 
     NEW = "new"  # built; no thread exists
     RUNNING = "running"  # workers take, apply, put
@@ -22,3 +25,73 @@ MAY_FOLLOW: dict[RunState, frozenset[RunState]] = {
     RunState.STOPPING: frozenset({RunState.CLOSED}),
     RunState.CLOSED: frozenset(),
 }
+
+
+class Lifecycle:
+    """The state of one run, and its first failure. Nothing here blocks.
+
+    lock: held while the state is looked at and changed; whoever starts threads or changes their
+        number holds it, too, so that a stop comes before or after.
+    """
+
+    def __init__(self) -> None:
+        self.state = RunState.NEW
+        # Held for moments, never in a wait. Re-entrant: the garbage collector may run a finalizer,
+        # which stops the run, on a thread that holds it.
+        self.lock = threading.RLock()
+        self._failed: tuple[str, list[Exception]] | None = None
+        self._num_ended = 0  # sources
+
+    def begin(self) -> None:
+        """Go from new to running. Raises: PipelineStopped: the run was started or stopped."""
+        with self.lock:
+            if self.state is not RunState.NEW:
+                raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
+            self._advance(RunState.RUNNING)
+
+    def fail(self, message: str, errors: list[Exception]) -> None:
+        """Keep this failure, if it is the first."""
+        with self.lock:
+            if self._failed is None:
+                self._failed = message, list(errors)
+
+    @property
+    def failure(self) -> PipelineFailure | None:
+        """The first failure; None as long as nothing failed."""
+        # Created anew each time. A raised exception refers to the frames that it passed, and so to
+        # the Pipeline. Kept here, it would keep the Pipeline alive, whose end stops the run.
+        return None if self._failed is None else PipelineFailure(*self._failed)
+
+    def source_has_ended(self, num_sources: int) -> None:
+        """Count a source that has ended; with the last of ``num_sources`` the data ends."""
+        with self.lock:
+            self._num_ended += 1
+            if self._num_ended == num_sources and self.state is RunState.RUNNING:
+                self._advance(RunState.DRAINING)
+
+    def stop(self) -> bool:
+        """Begin to stop; return False if the run is closed."""
+        with self.lock:
+            if self.state is RunState.CLOSED:
+                return False
+            self._advance(RunState.STOPPING)
+        return True
+
+    def drain(self) -> bool:
+        """Begin to close, as the data has ended or the run was stopped; return False if it is
+        closed."""
+        with self.lock:
+            if self.state is RunState.RUNNING:
+                self._advance(RunState.DRAINING)
+            return self.state is not RunState.CLOSED
+
+    def close(self) -> None:
+        """Go to closed."""
+        with self.lock:
+            self._advance(RunState.CLOSED)
+
+    def _advance(self, state: RunState) -> None:
+        if state is self.state:
+            return
+        assert state in MAY_FOLLOW[self.state], f"{self.state} -> {state}"
+        self.state = state

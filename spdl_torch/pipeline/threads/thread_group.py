@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextvars
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -154,6 +155,8 @@ class ThreadGroup:
     """
 
     def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
+        self.pid = os.getpid()
+        """The process that has these threads; one forked from it has none of them."""
         self._request_stop = request_stop
         self._stops_last = stops_last
         self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
