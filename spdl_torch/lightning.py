@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,24 +15,20 @@ except ModuleNotFoundError as error:
         "spdl_torch.lightning needs Lightning: pip install lightning (the extra lightning)."
     ) from error
 
-from .autotune.tuning import decision_entry
+from .data.lightning_file import LoadersFile, split_and
 from .data.lightning_states import correct_resumed_loaders, correct_saved_states, want_states
-from .observe.store.entries import EventLogEntry, entries_of
 from .observe.store.metrics import legal_name, metrics_of
-from .observe.store.recording import path_of_rank
-from .observe.store.writer import SQLiteStatsWriter
-from .observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
-from .observe.verdict.report import Report, make_report
+from .observe.verdict.epoch_intervals import EpochIntervals
+from .observe.verdict.intervals import sum_of_intervals
 
 if TYPE_CHECKING:
     import os
 
     import lightning.pytorch as pl
 
-    from .autotune.window import Decision
     from .observe.verdict.causes import Cause
     from .observe.verdict.placement import Placement
-    from .pipeline.stats.perf_stats import PipelineStats
+    from .observe.verdict.report import Report
 
 __all__ = ["PipelineStatsMonitor"]
 
@@ -97,12 +92,8 @@ class PipelineStatsMonitor(Callback):
         self._stages = stages
         self._verdict = verdict
         self._across_ranks = across_ranks
-        self._db_path = db_path
-        self._writer: SQLiteStatsWriter | None = None
-        self._pipeline_ids: dict[str, int] = {}
-        self._num_skipped: dict[tuple[str, str], int] = {}
-        self._last_decision: dict[tuple[str, str], float] = {}
-        self._intervals: dict[str, _Intervals] = {}
+        self._file = None if db_path is None else LoadersFile(db_path)
+        self._intervals: dict[str, EpochIntervals] = {}
         self._logged: dict[str, tuple[Cause, str | None]] = {}
         self._printed_placement: dict[str, Placement] = {}
         self._logged_placement: dict[str, Placement] = {}
@@ -111,13 +102,8 @@ class PipelineStatsMonitor(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
         self._intervals.clear()
-        if self._db_path is not None:
-            self._close()
-            rank, world_size = trainer.global_rank, trainer.world_size
-            path = path_of_rank(self._db_path, rank, world_size)
-            config = {"trainer": stage}
-            self._writer = SQLiteStatsWriter(path, config=config, rank=rank, world_size=world_size)
-            self._writer.start()
+        if self._file is not None:
+            self._file.open(stage, trainer.global_rank, trainer.world_size)
         elif not trainer.loggers:
             raise MisconfigurationException(
                 f"Cannot use `{type(self).__name__}` callback with `Trainer(logger=False)`. "
@@ -126,7 +112,8 @@ class PipelineStatsMonitor(Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the remaining statistics to the file."""
-        self._close()
+        if self._file is not None:
+            self._file.close()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -134,7 +121,8 @@ class PipelineStatsMonitor(Callback):
         """Write the remaining statistics to the file, up to the step that failed."""
         if trainer.training:  # and not pausing for a validation
             self._end_intervals(trainer)
-        self._close()
+        if self._file is not None:
+            self._file.close()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Correct a resumed loader where Lightning did not. Training loaders come first in the
@@ -142,8 +130,9 @@ class PipelineStatsMonitor(Callback):
         """
         correct_resumed_loaders(trainer)
         want_states(trainer)
-        for name, _ in self._reporting(trainer.train_dataloader):
-            self._pipeline_id("train", name)
+        if self._file is not None:
+            for name, _ in self._reporting(trainer.train_dataloader):
+                self._file.number_of("train", name)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -218,21 +207,27 @@ class PipelineStatsMonitor(Callback):
     def _log_epoch(self, trainer: pl.Trainer, loaders: Any, split: str) -> None:
         metrics: dict[str, float] = {}
         for name, report in self._reports(loaders):
-            self._write(split, name, report, None)
-            whose, step = f"{split}/{name}" if name else split, _step_of(trainer)
+            if self._file is not None:
+                self._file.write(split, name, report, None)
+            whose, step = split_and(split, name), _step_of(trainer)
             metrics |= self._metrics_of(report, whose)
             self._log_placement(trainer, report, whose, step)
-        self._write_skipped(split, loaders)
+        self._write_events(split, loaders)
         self._log(trainer, metrics, _step_of(trainer))
 
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
         for name, report in self._reports(trainer.train_dataloader):
-            intervals = self._intervals.setdefault(name, _Intervals())
+            intervals = self._intervals.setdefault(name, EpochIntervals())
             before = intervals.before
-            if intervals.end(report):
-                self._write("train", name, report, before)
-        self._write_skipped("train", trainer.train_dataloader)
+            if intervals.end(report) and self._file is not None:
+                self._file.write("train", name, report, before)
+        self._write_events("train", trainer.train_dataloader)
+
+    def _write_events(self, split: str, loaders: Any) -> None:
+        if self._file is not None:
+            for name, source in self._reporting(loaders):
+                self._file.write_events(split, name, source)
 
     def _reports(self, loaders: Any) -> Iterator[tuple[str, Report]]:
         """Yield the report of every loader that has statistics, under its name among several."""
@@ -277,48 +272,6 @@ class PipelineStatsMonitor(Callback):
                 named = {key.replace("/", separator): v for key, v in metrics.items()}
                 logger.log_metrics(named, step=step)
 
-    def _pipeline_id(self, split: str, name: str) -> int:
-        whose = f"{split}/{name}" if name else split
-        return self._pipeline_ids.setdefault(whose, len(self._pipeline_ids))
-
-    def _write(self, split: str, name: str, report: Report, before: Report | None) -> None:
-        if self._writer is not None:
-            number = self._pipeline_id(split, name)
-            whose = f"{split}/{name}" if name else split
-            for entry in entries_of(report, before, pipeline_id=number, name=whose):
-                self._writer.log(entry)
-
-    def _write_skipped(self, split: str, loaders: Any) -> None:
-        """Write the samples that each loader left out since the last time."""
-        for name, source in self._reporting(loaders):
-            samples: Sequence[Any] = getattr(source, "skipped", ())
-            place = split, name
-            num_written = self._num_skipped.get(place, 0)
-            for sample in samples[num_written if num_written <= len(samples) else 0 :]:
-                if self._writer is not None:
-                    details = {"pipeline": self._pipeline_id(split, name), "key": str(sample.key)}
-                    details |= {"stage": sample.stage, "error": str(sample.error)}
-                    self._writer.log(EventLogEntry(time.time(), "skipped", details))
-            self._num_skipped[place] = len(samples)  # fewer than before: another epoch
-            self._write_decisions(split, name, source)
-
-    def _write_decisions(self, split: str, name: str, source: Any) -> None:
-        """Write the changes that tuning has made since the last time."""
-        decisions: Sequence[Decision] = getattr(source, "decisions", ())
-        before = self._last_decision.get((split, name), 0.0)
-        for decision in decisions:
-            if self._writer is not None and decision.timestamp > before:
-                number = self._pipeline_id(split, name)
-                self._writer.log(decision_entry(decision, pipeline=number))
-        if decisions:
-            self._last_decision[split, name] = decisions[-1].timestamp
-
-    def _close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.shutdown()
-        self._pipeline_ids.clear()  # the next run numbers its own
-
     def _log_verdict(self, name: str, report: Report) -> None:
         verdict = report.verdict
         found = verdict.cause, verdict.stage
@@ -333,41 +286,6 @@ class PipelineStatsMonitor(Callback):
             self._printed_placement[name] = placement
             lines.append(f"The workers live {placement}")
         rank_zero_info("\n".join(lines))
-
-
-class _Intervals:
-    """The statistics of a training loader in one epoch: its intervals, without the pauses."""
-
-    def __init__(self) -> None:
-        self.before: Report | None = None
-        self.unlogged: list[PipelineStats] = []
-        self._epoch: list[PipelineStats] = []
-        self._last: Report | None = None
-
-    def end(self, report: Report) -> bool:
-        """End the interval from ``before`` here; return False where no time has passed."""
-        before = self.before.stats if self.before is not None else None
-        if before == report.stats:
-            return False  # the pass is over, and its statistics no longer change
-        interval = interval_between(before, report.stats)
-        self.unlogged.append(interval)
-        self._epoch = [sum_of_intervals([*self._epoch, interval])]
-        self.before = self._last = report
-        return True
-
-    def go_on(self, report: Report) -> None:
-        """End the pause that began with the end of the last interval."""
-        if self.before is not None:
-            stats = after_pause(self.before.stats, report.stats)
-            report = replace(report, stats=stats)
-        self.before = report
-
-    def report(self) -> Report:
-        """Return the report over the epoch."""
-        assert self._last is not None, "made by the first interval"
-        last = self._last
-        report = make_report(sum_of_intervals(self._epoch), last.probes, pooled=last.pooled)
-        return replace(report, placements=last.placements)
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:

@@ -98,8 +98,8 @@ ROOMS = {
         ),
         "checkpoint",
         *("fetching", "workers", "child_process"),
-        *("sources", "mixing", "caching", "folder", "dataset", "packing", "loader"),
-        *("subprocesses", "lightning_states", "__init__"),
+        *("sources", "mixing", "caching", "folder", "dataset_state", "dataset", "packing"),
+        *("loader", "subprocesses", "lightning_file", "lightning_states", "__init__"),
     ],
 }
 

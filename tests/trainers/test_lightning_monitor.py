@@ -40,6 +40,7 @@ from spdl_torch.observe import (
     summarize,
 )
 from spdl_torch.observe.store.recording import path_of_rank
+from spdl_torch.observe.verdict.epoch_intervals import EpochIntervals
 from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.pipeline.stats.perf_stats import (
@@ -478,7 +479,7 @@ def test_verdict_is_of_the_time_in_which_training_ran():
         figures = replace(report.stats, elapsed=elapsed, consumer_wait_ratio=waited / elapsed)
         return replace(report, stats=figures)
 
-    intervals = monitors._Intervals()
+    intervals = EpochIntervals()
     assert intervals.end(at(10.0, 4.0))
     assert not intervals.end(at(10.0, 4.0)), "no time has passed"
     intervals.before = at(90.0, 4.0)
