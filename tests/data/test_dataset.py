@@ -173,7 +173,8 @@ def test_failure_is_logged_when_the_loop_does_not_ask_for_more(caplog):
     dataset = dataset_of(range(4), fail_last, max_failures=0, length=1)
     iterator = iter(dataset)
     next(iterator)
-    until(lambda: dataset._pass.pipeline.failure is not None)
+    names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
+    until(lambda: not any(name.startswith("spdl-fail_last") for name in names()))
     iterator.close()
     (record,) = (r for r in caplog.records if r.name == "spdl_torch.data")
     assert record.getMessage() == "PipelineDataset: the pass had failed"

@@ -23,8 +23,8 @@ CLIPS = [f"clips_torchcodec_{name}" for name in ("one", "batch", "video")]
 
 def clips_found(gpu, monkeypatch, decoded, version="0.17.0+cu130"):
     """The lines about clips, with frames of a function in the place of torchcodec's decoder."""
-    monkeypatch.setattr(torchcodec_video, "_loaded_version", lambda: version)
-    monkeypatch.setattr(torchcodec_video, "_decoded", decoded)
+    monkeypatch.setattr(torchcodec_video, "loaded_version", lambda: version)
+    monkeypatch.setattr(torchcodec_video, "decoded_frames", decoded)
     return lines_of(partial(clips.check_clips, gpu))
 
 

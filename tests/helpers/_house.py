@@ -163,7 +163,7 @@ def promise_of(docstring: str) -> str:
     return re.split(r"(?<=[a-z)\]`'])\.(?: |$)", text)[0].rstrip(".")
 
 
-class _Collected:
+class Collected:
     """A plugin of pytest that keeps the tests that are found."""
 
     def __init__(self) -> None:
@@ -178,9 +178,9 @@ class _Collected:
         self.long = list(items)
 
 
-def collected() -> _Collected:
+def collected() -> Collected:
     """Every test, as pytest finds it; those of the long forms apart."""
-    tests, output = _Collected(), io.StringIO()
+    tests, output = Collected(), io.StringIO()
     with contextlib.redirect_stdout(output):
         status = pytest.main(
             ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")], plugins=[tests]
@@ -189,7 +189,7 @@ def collected() -> _Collected:
     return tests
 
 
-def print_promises(tests: _Collected, each: bool) -> None:
+def print_promises(tests: Collected, each: bool) -> None:
     """Print the number of tests, those of the long forms beside it, and what they prove."""
 
     def key(item: pytest.Item) -> tuple[str, str]:

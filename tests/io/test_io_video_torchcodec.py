@@ -98,9 +98,9 @@ def test_frames_and_times_are_those_of_ffmpeg(library, kind):
 
 def test_it_is_torchcodec_that_decodes(library, monkeypatch):
     """A video that it takes; and FFmpeg decodes one that it does not."""
-    took, decoded = [], torchcodec_video._decoded
+    took, decoded = [], torchcodec_video.decoded_frames
     spy = lambda *args: took.append(decoded(*args)) or took[-1]  # noqa: E731
-    monkeypatch.setattr(torchcodec_video, "_decoded", spy)
+    monkeypatch.setattr(torchcodec_video, "decoded_frames", spy)
     for kind in ("b-frames", "mirrored"):
         load_clip(write_video(KINDS[kind]), uniform_frames(2), decoder="torchcodec")
         load_video(write_video(KINDS[kind]), decoder="torchcodec")
@@ -159,7 +159,7 @@ def test_errors_are_those_of_ffmpeg(library, video):
 
 def test_missing_library_is_named(monkeypatch):
     """With what to install."""
-    torchcodec_video._loaded_version.cache_clear()
+    torchcodec_video.loaded_version.cache_clear()
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     with pytest.raises(ImportError, match=r"needs torchcodec.*spdl_torch\[torchcodec\]"):
         load_clip(VIDEO, uniform_frames(1), decoder="torchcodec")
@@ -204,11 +204,11 @@ def test_torchcodec_without_cuda_is_refused(library, monkeypatch):
     monkeypatch.setattr(cuda, "resolve", lambda device: device)
     options = {"decoder": "torchcodec", "device_config": cuda_config(0)}
     with monkeypatch.context() as patched:
-        patched.setattr(torchcodec_video, "_loaded_version", lambda: "0.17.0+cpu")
+        patched.setattr(torchcodec_video, "loaded_version", lambda: "0.17.0+cpu")
         with pytest.raises(RuntimeError, match=r"0.17.0.cpu. cannot decode on a GPU"):
             load_clip(VIDEO, uniform_frames(1), **options)
     with pytest.raises(RuntimeError, match="cannot decode on a GPU: it was built without CUDA"):
-        torchcodec_video._opened(VIDEO, torch.device("cuda", 0), 1)
+        torchcodec_video.decoder_of(VIDEO, torch.device("cuda", 0), 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
@@ -252,8 +252,8 @@ def test_what_torchcodec_leaves_goes_to_the_device(library, monkeypatch):
     """Decoded by FFmpeg: one clip, a batch and a video."""
     install(LazyDevice(), monkeypatch.setattr)
     monkeypatch.setattr(cuda, "resolve", lambda device: torch.device("cuda", 0))
-    monkeypatch.setattr(torchcodec_video, "_loaded_version", lambda: "0.17.0+cu130")
-    monkeypatch.setattr(torchcodec_video, "_opened", lambda *args: None)
+    monkeypatch.setattr(torchcodec_video, "loaded_version", lambda: "0.17.0+cu130")
+    monkeypatch.setattr(torchcodec_video, "decoder_of", lambda *args: None)
     sampler, options = uniform_frames(2), {"decoder": "torchcodec", "device_config": cuda_config(0)}
     expected = load_clip(VIDEO, sampler).frames
     assert torch.equal(load_clip(VIDEO, sampler, **options).frames, expected)

@@ -435,7 +435,7 @@ def test_function_without_a_generator_draws_what_it_would(name, options, by_plac
     expected = getattr(torch, name)(model, *bounds, **named)
     generator = torch.Generator().manual_seed(3)
     fill = getattr(torch.Tensor, fill)
-    found = function_mode._filled(fill, model, *bounds, generator=generator, **named)
+    found = function_mode.filled_as(fill, model, *bounds, generator=generator, **named)
     assert same(found, expected)
     assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
     assert found.requires_grad == expected.requires_grad

@@ -209,12 +209,13 @@ def locked(path):
 def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkeypatch, caplog):
     """Told once, and written when it can be."""
     monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
-    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
+    entries = queue.SimpleQueue()
+    with SQLiteStatsWriter(tmp_path / "s.db", entries, flush_interval=0.001) as writer:
         with locked(tmp_path / "s.db"):
             writer.log(task_entry(1.0))
             until(lambda: "cannot be written" in caplog.text)
-            writer.log(task_entry(2.0))
-            until(lambda: writer._own.empty())
+            entries.put(task_entry(2.0))
+            until(entries.empty)
         until(lambda: len(query_task_stats(tmp_path / "s.db")) == 2)
     assert caplog.text.count("cannot be written") == 1
     assert writer.num_dropped == 0
@@ -317,16 +318,16 @@ def test_entry_that_cannot_be_written_is_counted_once(tmp_path, monkeypatch, cap
     """Also where the file could not be written when it was seen first."""
     monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
     monkeypatch.setattr("spdl_torch.observe.store.schema._is_on_a_network", lambda _: True)
-    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    writer = SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001)
     for entry in (*UNWRITABLE.values(), task_entry()):
         writer.log(entry)
     with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM run").fetchall()  # rows may be inserted, not committed
-        writer._flush()
-    assert writer.num_dropped == 0
+        writer.start()
+        until(lambda: "cannot be written (database is locked)" in caplog.text)
+        assert writer.num_dropped == 0
     writer.shutdown()
-    assert "cannot be written (database is locked)" in caplog.text
     assert writer.num_dropped == len(UNWRITABLE)
     assert len(query_task_stats(tmp_path / "s.db")) == 1
 

@@ -393,7 +393,7 @@ def test_every_test_says_its_promise(request):
 
 def test_tests_are_counted_by_promise(request, capsys):
     """Every test is in the list, under its file's first sentence."""
-    tests = _house._Collected()
+    tests = _house.Collected()
     tests.short = request.session.items
     _house.print_promises(tests, each=False)
     total, *lines = capsys.readouterr().out.splitlines()

@@ -81,7 +81,7 @@ class FunctionMode(TorchFunctionMode):
             args = args[: GENERATOR_AT[func]]  # without a None in the generator's place
             kwargs = {**kwargs, "generator": self._generator()}
             if func in _FILLS:
-                return _filled(_FILLS[func], *args, **kwargs)
+                return filled_as(_FILLS[func], *args, **kwargs)
         return func(*args, **kwargs)
 
     def _draws_on_cpu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -99,7 +99,7 @@ class FunctionMode(TorchFunctionMode):
         return self._is_cpu_default
 
 
-def _filled(
+def filled_as(
     fill: Callable[..., torch.Tensor],
     input: torch.Tensor,
     *bounds: int,

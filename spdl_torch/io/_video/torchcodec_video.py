@@ -40,7 +40,7 @@ def check_torchcodec(config: CUDAConfig | None) -> None:
         finds no CUDA or no such device, or this torchcodec was built without CUDA.
     """
     try:
-        version = _loaded_version()
+        version = loaded_version()
     except (ImportError, OSError, RuntimeError) as error:
         raise ImportError(
             "decoder='torchcodec' needs torchcodec and FFmpeg's shared libraries: "
@@ -54,7 +54,7 @@ def check_torchcodec(config: CUDAConfig | None) -> None:
 
 
 @functools.cache
-def _loaded_version() -> str:
+def loaded_version() -> str:
     """Return the version of torchcodec, whose libraries are loaded afterwards."""
     library = importlib.import_module("torchcodec")
     video_decoder = importlib.import_module("torchcodec.decoders").VideoDecoder
@@ -93,14 +93,14 @@ def frames_at(
     """
     seconds = [time * tick for time in times]
     if config is None:
-        return _decoded(source, seconds, tick, size, "cpu", num_threads)
+        return decoded_frames(source, seconds, tick, size, "cpu", num_threads)
     device = cuda.resolve(config.device)
     backend: cuda.Backend = cuda.CudaBackend(device, config.stream, use="decode")
     with backend.on_copy_stream():
         # The decoder may write on a stream of its own into memory allocated on this one, without
         # waiting for this stream's earlier work on that memory: let this stream run idle.
         backend.record().synchronize()
-        frames = _decoded(source, seconds, tick, size, device, num_threads)
+        frames = decoded_frames(source, seconds, tick, size, device, num_threads)
         event = backend.record()
     event.synchronize()
     if frames is not None:
@@ -108,7 +108,7 @@ def frames_at(
     return frames
 
 
-def _decoded(
+def decoded_frames(
     source: Source,
     seconds: Sequence[float],
     tick: float,
@@ -116,7 +116,8 @@ def _decoded(
     device: torch.device | str,
     num_threads: int,
 ) -> Tensor | None:
-    decoder = _opened(source, device, num_threads)
+    """Return the frames displayed at these seconds; None = it is not to decode this video."""
+    decoder = decoder_of(source, device, num_threads)
     # A container can also mirror frames, which torchcodec neither does nor reports.
     if decoder is None or decoder.metadata.rotation is not None:
         return None
@@ -133,7 +134,7 @@ def _decoded(
     return frames.contiguous() if size is None else resized(frames, size)
 
 
-def _opened(source: Source, device: torch.device | str, num_threads: int) -> Any:
+def decoder_of(source: Source, device: torch.device | str, num_threads: int) -> Any:
     """Return a decoder, or None for a video that it does not take."""
     video_decoder = importlib.import_module("torchcodec.decoders").VideoDecoder
     options = {"dimension_order": "NHWC", "num_ffmpeg_threads": num_threads}
@@ -141,7 +142,7 @@ def _opened(source: Source, device: torch.device | str, num_threads: int) -> Any
         return video_decoder(source, device=str(device), **options)
     except (RuntimeError, ValueError) as error:
         _raise_if_it_is_the_device(error)
-        if str(device) != "cpu" and _opened(source, "cpu", num_threads) is not None:
+        if str(device) != "cpu" and decoder_of(source, "cpu", num_threads) is not None:
             version = importlib.import_module("torchcodec").__version__
             raise RuntimeError(_without_cuda(version)) from error
         return None
