@@ -27,7 +27,7 @@ from _datasets import (
     WorkerInfoData,
 )
 from _gates import eager_switching, named, until
-from _inside import pool_of
+from _inside import crew_of, shift_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
@@ -1084,7 +1084,7 @@ def test_threads_end_when_a_worker_lets_go_of_an_error_late(monkeypatch):
         with pytest.raises(Bad, match="first") as caught:
             next(batches)
         assert caught.traceback
-        return weakref.ref(pool_of(batches))
+        return weakref.ref(crew_of(batches))
 
     monkeypatch.setattr(Epoch, "deliver", deliver_and_hold)
     pool = train()
@@ -1121,7 +1121,7 @@ def test_threads_end_when_the_dataset_raised_and_a_worker_found_nothing_left():
 
     def train(data):
         batches = iter(ThreadLoader(data, num_workers=2, batch_size=2, in_order=False))
-        jobs = pool_of(batches)._epoch.jobs[0]
+        jobs = shift_of(batches).jobs[0]
         data.gates[0].set()
         with pytest.raises(Bad, match="shared"):
             next(batches)

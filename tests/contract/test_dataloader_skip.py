@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
 
 import spdl_torch
-from spdl_torch.data.child_process import process_stats
+from spdl_torch.data.child_process import process_counts
 from spdl_torch.data.workers.epoch import Epoch
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
 from spdl_torch.testing import assert_resume_exact
@@ -426,7 +426,7 @@ def test_failures_are_recorded_before_their_batch_is_handed_over(seat, error, mo
         assert os.getpid() != trainer or checked.wait(PATIENCE_SECONDS)
 
     monkeypatch.setattr(Epoch, "deliver", and_no_further)
-    monkeypatch.setattr(process_stats, "_ASK_SECONDS", 0.05)  # nobody hears the children now
+    monkeypatch.setattr(process_counts, "_ASK_SECONDS", 0.05)  # nobody hears the children now
     # Bad samples are left out by the one, and end the epoch by the other, which is no Exception.
     data = Noisy(8, {3, 5} if error is ValueError else {1}, error=error)
     if error is SystemExit and seat == "no workers":

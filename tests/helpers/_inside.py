@@ -23,19 +23,39 @@ def state_of(loader):
     return loader._state
 
 
-def pool_of(source):
-    """The host of the workers of an iterator, or of a loader that keeps its iterator."""
-    return (source._iterator if isinstance(source, DataLoader) else source)._pool
+def crew_of(source):
+    """The workers of an iterator, or of a loader that keeps its iterator."""
+    return (source._iterator if isinstance(source, DataLoader) else source)._crew
+
+
+def seats_of(source):
+    """Where those sit who get the jobs."""
+    return crew_of(source).lead
+
+
+def mover_of(source):
+    """What moves them; None = they stay."""
+    return crew_of(source).mover
 
 
 def threads_of(source):
-    """Its worker threads, those that have ended among them."""
-    return list(pool_of(source)._threads_of.values())
+    """The worker threads, those that have ended among them."""
+    return list(seats_of(source)._threads_of.values())
+
+
+def workers_of(source):
+    """The workers on threads, by number, as long as they have not left."""
+    return seats_of(source)._workers
+
+
+def shift_of(source):
+    """The jobs of worker threads in the running epoch."""
+    return seats_of(source)._shift
 
 
 def children_of(source):
-    """Its worker processes, by place."""
-    return pool_of(source).children
+    """The worker processes, by place."""
+    return seats_of(source).children
 
 
 def pids_of(source):
@@ -62,7 +82,7 @@ def resize(batches, number):
     """Have so many workers of an iterator from now on; nothing is tuned by itself."""
     tuner = tuner_of(batches)
     tuner._due = float("inf")
-    tuner._resize(pool_of(batches), number)
+    tuner._resize(number)
 
 
 def give_out(batches):

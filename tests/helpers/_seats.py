@@ -17,11 +17,12 @@ from typing import Any
 import _spawned
 import pytest
 from _gates import until
+from _inside import mover_of
 from _loader_helpers import torch_loader
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader.moving_pool import MovingPool, State
+from spdl_torch.data.loader.mover import Mover, State
 from spdl_torch.observe.verdict.placement import Placement
 
 NUM_WORKERS = 2
@@ -120,9 +121,9 @@ class _MovingIterator:
 
     def __next__(self) -> Any:
         if self._num_batches == self._moves_at:
-            pool = getattr(self._iterator, "_pool", None)
-            if isinstance(pool, MovingPool) and pool.state is State.THREADS:
-                start_children(pool)
+            mover = self._mover()
+            if mover is not None and mover.state is State.THREADS:
+                start_children(mover)
         self._num_batches += 1
         try:
             return next(self._iterator)
@@ -131,17 +132,20 @@ class _MovingIterator:
 
     def _hold(self) -> None:
         """Nothing moves by itself."""
-        pool = getattr(self._iterator, "_pool", None)
-        if isinstance(pool, MovingPool):
-            pool.due_seconds = float("inf")
+        mover = self._mover()
+        if mover is not None:
+            mover.due_seconds = float("inf")
+
+    def _mover(self) -> Mover | None:
+        return mover_of(self._iterator) if hasattr(self._iterator, "_crew") else None
 
 
-def start_children(pool: MovingPool) -> None:
-    """Do what the pool does when the GIL holds its threads up, without waiting for that."""
-    pool.go(State.STARTING)
-    pool.hiring.open(pool.key)
-    until(lambda: not pool.hiring.are_open or pool.hiring.children.is_up)
-    pool.due_seconds = 0.0
+def start_children(mover: Mover) -> None:
+    """Do what it does when the GIL holds the threads up, without waiting for that."""
+    mover.go(State.STARTING)
+    mover.hiring.open(mover.key)
+    until(lambda: not mover.hiring.are_open or mover.hiring.children.is_up)
+    mover.due_seconds = 0.0
 
 
 def _in_processes(method: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
-from _inside import give_out, is_tuned, pool_of, resize
+from _inside import crew_of, give_out, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner
@@ -135,7 +135,7 @@ def test_worker_that_joins_is_a_worker_like_any_other():
         collate_fn=as_list,
     )
     batches = iter(loader)
-    pool_of(batches).resize(3, 12)
+    crew_of(batches).resize(3, 12)
     infos = [info for batch in batches for _, info, _ in batch]
     assert {info.num_workers for info in infos} == {6}
     assert {info.id for info in infos} <= {0, 1, 2}
@@ -156,9 +156,9 @@ def test_worker_that_cannot_start_leaves_again(caplog):
         worker_init_fn=only_the_first,
     )
     batches = iter(loader)
-    assert pool_of(batches).resize(3, 6) == 1
+    assert crew_of(batches).resize(3, 6) == 1
     assert "no licence for worker" in caplog.text
-    assert pool_of(batches).resize(1, 6) == pool_of(batches).resize(4, 8) == 1
+    assert crew_of(batches).resize(1, 6) == crew_of(batches).resize(4, 8) == 1
     assert len(list(batches)) == 30
 
 

@@ -12,7 +12,7 @@ import weakref
 import pytest
 import torch
 from _gates import num_fds, until
-from _inside import children_of, give_out, is_tuned, pool_of, resize, state_of, tuning_of
+from _inside import children_of, crew_of, give_out, is_tuned, resize, state_of, tuning_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
 from _tuners import RandomTuner
@@ -206,8 +206,8 @@ def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog
         raise OSError("no more processes")
 
     monkeypatch.setattr(child_process, "_start", refuse)
-    assert pool_of(batches).resize(3, 6) == 1
-    assert pool_of(batches).resize(2, 4) == 1
+    assert crew_of(batches).resize(3, 6) == 1
+    assert crew_of(batches).resize(2, 4) == 1
     assert "no more processes" in caplog.text
     assert len(list(batches)) == 150
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from _datasets import MapData
 from _gates import until
-from _inside import pool_of
+from _inside import crew_of, seats_of, shift_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
     assert_threads_end,
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 from spdl_torch.data.workers import contention as contention_module
-from spdl_torch.data.workers import stats as stats_module
+from spdl_torch.data.workers import counts as counts_module
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.contention import Contention, Spell
 from spdl_torch.machine.probes import probe_counters
@@ -326,15 +326,16 @@ def test_figures_are_of_one_moment(monkeypatch):
 
     def read_slowly(**_):
         counters = probe_counters()
-        long_ns = 4 * (counters.wall_ns - epoch.probes_before.wall_ns)
-        until(lambda: epoch.parked_ns() > long_ns)
+        long_ns = 4 * (counters.wall_ns - began_ns)
+        until(lambda: shift.parked_ns() > long_ns)
         return counters
 
     with soon_alone():
-        epoch = pool_of(batches)._epoch
-        while epoch.contention.alone is None:
+        shift = shift_of(batches)
+        while shift.contention.alone is None:
             next(batches)
-        monkeypatch.setattr(stats_module, "probe_counters", read_slowly)
-        stats = pool_of(batches).stats.snapshot()
+        began_ns = seats_of(batches).counts.readings().probes_before.wall_ns
+        monkeypatch.setattr(counts_module, "probe_counters", read_slowly)
+        stats = crew_of(batches).stats.snapshot()
         del batches
     assert stats.stages[0].thread_time > stats.elapsed

@@ -23,7 +23,7 @@ import torch
 from _folders import HELPERS
 from _forks import found_in_fork
 from _gates import shared_memory_of, until
-from _inside import children_of, pids_of, pool_of
+from _inside import children_of, pids_of, seats_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Leaving, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
@@ -31,7 +31,7 @@ from _loader_helpers import ThreadLoader as DataLoader
 from _readings import shown
 
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.child_process import process_pool, process_stats
+from spdl_torch.data.child_process import process_counts, process_seats
 from spdl_torch.observe.trace.tracing import profile_of_run
 
 __all__ = ["nothing_left"]
@@ -67,7 +67,7 @@ def test_child_can_be_joined_when_it_is_gone():
     batches = iter(isolated(Images(40), 4))
     next(batches)
     children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
-    until(partial(getattr, pool_of(batches), "is_up"))  # one that is not is killed
+    until(partial(getattr, seats_of(batches), "is_up"))  # one that is not is killed
     del batches
     assert_threads_end()
     for child in children:
@@ -226,7 +226,7 @@ def test_timeout_names_what_the_child_with_the_batch_does(held_child):
 
 def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
     """One that does not answer does not hide the others."""
-    monkeypatch.setattr(process_pool, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(process_seats, "_ASK_SECONDS", 0.5)
     batches, pid = held_child(in_order=False)
     until(lambda: batches._at_work().count("None of its threads is at work") == 2)
     text = batches._at_work()
@@ -246,7 +246,7 @@ def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
 
 def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
     """Its rows are missing, and the others' are there; the next profile has them again."""
-    monkeypatch.setattr(process_stats, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(process_counts, "_ASK_SECONDS", 0.2)
     batches, pid = held_child(in_order=False)
     recorder = batches.stats().recorder
     silent = next(c for c in children_of(batches).values() if c.connection.pid != pid)
@@ -259,7 +259,7 @@ def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
     said = f"Worker process {silent.place} (pid {silent.connection.pid}) did not answer within"
     assert sum(note.startswith(said) for note in profile.report().verdict.remarks) == 1
     assert "did not answer" in shown(profile.report())
-    monkeypatch.setattr(process_stats, "_ASK_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(process_counts, "_ASK_SECONDS", PATIENCE_SECONDS)
     profile = profile_of_run(batches.stats().report(), recorder.timeline(), None)
     assert "did not answer" not in shown(profile.report())
 

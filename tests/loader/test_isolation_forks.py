@@ -19,7 +19,7 @@ from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
 
 from spdl_torch.data.child_process.mappings import MappedSlabs
-from spdl_torch.data.child_process.process_pool import ProcessPool
+from spdl_torch.data.child_process.process_seats import ProcessSeats
 
 __all__ = ["nothing_left"]
 
@@ -177,7 +177,7 @@ def test_receiver_has_begun_when_the_child_is_there(monkeypatch):
         child.start(pool._threads, begin)
         seen.append(len(begun))
 
-    monkeypatch.setattr(ProcessPool, "_start_child", start)
+    monkeypatch.setattr(ProcessSeats, "_start_child", start)
     assert len(list(isolated(Images(8), 4, num_workers=2))) == 2
     assert seen == [1, 2]
 

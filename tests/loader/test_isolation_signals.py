@@ -29,7 +29,7 @@ pytestmark = [
 PROGRAM = """
     import os, signal, sys
     sys.path.insert(0, {tests!r})
-    from _inside import pids_of, pool_of
+    from _inside import pids_of, seats_of
     from _isolation_data import Images, image_of
     from multiprocessing import forkserver
     from spdl_torch import DataLoader
@@ -100,7 +100,7 @@ PROGRAM = """
         print("stopping", flush=True)
         batches = iter(loader())
         next(batches)
-        receiver = next(t for t in pool_of(batches)._threads.threads() if "receiver" in t.name)
+        receiver = next(t for t in seats_of(batches)._threads.threads() if "receiver" in t.name)
         del batches
         os.killpg(0, signal.SIGTERM)
         receiver.join(30)

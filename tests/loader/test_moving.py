@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS, until
-from _inside import placement_of, pool_of, state_of
+from _inside import crew_of, mover_of, placement_of, state_of
 from _lazy_device import backends, machine
 from _readings import shown
+from _seats import start_children
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
@@ -34,7 +35,7 @@ from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.loader import move_limits
 from spdl_torch.data.loader.held_up import are_held_up
-from spdl_torch.data.loader.moving_pool import _FOLLOWING, MovingPool, State
+from spdl_torch.data.loader.mover import FOLLOWING, State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.moving import Moving
@@ -95,39 +96,26 @@ def rows_of(batches):
     ]
 
 
-def start_children(pool: MovingPool) -> None:
-    """Do what the pool does when the GIL holds its threads up, without waiting for that."""
-    pool.go(State.STARTING)
-    pool.hiring.open(pool.key)
-    end = monotonic() + PATIENCE_SECONDS
-    while pool.hiring.are_open and not pool.hiring.children.is_up:
-        assert monotonic() < end, "children that are never ready"
-        threading.Event().wait(0.001)
-    pool.due_seconds = 0.0
-
-
 def loop(iterator, moves_at, returns_at=None, length=None):
     """Return the batches of an epoch, or ``length`` of them, whose workers move before a batch, and
     perhaps return.
     """
-    pool, batches = pool_of(iterator), []
-    assert isinstance(pool, MovingPool)
-    pool.due_seconds = float("inf")  # nothing by itself
+    mover, batches = mover_of(iterator), []
+    mover.due_seconds = float("inf")  # nothing by itself
     while True:
         number = len(batches)
         if number == length:
             return batches
         if number == moves_at:
-            start_children(pool)
-        is_tried = pool.state is State.TRIAL and pool.current().pool is pool.hiring.children
+            start_children(mover)
+        is_tried = mover.state is State.TRIAL and not mover.num_threads_left
         if returns_at is not None and number >= returns_at and is_tried:
-            pool.hand_over(pool.threads)
-            pool.go(State.STAYED)
+            mover.return_to_threads(crew_of(iterator))
         try:
             batches.append(next(iterator))
         except StopIteration:
             return batches
-        pool.due_seconds = float("inf")
+        mover.due_seconds = float("inf")
 
 
 class HoldsUpForks:
@@ -148,17 +136,17 @@ def test_threads_keep_the_work_if_children_are_never_ready(monkeypatch):
     local = threading.local()
     local.kept = HoldsUpForks()
     iterator = iter(loader_of(isolation="auto"))
-    pool = pool_of(iterator)
-    pool.go(State.STARTING)
-    mover = threading.Thread(target=pool.hiring.open, args=(pool.key,))
-    mover.start()
-    mover.join()
-    pool.due_seconds = 0.0
-    pids = [child.connection.pid for child in pool.hiring.children.children.values()]
+    mover = mover_of(iterator)
+    mover.go(State.STARTING)
+    opening = threading.Thread(target=mover.hiring.open, args=(mover.key,))
+    opening.start()
+    opening.join()
+    mover.due_seconds = 0.0
+    pids = [child.connection.pid for child in mover.hiring.children.children.values()]
     assert all(pids)
     assert rows_of(iterator) == expected()
-    assert pool.state is State.STARTING
-    del local.kept, iterator, pool
+    assert mover.state is State.STARTING
+    del local.kept, iterator, mover
     gc.collect()
     end = monotonic() + PATIENCE_SECONDS
     while any(child.pid in pids for child in multiprocessing.active_children()):
@@ -182,31 +170,31 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
         another.start()
     with tracing(tmp_path / "trace.json") if traced else contextlib.nullcontext():
         iterator = iter(loader_of(isolation="auto"))
-        pool = pool_of(iterator)
-        pool.memory.is_on_trial = True
-        pool.go(State.STARTING)
-        mover = threading.Thread(target=pool.hiring.open, args=(pool.key,))
-        mover.start()
-        mover.join()
-        pool.due_seconds = 0.0
-        first = pids_of(pool.hiring.children)
+        mover = mover_of(iterator)
+        mover.memory.is_on_trial = True
+        mover.go(State.STARTING)
+        opening = threading.Thread(target=mover.hiring.open, args=(mover.key,))
+        opening.start()
+        opening.join()
+        mover.due_seconds = 0.0
+        first = pids_of(mover.hiring.children)
         batches = [next(iterator)]
         assert not first & pids_of_all()
         if can_loop:
             monkeypatch.setattr(move_limits, "LONGEST_START_SECONDS", PATIENCE_SECONDS)
             end = monotonic() + PATIENCE_SECONDS
-            while not pool.hiring.children.is_up:
+            while not mover.hiring.children.is_up:
                 assert monotonic() < end, "children that are never ready"
                 threading.Event().wait(0.001)
         else:
-            second = pids_of(pool.hiring.children)
+            second = pids_of(mover.hiring.children)
             batches.append(next(iterator))
             assert not second & pids_of_all()
         batches += iterator
     assert rows_of(batches) == expected()
-    assert pool.state is (State.TRIAL if can_loop else State.STAYED)
+    assert mover.state is (State.TRIAL if can_loop else State.STAYED)
     if not can_loop:
-        assert "never began" in pool.memory.reason
+        assert "never began" in mover.memory.reason
         done.set()
         another.join()
 
@@ -276,7 +264,7 @@ def test_persistent_workers_stay_in_processes_in_the_next_epochs():
         rows = rows_of(loop(iter(moving), moves_at))
         torch.manual_seed(1)
         assert rows == rows_of(threads)
-    assert pool_of(moving).state is State.TRIAL
+    assert mover_of(moving).state is State.TRIAL
     assert "process" in str(moving.report())
 
 
@@ -375,7 +363,7 @@ def test_user_error_arrives_from_where_the_workers_are():
             return super().__getitem__(index)
 
     iterator = iter(loader_of(Fails()))
-    start_children(pool_of(iterator))
+    start_children(mover_of(iterator))
     with pytest.raises(KeyError, match="thirty") as caught:
         for _ in iterator:
             pass
@@ -393,22 +381,21 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
     """No child, and no thread, however the loop ends."""
     before = {thread for thread in threading.enumerate() if thread.name != "spdl-probe"}
     iterator = iter(loader_of(Draws(400)))
-    pool = pool_of(iterator)
-    start_children(pool)
+    mover = mover_of(iterator)
+    start_children(mover)
     if moment != "starting":
         next(iterator)
-    while moment == "returned" and pool.current().pool is not pool.hiring.children:
+    while moment == "returned" and mover.num_threads_left:
         next(iterator)
     if moment == "returned":
-        pool.hand_over(pool.threads)
-        pool.go(State.STAYED)
+        mover.return_to_threads(crew_of(iterator))
         next(iterator)
-    children = [child.connection for child in pool.hiring.children.children.values()]
-    threads = [*pool.threads._threads.threads(), *pool.hiring.children._threads.threads()]
+    children = [child.connection for child in mover.hiring.children.children.values()]
+    threads = [*mover.threads._threads.threads(), *mover.hiring.children._threads.threads()]
     if way == "error":
         with pytest.raises(ZeroDivisionError, match="the loop's own"):
             fail_in(iterator)
-    del iterator, pool
+    del iterator, mover
     gc.collect()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
@@ -432,13 +419,13 @@ def test_children_that_cannot_be_started_leave_the_work_to_the_threads(monkeypat
 
 def test_moves_of_the_states_lead_from_the_first_to_an_end():
     """Every state is reached, and two are final."""
-    assert set(_FOLLOWING) == set(State)
+    assert set(FOLLOWING) == set(State)
     reached, new = set(), {State.THREADS}
     while new - reached:
         reached |= new
-        new = {after for state in reached for after in _FOLLOWING[state]}
+        new = {after for state in reached for after in FOLLOWING[state]}
     assert reached == set(State)
-    assert {state for state, after in _FOLLOWING.items() if not after} == {
+    assert {state for state, after in FOLLOWING.items() if not after} == {
         State.CHILDREN,
         State.STAYED,
     }
@@ -489,7 +476,7 @@ def test_report_store_and_trace_show_the_move(tmp_path, capsys):
     loader, path = DataLoader(Python(), batch_size=4, num_workers=2), tmp_path / "run.db"
     iterator = settle(loader)
     live, profile = loader.report(), loader.profile()
-    pool_of(iterator).stop()
+    crew_of(iterator).stop()
     stopped = loader.profile()
     next(iter(loader))
     second = loader.report()
@@ -533,12 +520,12 @@ def test_report_says_why_the_workers_stayed():
     """After a trial that gained nothing, in this epoch and in the next ones."""
     loader = loader_of(Draws(400), prefetch_factor=4)
     iterator = iter(loader)
-    pool = pool_of(iterator)
-    start_children(pool)
-    while pool.current().pool is not pool.hiring.children:
+    mover = mover_of(iterator)
+    start_children(mover)
+    while mover.num_threads_left:
         next(iterator)
-    pool.memory.stays("the loop was 0.61 times as fast with processes")
-    pool.return_to_threads()
+    mover.memory.stays("the loop was 0.61 times as fast with processes")
+    mover.return_to_threads(crew_of(iterator))
     next(iterator)
     for report in (loader.report(), (next(iter(loader)), loader.report())[1]):
         assert "and the loop was 0.61 times as fast with processes." in shown(report)
@@ -556,13 +543,13 @@ def test_threads_that_the_gil_does_not_hold_up_stay():
             return index
 
     iterator = iter(DataLoader(Waits(), batch_size=4, num_workers=2))
-    pool = pool_of(iterator)
+    mover = mover_of(iterator)
     looks = []
-    look = pool.look_at_threads
-    pool.look_at_threads = lambda now: (looks.append(now), look(now))
+    look = mover.look_at_threads
+    mover.look_at_threads = lambda crew: (looks.append(crew), look(crew))
     while len(looks) < 2:
         next(iterator)
-    assert pool.state is State.THREADS
+    assert mover.state is State.THREADS
 
 
 @pytest.mark.parametrize(
@@ -585,7 +572,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     as measured."""
     iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
     next(iterator)
-    figures = pool_of(iterator).threads.stats
+    figures = crew_of(iterator).stats
     report = figures.report()
     fetch, collate = report.stats.stages
     tasks = replace(fetch.tasks, ave_time=0.01, ave_cpu_time=0.01 * cpu)
@@ -595,7 +582,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     made = make_report(stats, probes, pooled=report.pooled)
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert are_held_up(figures, pool_of(iterator).memory) == is_held_up
+    assert are_held_up(figures, mover_of(iterator).memory) == is_held_up
     assert ("turns" in made.verdict.action) == is_said
     assert ("Raise" in made.verdict.action) != is_said
 
@@ -623,14 +610,14 @@ def test_threads_that_keep_the_loop_from_the_gil_get_a_trial(
     """It never waits for data then: batches are ready whenever it comes to ask for one."""
     iterator = iter(DataLoader(Python(), batch_size=4, num_workers=2))
     next(iterator)
-    figures = pool_of(iterator).threads.stats
+    figures = crew_of(iterator).stats
     report = figures.report()
     fetch, collate = report.stats.stages
     stages = (replace(fetch, busy_ratio=busy), replace(collate, busy_ratio=0.01))
     stats = replace(report.stats, elapsed=2.0, consumer_wait_ratio=waits, stages=stages)
     probes = Probes(gil_seconds=gil_seconds, one_at_a_time=one_at_a_time, num_cores=2)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert are_held_up(figures, pool_of(iterator).memory) == is_held_up
+    assert are_held_up(figures, mover_of(iterator).memory) == is_held_up
 
 
 @pytest.mark.parametrize(
@@ -646,7 +633,7 @@ def test_stays_on_threads_where_it_may_not_move(dataset, options):
     """Where the user or the kind of dataset forbids it."""
     options = {"batch_size": 4, "num_workers": 2} | options
     iterator = iter(DataLoader(dataset, **options))
-    assert not isinstance(pool_of(iterator), MovingPool)
+    assert mover_of(iterator) is None
     next(iterator)
 
 
@@ -934,7 +921,7 @@ def test_what_fails_in_children_alone_is_made_by_threads(fails_from, way, on_err
     loader = loader_of(OfOneProcess(fails_from, way=way), on_error=on_error)
     iterator = iter(loader)
     assert rows_of(loop(iterator, 2)) == expected
-    assert pool_of(iterator).state is State.STAYED
+    assert mover_of(iterator).state is State.STAYED
     assert "a batch failed in a worker process alone" in loader.report().placement.reason
     assert not placement_of(loader).num_processes
 
@@ -946,7 +933,7 @@ def test_what_fails_everywhere_leaves_the_trial_on():
     loader = loader_of(OfOneProcess(1000, bad=bad), on_error="skip")
     iterator = iter(loader)
     assert rows_of(loop(iterator, 2)) == expected
-    assert pool_of(iterator).state is State.TRIAL
+    assert mover_of(iterator).state is State.TRIAL
     assert loader.report().stats is not None
 
 

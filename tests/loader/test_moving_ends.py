@@ -12,13 +12,14 @@ import signal
 import pytest
 from _folders import HELPERS
 from _gates import num_fds, until
-from _inside import pool_of
+from _inside import crew_of, mover_of
 from _isolated import nothing_left, num_mapped_slabs
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end, loader_threads, run_script
+from _seats import start_children
 from test_isolation_forks import forked
-from test_moving import Draws, expected, loader_of, rows_of, start_children
+from test_moving import Draws, expected, loader_of, rows_of
 
-from spdl_torch.data.loader.moving_pool import State
+from spdl_torch.data.loader.mover import State
 
 __all__ = ["nothing_left"]
 
@@ -37,22 +38,22 @@ MOMENTS = ["threads", "starting", "trial", "moved", "returned"]
 def reach(loader, moment):
     """Return an epoch's iterator in one of the states, and the batches on the way there."""
     iterator = iter(loader)
-    pool = pool_of(iterator)
-    pool.due_seconds = float("inf")  # nothing by itself
+    mover = mover_of(iterator)
+    mover.due_seconds = float("inf")  # nothing by itself
     batches = [next(iterator)]
     if moment != "threads":
-        start_children(pool)
+        start_children(mover)
     if moment in ("trial", "moved", "returned"):
         batches.append(next(iterator))  # hands the work over
-        pool.due_seconds = float("inf")
-        while pool.current().pool is not pool.hiring.children:
+        mover.due_seconds = float("inf")
+        while mover.num_threads_left:
             batches.append(next(iterator))
     if moment == "moved":
-        pool.go(State.CHILDREN)
-        pool.memory.moved(2.4)
+        mover.go(State.CHILDREN)
+        mover.memory.moved(2.4)
     if moment == "returned":
-        pool.memory.stays("the loop was 0.61 times as fast with processes")
-        pool.return_to_threads()
+        mover.memory.stays("the loop was 0.61 times as fast with processes")
+        mover.return_to_threads(crew_of(iterator))
         batches.append(next(iterator))
     return iterator, batches
 
@@ -158,18 +159,19 @@ def test_interpreter_exits_in_every_state():
 
 @pytest.mark.parametrize("moment", ["starting", "trial", "moved"])
 def test_batches_of_a_child_that_is_killed_are_made_again(moment, caplog):
-    """Before the trial, during it and after it, with equal bits; it is logged and, once the child
-    has had work, reported."""
+    """Before the trial, during it and after it, with equal bits; once the child has had work, it is
+    logged and reported."""
     loader = loader_of(timeout=PATIENCE_SECONDS)
     iterator, batches = reach(loader, moment)
     victim = children()[0]
     os.kill(victim.pid, signal.SIGKILL)
-    # Not its sentinel, which the loader closes and the successor's may replace.
-    until(lambda: "was killed by SIGKILL" in caplog.text)
     if moment == "starting":
-        pool_of(iterator).due_seconds = 0.0  # the work is handed over to those who are there
+        until(lambda: mover_of(iterator).hiring.children.early_death is not None)
+        mover_of(iterator).due_seconds = 0.0  # the work is handed over to those who are there
+    else:  # not its sentinel, which the loader closes and the successor's may replace
+        until(lambda: "was killed by SIGKILL" in caplog.text)
     for batch in iterator:
-        pool_of(iterator).due_seconds = float("inf")
+        mover_of(iterator).due_seconds = float("inf")
         batches.append(batch)
     assert rows_of(batches) == expected()
     assert moment == "starting" or "killed" in str(loader.report())

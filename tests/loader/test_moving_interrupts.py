@@ -14,14 +14,15 @@ import pytest
 from _at_call import AtCall
 from _ctrl_c import assert_nothing_is_left, belongings
 from _datasets import SafeIndices
-from _inside import pool_of
+from _inside import crew_of, mover_of
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
-from test_moving import HoldsUpForks, start_children
+from _seats import start_children
+from test_moving import HoldsUpForks
 
 from spdl_torch import DataLoader
-from spdl_torch.data.child_process import process_pool, roster
-from spdl_torch.data.loader import hiring, move_limits, moving_pool
-from spdl_torch.data.loader.moving_pool import State
+from spdl_torch.data.child_process import process_seats, roster
+from spdl_torch.data.loader import crew, hiring, move_limits, mover
+from spdl_torch.data.loader.mover import State
 from spdl_torch.observe.verdict.verdict import Cause
 
 pytestmark = [
@@ -44,8 +45,8 @@ class Life:
             prefetch_factor=2,
         )
         self.iterator = iter(self.loader)
-        self.pool = pool_of(self.iterator)
-        self.pool.due_seconds = math.inf  # nothing by itself
+        self.crew, self.mover = crew_of(self.iterator), mover_of(self.iterator)
+        self.mover.due_seconds = math.inf  # nothing by itself
         self.seen = []
         self.kept = threading.local()
         self.take()
@@ -56,44 +57,44 @@ class Life:
 
     def watching(self):
         """Threads that the GIL holds up: the loop is about to have children started."""
-        self.pool.due_seconds = 0.0
+        self.mover.due_seconds = 0.0
 
     def starting(self):
         """Children that are ready: the loop is about to let them have the work."""
-        start_children(self.pool)
+        start_children(self.mover)
 
     def never_ready(self):
         """Children that never begin: the loop is about to fork others."""
         self.kept.held = HoldsUpForks()
-        self.pool.go(State.STARTING)
-        mover = threading.Thread(target=self.pool.hiring.open, args=(self.pool.key,))
-        mover.start()
-        mover.join()
-        self.pool.due_seconds = 0.0
+        self.mover.go(State.STARTING)
+        opening = threading.Thread(target=self.mover.hiring.open, args=(self.mover.key,))
+        opening.start()
+        opening.join()
+        self.mover.due_seconds = 0.0
 
     def on_trial(self):
         """Children have the work, and the loop still gets the threads' batches."""
-        start_children(self.pool)
+        start_children(self.mover)
         self.take()
-        self.pool.due_seconds = math.inf
+        self.mover.due_seconds = math.inf
 
     def handed_over(self):
         """Children whose first batch is the next one."""
         self.on_trial()
-        while self.pool.current().pool is not self.pool.hiring.children:
+        while self.mover.num_threads_left:
             self.take()
 
     def decided(self):
         """Children whose trial is about to end."""
         self.handed_over()
-        self.pool.memory.is_on_trial = True
-        self.pool.due_seconds = 0.0
+        self.mover.memory.is_on_trial = True
+        self.mover.due_seconds = 0.0
 
 
 class AtStep(AtCall):
-    """Interrupts where the pools themselves begin or end a call, and not further inside."""
+    """Interrupts where the crew and its parts begin or end a call, and not further inside."""
 
-    FILES = tuple(each.__file__ for each in (moving_pool, hiring, process_pool, roster))
+    FILES = tuple(each.__file__ for each in (mover, hiring, process_seats, roster, crew))
 
     def _look(self, frame, event, argument):
         caller = frame if event == "c_return" else frame.f_back
@@ -152,7 +153,7 @@ def interrupted(state, place):
     if not has_begun_again:
         moments = [each.since for each in life.loader.report().placements]
         assert moments == sorted(set(moments)), f"reported twice, {where}"
-        before = life.pool.stats.reports_before()
+        before = life.crew.stats.reports_before()
         assert len({report.placement.since for report in before}) == len(before), where
     return interrupt, came
 
@@ -167,7 +168,7 @@ def belongings_at_rest():
 
 
 def interrupt_everywhere(state, step):
-    """At the calls that the pools make: only the batch that was awaited may be missing, and where
+    """At the calls that they make: only the batch that was awaited may be missing, and where
     more would be, an error says so."""
     interrupted(state, 0)
     assert_threads_end()
@@ -200,15 +201,16 @@ def test_loop_goes_on_after_ctrl_c_at_every_place_while_workers_move(monkeypatch
 @pytest.mark.parametrize("name", ["starting", "returns"])
 @pytest.mark.usefixtures("moves")
 def test_work_is_handed_over_as_a_whole_or_not_at_all(monkeypatch, name):
-    """Ctrl-C at every line of the hand-over itself, which leaves no segment without a successor and
-    no children without an epoch."""
+    """Ctrl-C at every line of the hand-over itself leaves no job without a worker, and nobody at
+    work of whom the report does not know."""
     monkeypatch.setattr(move_limits, "GAIN", STATES[name][1])
-    hand_over = moving_pool.MovingPool.hand_over
+    steps = mover.Mover.hand_over, mover.Mover.return_to_threads, crew.Crew.hand_over
+    codes = {step.__code__ for step in steps}
     for number in itertools.count(1):
         came = []
 
         def at_line(frame, event, argument, number=number, came=came):
-            if frame.f_code is not hand_over.__code__:
+            if frame.f_code not in codes:
                 return None
             if event == "line":
                 came.append(frame.f_lineno)

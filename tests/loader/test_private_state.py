@@ -23,7 +23,7 @@ from _readings import shown
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.workers import worker_pool
+from spdl_torch.data.workers import thread_seats
 from spdl_torch.data.workers.dataset_copies import own_copy
 from spdl_torch.data.workers.private_state import PrivateState
 from spdl_torch.objects import plain_data
@@ -399,7 +399,7 @@ class Reading(Accumulating):
 
 def test_what_all_workers_share_is_logged_once_and_reported(caplog, tmp_path, monkeypatch):
     """With the path to it."""
-    monkeypatch.setattr(worker_pool, "_logged", set())
+    monkeypatch.setattr(thread_seats, "_logged", set())
     (tmp_path / "file").write_bytes(b"1")
     with open(tmp_path / "file", "rb") as file:
         _, loader = on_threads(Reading({"open": file}))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.utils.data
 from _forks import found_in_fork
-from _inside import limit_of, lock_of, pool_of, running_and_waiting, threads_of
+from _inside import limit_of, lock_of, running_and_waiting, seats_of, threads_of, workers_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,7 +99,7 @@ def await_end_of_threads(source):
 
 def num_workers_of(source):
     """How many workers a loader keeps."""
-    return len(pool_of(source)._workers)
+    return len(workers_of(source))
 
 
 def loader(dataset=None, **options):
@@ -591,7 +591,7 @@ def test_loader_with_retired_threads_is_freed_with_its_dataset(monkeypatch):
     source, other = loader(dataset, persistent_workers=True), loader(persistent_workers=True)
     list(source), list(other)
     threads = threads_of(source)
-    pool_of(source).retire()
+    seats_of(source).retire()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
     gc.disable()
@@ -606,11 +606,11 @@ def test_retiring_races_with_the_next_epoch():
     """Another loader lets the threads go while this one's loop begins, again and again."""
     source, stop = loader(persistent_workers=True, seed=None), threading.Event()
     list(source)
-    pool = pool_of(source)
+    seats = seats_of(source)
 
     def retire():
         while not stop.is_set():
-            pool.retire()
+            seats.retire()
 
     rival = threading.Thread(target=retire)
     rival.start()

@@ -26,7 +26,7 @@ import pytest
 import torch
 from _folders import HELPERS
 from _gates import in_thread, num_fds, result_of, until
-from _inside import children_of, pool_of
+from _inside import children_of, seats_of
 from _isolated import bits, epochs_of, nothing_left
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
@@ -263,7 +263,7 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     options = {"seed": 1, "timeout": PATIENCE_SECONDS, "multiprocessing_context": "forkserver"}
     batches = iter(divided(Images(40), 2, processes=3, **options))
     found = [bits(next(batches)) for _ in range(3)]
-    until(lambda: pool_of(batches).is_up)
+    until(lambda: seats_of(batches).is_up)
     begin, started = threading.Event(), child_process.start_child
 
     def late(*args):
@@ -277,10 +277,10 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     until(lambda: "The others make its batches again: " in caplog.text)
     successor = children_of(batches)[1]
     assert not successor.jobs
-    assert pool_of(batches).roster.places_at_work() == [0, 2]
+    assert seats_of(batches).roster.places_at_work() == [0, 2]
     begin.set()
-    until(lambda: pool_of(batches).is_up)
-    assert pool_of(batches).roster.places_at_work() == [0, 1, 2]
+    until(lambda: seats_of(batches).is_up)
+    assert seats_of(batches).roster.places_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
 

@@ -2,13 +2,13 @@
 order and random streams.
 
 Trainer                                         child, one for each worker
-    ProcessPool ── jobs, freed shared memory ──▶ the main thread reads its jobs and sends its
-    (a Pool, as WorkerPool is)                   │ batches (lone_worker); a second thread answers
-    a receiver for each child                    │ questions
+    ProcessSeats ─ jobs, freed shared memory ──▶ the main thread reads its jobs and sends its
+    a receiver for each child                    │ batches (lone_worker); a second thread answers
+        │                                        │ questions
         │ ◀────── where a batch lies ────────────┘
         │ unpacks: tensors that view the shared memory
         ▼
-    results, put in order ─▶ trainer, or the device stage as usual
+    the epoch's outlet ─▶ trainer, or the device stage as usual
 
 worker_process: one child and its jobs, on the trainer's side. uplink: a child's way to the trainer.
 batch_packing: batches in shared_memory, collated there; mappings: the trainer's side of it.

@@ -16,17 +16,15 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineStopped
-from ...machine.probes import count_only_this_thread, probe_counters
+from ...machine.probes import count_only_this_thread
 from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.hooks.stage_info import StageInfo
-from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
-from ...pipeline.stats.counters import QueueCounters, TaskCounters
+from ...pipeline.stats.counters import QueueCounters
 from ..workers.activity import Activity, describe_activities
 from ..workers.contention import Contention
-from ..workers.epoch import Epoch
+from ..workers.counts import WorkerCounts
+from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Job
-from ..workers.stats import PoolStats
 from ..workers.worker_info import use_one_intra_op_thread
 from ..workers.worker_thread import Worker
 from .messages import Free, Reply, Restart, Submit
@@ -60,23 +58,23 @@ class LoneWorker:
         self._uplink = uplink
         # Written by the worker, on the main thread; read by the thread that answers questions.
         self._activity = Activity()
-        stages = [TaskStatsHook(StageInfo(0, n, s, 1)) for n, s in ((1, "fetch"), (2, "collate"))]
-        self.stats = uplink.stats = PoolStats(stages[0], stages[1], None, spec.recipe.dataset)
+        self.counts = uplink.counts = WorkerCounts(1, spec.recipe.dataset)
+        self._recorder: FlightRecorder | None = None
         self._begin = key, tuple(workers)
 
     def run(self, connection: Connection) -> None:
         """Work until the trainer hangs up, or is gone. Runs on the main thread."""
         use_one_intra_op_thread()
         count_only_this_thread()
-        wire = _Wire(connection, self._uplink, self._new_epoch)
+        wire = _Wire(connection, self._uplink, self._new_shift)
         wire.restart(*self._begin)
         worker = Worker(
             self._number,
             self._spec,
-            wire.epochs,
+            wire.shifts,
             self._activity,
             copying=None,
-            cells=self.stats.new_cells(enabled=self._spec.stats),
+            cells=self.counts.new_cells(enabled=self._spec.stats),
             could_not_start=_note_nothing,
             note_shared=_note_nothing,
         )
@@ -109,59 +107,54 @@ class LoneWorker:
             if question == "at_work":
                 thread = threading.main_thread()
                 return describe_activities([self._activity], [thread], argument)
-            return self.stats.timeline()
+            return None if self._recorder is None else self._recorder.timeline()
         except PipelineStopped:
             return None
 
-    def _new_epoch(self, wire: _Wire, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+    def _new_shift(self, wire: _Wire, key: StreamKey, workers: Sequence[WorkerState]) -> Shift:
         spec = self._spec
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
-        recorder.belongs_to(self.stats)
         queues: Any = wire
         epoch = Epoch(
-            jobs=(queues,),
             results=queues,
             outlet=queues,
             in_order=False,  # the trainer puts the results in order
             key=key,
             workers=tuple(workers),
-            fetch_before=self.stats.fetch.counters(),
-            collate_before=self.stats.collate.counters(),
-            transfer_before=TaskCounters(),
-            probes_before=probe_counters(),
-            contention=Contention((), shares_jobs=False, adapts=False),
             recorder=recorder,
             consumer=recorder.new_consumer_ring(2),
         )
-        self.stats.begin(epoch)
-        return epoch
+        shift = Shift(epoch, (queues,), Contention((), shares_jobs=False, adapts=False))
+        self.counts.begin(shift)
+        self._recorder = recorder
+        return shift
 
 
-class _Epochs:
+class _Shifts:
     """The queue of epochs as the worker sees it: it holds one at a time."""
 
     def __init__(self) -> None:
         self.closed = False
-        self.next: Epoch | None = None
+        self.next: Shift | None = None
 
-    def get(self) -> Epoch:
+    def get(self) -> Shift:
         """Return the latest epoch. Raises: ChannelClosed."""
-        epoch, self.next = self.next, None
-        if epoch is None:
+        shift, self.next = self.next, None
+        if shift is None:
             self.closed = True
             raise ChannelClosed
-        return epoch
+        return shift
 
 
 class _Wire:
     """The connection as a worker sees it: a queue of jobs, and one of results. Only the main thread
     uses it, so it needs no lock."""
 
-    def __init__(self, connection: Connection, uplink: Uplink, new_epoch: Any) -> None:
-        self.epochs: Any = _Epochs()
+    def __init__(self, connection: Connection, uplink: Uplink, new_shift: Any) -> None:
+        self.shifts: Any = _Shifts()
         self._connection = connection
         self._uplink = uplink
-        self._new_epoch = new_epoch
+        self._new_shift = new_shift
         self._waiting: deque[Any] = deque()  # messages read before their turn
         self._waited_ns = 0
         self._poll = getattr(select, "poll", None) and select.poll()
@@ -190,8 +183,8 @@ class _Wire:
             return Job(number, index, first, shared=False, wants_state=wants_state)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
-        """Begin an epoch: the worker takes it from ``epochs``."""
-        self.epochs.next = self._new_epoch(self, key, workers)
+        """Begin an epoch: the worker takes it from ``shifts``."""
+        self.shifts.next = self._new_shift(self, key, workers)
 
     def put(self, result: Result) -> None:
         """Send a result. Raises: OSError: the trainer is gone."""

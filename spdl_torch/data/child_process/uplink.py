@@ -17,8 +17,8 @@ from .messages import Answer, Fatal, Free, LogLine
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from ..workers.counts import WorkerCounts
     from ..workers.jobs import Result
-    from ..workers.stats import PoolStats
     from .batch_packing import PackedBatch
     from .shared_memory import SlabPool
 
@@ -33,7 +33,7 @@ class Uplink:
         self.slabs = slabs
         self.epoch = 0
         """The epoch of the results that are sent."""
-        self.stats: PoolStats | None = None
+        self.counts: WorkerCounts | None = None
         self._connection = connection
         self._socket = socket_of(connection)  # for descriptors
         # Held while writing. Re-entrant: sending may log, and log lines are sent too.
@@ -109,10 +109,10 @@ class Uplink:
     def _due_readings(self) -> bytes | None:
         now = perf_counter_ns()
         is_last = self._num_sent >= self._num_submitted
-        if self.stats is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
+        if self.counts is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
             return None
         self._readings_ns = now
-        return pickle.dumps(self.stats.readings(), 5)
+        return pickle.dumps(self.counts.readings(), 5)
 
 
 def _without_what_cannot_be_sent(result: Result, error: BaseException) -> tuple[Result, bool]:

@@ -1,4 +1,4 @@
-"""One child of a ProcessPool, and the jobs that it has."""
+"""One worker process of a crew, and the jobs that it has."""
 
 from __future__ import annotations
 

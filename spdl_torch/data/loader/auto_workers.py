@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from ...autotune.meter import WindowReadings
     from ...autotune.tuning import TuningState
     from ...autotune.window import Window
-    from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.stats.perf_stats import StageStats
-    from ..workers.pool import Pool, TunedPool
     from .base_loader import BaseLoader
+    from .crew import Crew
 
 WORKERS = "num_workers"
 """The name of the loader's one stage in decisions."""
@@ -30,10 +29,10 @@ class LoaderTuner:
     in ``state`` and in the loader's ``num_workers``.
     """
 
-    def __init__(self, loader: BaseLoader[Any], state: TuningState, pool: Pool) -> None:
+    def __init__(self, loader: BaseLoader[Any], state: TuningState, crew: Crew) -> None:
         self._loader = weakref.ref(loader)
         self._state = state
-        self._pool = pool
+        self._crew = crew
         self._num_workers = int(loader.num_workers)
         self._prefetch = loader.prefetch_factor or 1
         self._is_on_trial = False  # threads and processes are compared: nothing may change
@@ -44,7 +43,7 @@ class LoaderTuner:
     def begin(self) -> None:
         """Begin to measure an epoch."""
         self._num_batches = 0
-        self._recorder: FlightRecorder | None = None  # of those who work
+        self._spell: object = None  # of those who work
         if self._state.meter.is_within_run:  # the last loop was left before its epoch's end
             self._state.meter.restart(skip=1)
         self._part_seconds = self._state.tuning.window_seconds / PARTS
@@ -71,40 +70,39 @@ class LoaderTuner:
         if now < self._due:
             return
         self._due = now + self._part_seconds
-        pool = self._pool.tuned
-        if pool is None or self._others_work(pool):
-            self._begin_anew(pool)
+        if self._others_work():
+            self._begin_anew()
             return
-        readings = self._state.meter.look(pool.stats.snapshot(), self._num_batches)
+        readings = self._state.meter.look(self._crew.stats.snapshot(), self._num_batches)
         if readings is not None:
-            has_changed = self._step(pool, self._window(readings))
+            has_changed = self._step(self._window(readings))
             self._state.meter.restart(skip=int(has_changed))
 
-    def _others_work(self, pool: TunedPool) -> bool:
-        """Return whether other workers have got the work since the last check."""
-        if self._recorder is None:
-            self._recorder = pool.stats.recorder
-        return self._is_on_trial or pool.stats.recorder is not self._recorder
+    def _others_work(self) -> bool:
+        """Return whether a trial is on, or other workers have got the work since the last check."""
+        spell = self._crew.stats.spell
+        if self._spell is None:
+            self._spell = spell
+        return self._is_on_trial or not self._crew.may_be_tuned or spell is not self._spell
 
-    def _begin_anew(self, pool: TunedPool | None) -> None:
+    def _begin_anew(self) -> None:
         """Measure anew once a trial of processes is over; find their number if they won."""
-        self._is_on_trial, self._recorder = pool is None, None
+        self._is_on_trial, self._spell = not self._crew.may_be_tuned, None
         self._state.meter.restart(skip=1)
         loader = self._loader()
-        if pool is None or loader is None:
+        if self._is_on_trial or loader is None:
             return
         state = loader._tuning_state()
         if state is not self._state:
             self._state = state
-            self._note(pool.stats.workers.count)
+            self._note(self._crew.lead.counts.workers.count)
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
-        pool = self._pool.tuned
-        if pool is None or self._others_work(pool):
-            self._begin_anew(pool)
+        if self._others_work():
+            self._begin_anew()
         else:
-            self._state.meter.end_run(pool.stats.snapshot(), self._num_batches)
+            self._state.meter.end_run(self._crew.stats.snapshot(), self._num_batches)
         if self._state.found:
             self._state.log_settings(self._settings())
 
@@ -121,20 +119,20 @@ class LoaderTuner:
             in_flight = self._batch_bytes * (self.max_outstanding + self._num_workers + 1)
         return window_of(readings.parts, (load,), probes=readings.probes, memory_bytes=in_flight)
 
-    def _step(self, pool: TunedPool, window: Window) -> bool:
+    def _step(self, window: Window) -> bool:
         state = self._state
         step = state.tuner().step(window)
         for count in step.counts.values():
-            self._resize(pool, count)
+            self._resize(count)
         for decision in step.decisions:
-            state.log(decision, pool.stats.recorder)
+            state.log(decision, self._crew.stats.recorder)
         if step.decisions and state.tuner().is_settled:
             state.log_settings(self._settings())
         return bool(step.counts)
 
-    def _resize(self, pool: TunedPool, count: int) -> None:
+    def _resize(self, count: int) -> None:
         self._num_workers = count  # for max_outstanding
-        self._note(pool.resize(count, self.max_outstanding))
+        self._note(self._crew.resize(count, self.max_outstanding))
 
     def _note(self, count: int) -> None:
         self._num_workers = count

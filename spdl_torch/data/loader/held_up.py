@@ -19,10 +19,10 @@ from . import move_limits as limits
 
 if TYPE_CHECKING:
     from ..workers.moving import Moving
-    from ..workers.stats import PoolStats
+    from ..workers.stats import CrewStats
 
 
-def are_held_up(threads: PoolStats, memory: Moving) -> bool:
+def are_held_up(threads: CrewStats, memory: Moving) -> bool:
     """Return whether the loop waits for threads that the GIL holds up, or may; or whether they take
     it all the time, for which the loop waits in whatever it does.
     """

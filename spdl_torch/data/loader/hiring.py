@@ -16,7 +16,7 @@ from .trial import not_started
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..child_process.process_pool import ProcessPool
+    from ..child_process.process_seats import ProcessSeats
     from ..rng.keys import StreamKey
     from ..workers.moving import Moving
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger("spdl_torch.data")
 
 
 class Hiring:
-    """The children of a moving pool, from the first that are wanted to those that work.
+    """The children of a crew that moves, from the first that are wanted to those that work.
 
     One thread, the mover, starts them; it writes ``children`` and ``are_open``, and the memory only
     if it fails. The loop's thread writes these three only while no mover runs: before it starts
@@ -32,10 +32,10 @@ class Hiring:
     may run on any thread, in the middle of anything; it writes ``_is_stopped`` alone.
     """
 
-    def __init__(self, open_children: Callable[[], ProcessPool], memory: Moving) -> None:
+    def __init__(self, open_children: Callable[[], ProcessSeats], memory: Moving) -> None:
         self._open_children = open_children
         self._memory = memory
-        self.children: ProcessPool | None = None
+        self.children: ProcessSeats | None = None
         self.are_open = False
         """Whether the children are started, with nobody still at it."""
         self._opened_seconds = math.inf  # when the loop first saw that
@@ -47,7 +47,7 @@ class Hiring:
         run = taking_over(lambda: self.open(key))
         start(threading.Thread(target=run, name="spdl-mover", daemon=True))
 
-    def new(self) -> ProcessPool:
+    def new(self) -> ProcessSeats:
         """Return children that the caller starts."""
         self.children = self._open_children()
         return self.children
@@ -57,7 +57,7 @@ class Hiring:
         try:
             children = self.new()
             if not self._is_stopped:
-                children.start(key)
+                children.prepare(key, ())
         except Exception as error:  # not Ctrl-C, where this is the loop's thread
             if not self._is_stopped:  # the end of the loop says nothing about later epochs
                 self._memory.stays(not_started(error))
@@ -72,7 +72,7 @@ class Hiring:
             if self._is_stopped and opened is not None:
                 opened.request_stop()
 
-    def ready(self, now: float, key: StreamKey) -> ProcessPool | None:
+    def ready(self, now: float, key: StreamKey) -> ProcessSeats | None:
         """Return the children once they are ready for jobs. If they never will be, the memory says
         why.
 
@@ -85,14 +85,14 @@ class Hiring:
         self._opened_seconds = min(self._opened_seconds, now)
         if children.is_up:
             return children
-        if (loss := children.loss) is not None:
-            self._memory.stays(not_started(loss))
+        if (death := children.early_death) is not None:
+            self._memory.stays(not_started(death))
         elif children.are_copies and now - self._opened_seconds >= limits.LONGEST_START_SECONDS:
             with handlers_deferred():
                 self._start_again(children, key)
         return None
 
-    def _start_again(self, children: ProcessPool, key: StreamKey) -> None:
+    def _start_again(self, children: ProcessSeats, key: StreamKey) -> None:
         """Fork children on the loop's thread, which takes as long as when torch's loader does it,
         and is safe wherever that is: they keep what belongs to the thread.
         """

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
     from ...io._transfer.kept import Shelf
     from ...observe.verdict.placement import Placement
-    from ..child_process.process_pool import ProcessPool
-    from ..workers.pool import Pool
+    from ..child_process.process_seats import ProcessSeats
+    from ..workers.doubts import Doubts
     from ..workers.stats import EpochStats
     from ..workers.transfer_stage import DeviceStage
     from .base_loader import BaseLoader
+    from .crew import Crew
 
     Device = torch.device | str | int | None
 
@@ -69,6 +70,8 @@ _STOPPED = (
     "closed the loader or had the end of this epoch. Call iter(loader) for new ones, and end a "
     "thread that loads before the program ends."
 )
+
+_ON_TRIAL = "the GIL held the threads up, and processes are on trial"
 
 _NO_BATCH = object()
 
@@ -247,7 +250,7 @@ class ThreadIterator(EpochIterator):
     As in torch, the trainer's thread advances the sampler: by ``prefetch_factor * num_workers``
     batches at ``iter()``, then by one at each ``next()``.
 
-    All state belongs to that thread alone; workers know the pool, not this object. Only Ctrl-C can
+    All state belongs to that thread alone; workers know the crew, not this object. Only Ctrl-C can
     interrupt it, after which the loop may continue: without the batch that was being handed over,
     and to the end only if no job was being given out, which ``_is_cut_short`` records.
     """
@@ -273,23 +276,23 @@ class ThreadIterator(EpochIterator):
         placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
         stage, shelf = _open_device_stage(loader, device, stats=stats)
-        self._pool = _open_pool(loader, placement, spec, stage, shelf)
-        self._pool.stats.skipped = self._skipped
-        # The pool does not refer to this object, so dropping it (Lightning's way to end a loader)
+        self._crew = _open_crew(loader, placement, spec, stage, shelf)
+        self._crew.stats.skipped = self._skipped
+        # The crew does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.
-        self._finalizer = weakref.finalize(self, self._pool.request_stop)
+        self._finalizer = weakref.finalize(self, self._crew.request_stop)
         # A second one: Ctrl-C may cut the first off before it has done anything, and is swallowed.
-        self._again = weakref.finalize(self, self._pool.request_stop)
+        self._again = weakref.finalize(self, self._crew.request_stop)
         for finalizer in (self._finalizer, self._again):
-            finalizer.atexit = False  # at exit the pool's thread group stops them
+            finalizer.atexit = False  # at exit the thread groups of the crew stop them
         self._tuner = None
         try:
-            self._pool.start(self._key, self._begun_from)
+            self._crew.begin(self._key, self._begun_from)
             self._known.start_seconds = perf_counter() - self._began_seconds
             if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
 
-                self._tuner = LoaderTuner(loader, loader._tuning_state(), self._pool)
+                self._tuner = LoaderTuner(loader, loader._tuning_state(), self._crew)
             self._prime(loader)
         except BaseException:
             self._finalizer()  # the error's frames may keep this object alive: stop now
@@ -318,8 +321,8 @@ class ThreadIterator(EpochIterator):
         """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
         try:
             super()._reset(loader, first_iter)
-            self._pool.restart(self._key, self._begun_from)
-            self._pool.stats.skipped = self._skipped
+            self._crew.begin(self._key, self._begun_from)
+            self._crew.stats.skipped = self._skipped
             if self._tuner is not None:
                 self._tuner.begin()
             self._prime(loader)
@@ -350,7 +353,7 @@ class ThreadIterator(EpochIterator):
         """
         if self._tuner is not None:
             self._max_outstanding = self._tuner.max_outstanding
-        taken = self._pool.num_taken  # meanwhile nobody takes any
+        taken = self._crew.num_taken  # meanwhile nobody takes any
         while self._num_submitted - taken < self._max_outstanding and not self._is_cut_short:
             num_submitted = self._num_submitted
             # Ctrl-C may leave a job that the sampler has given and no worker has, or one that a
@@ -384,7 +387,7 @@ class ThreadIterator(EpochIterator):
 
     def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
         self._dealing.given[self._num_submitted] = worker, self._num_taken - 1
-        self._pool.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
+        self._crew.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
         self._dealing.has_got(worker)
         self._num_submitted += 1
 
@@ -418,10 +421,10 @@ class ThreadIterator(EpochIterator):
         if self._tuner is not None:
             self._tuner.end()
         if self._persistent_workers:
-            self._pool.rest()
+            self._crew.rest()
         else:
-            self._pool.stop()
-            # Nothing is left to end, and what they hold might refer to this object: pool, dataset.
+            self._crew.stop()
+            # Nothing is left to end, and what they hold might refer to this object: crew, dataset.
             self._finalizer.detach()
             self._again.detach()
         failure = self._failure_at_end()
@@ -432,14 +435,14 @@ class ThreadIterator(EpochIterator):
         """Whether a batch, or what comes in its place, is here or under way."""
         if self._state is EpochState.OVER or self._state is EpochState.LOST:
             return False
-        return self._held is not None or self._pool.num_taken < self._num_submitted
+        return self._held is not None or self._crew.num_taken < self._num_submitted
 
     def __next__(self) -> Any:
         try:
             result = super().__next__()
         except RuntimeError:
             # A loop that goes on after errors has this one once, and then the end, as with torch.
-            if self._state is EpochState.RUNNING and self._pool.loss is not None:
+            if self._state is EpochState.RUNNING and self._crew.loss is not None:
                 self._advance(EpochState.LOST)
             raise
         if isinstance(result, Failed):
@@ -460,7 +463,7 @@ class ThreadIterator(EpochIterator):
         """
         super().close()
         self._finalizer()
-        self._pool.stop()
+        self._crew.stop()
 
     def _answer(self) -> Any:
         """Return the next result; its worker has one job less."""
@@ -493,11 +496,11 @@ class ThreadIterator(EpochIterator):
 
     def _receive(self) -> Any:
         try:
-            return self._pool.get(self._timeout or stall.STALL_SECONDS)
+            return self._crew.get(self._timeout or stall.STALL_SECONDS)
         except TimeoutError:
             pass
         if not self._timeout:
-            return stall.warn_again(self._pool.get, self._log_stall, stall.STALL_SECONDS)
+            return stall.warn_again(self._crew.get, self._log_stall, stall.STALL_SECONDS)
         at_work = self._at_work()
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds. {at_work}")
 
@@ -507,15 +510,15 @@ class ThreadIterator(EpochIterator):
         )
 
     def _at_work(self) -> str:
-        awaited = self._pool.num_taken if self._in_order else None
+        awaited = self._crew.num_taken if self._in_order else None
         which = "any batch" if awaited is None else f"batch {awaited}"
-        return f"Waiting for {which}. {self._pool.at_work(awaited)}"
+        return f"Waiting for {which}. {self._crew.at_work(awaited)}"
 
     def stats(self) -> EpochStats:
         """Return this epoch's statistics; they stay readable after its end and do not keep this
         iterator alive.
         """
-        return self._pool.stats
+        return self._crew.stats
 
 
 def _open_device_stage(
@@ -556,54 +559,49 @@ def _most_workers(loader: BaseLoader[Any]) -> int:
     return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
 
 
-def _open_pool(
+def _open_crew(
     loader: BaseLoader[Any],
     placement: Placement,
     spec: LoadSpec,
     stage: DeviceStage | None,
     shelf: Shelf | None,
-) -> Pool:
+) -> Crew:
+    # Imported by loaders with workers alone, and each kind of seats where there are such workers.
+    with collected_later():
+        from .crew import Crew
+
     loader._state.log_placement(placement)
     context = loader.multiprocessing_context
     if placement.num_processes:
-        return _open_children(spec, stage, shelf, context, placement)
-    # Imported by loaders with such workers alone, as processes are.
+        children = _processes(spec, stage, context=context, shelf=shelf)
+        children.placement = placement
+        return Crew(spec, children, stage)
     with collected_later():
-        from ..workers.worker_pool import WorkerPool
+        from ..workers.thread_seats import ThreadSeats
 
-    threads = WorkerPool(spec, stage)
-    threads.stats.placement = placement
+    threads = ThreadSeats(spec, stage)
+    threads.placement = placement
     if not loader._may_move:
-        return threads
+        return Crew(spec, threads, stage)
     with collected_later():
-        from .moving_pool import MovingPool
+        from .mover import Mover
 
     number = loader._num_processes_at_first
-    trial = moved(number, "the GIL held the threads up, and processes are on trial")
-    spec = spec._replace(num_workers=number)
 
-    def open_children(max_outstanding: int) -> ProcessPool:
-        beside = None if stage is None else stage.beside()
-        return _open_children(spec, beside, shelf, context, trial, max_outstanding)
+    def open_children(doubts: Doubts) -> ProcessSeats:
+        of_children = spec._replace(num_workers=number, max_outstanding=threads.max_outstanding)
+        children = _processes(of_children, stage, context=context, shelf=shelf, doubts=doubts)
+        children.placement = moved(number, _ON_TRIAL)
+        return children
 
-    within = not isinstance(loader.dataset, IterableDataset)
-    memory = loader._state.moving
-    return MovingPool(threads, open_children, memory, stage, within_epochs=within)
+    within, memory = not isinstance(loader.dataset, IterableDataset), loader._state.moving
+    mover = Mover(threads, open_children, memory, stage, within_epochs=within)
+    return Crew(spec, threads, stage, mover)
 
 
-def _open_children(
-    spec: LoadSpec,
-    stage: DeviceStage | None,
-    shelf: Shelf | None,
-    context: Any,
-    placement: Placement,
-    max_outstanding: int = 0,
-) -> ProcessPool:
+def _processes(spec: LoadSpec, stage: DeviceStage | None, **options: Any) -> ProcessSeats:
     # torch.multiprocessing is imported, and a process started, only where it is needed.
     with collected_later():
-        from ..child_process.process_pool import ProcessPool
+        from ..child_process.process_seats import ProcessSeats
 
-    spec = spec._replace(max_outstanding=max_outstanding or spec.max_outstanding)
-    pool = ProcessPool(spec, stage, context=context, shelf=shelf)
-    pool.stats.placement = placement
-    return pool
+    return ProcessSeats(spec, stage, **options)

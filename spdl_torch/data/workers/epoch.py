@@ -1,4 +1,4 @@
-"""One pass over the dataset: its queues, and the readings from which its statistics start."""
+"""One pass over the dataset: how its batches reach the loop, and what its workers know of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from .jobs import Failed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...machine.probes import ProbeCounters
     from ...pipeline.channel.channel import Channel
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.rings import ConsumerRing
-    from ...pipeline.stats.counters import TaskCounters
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .contention import Contention
@@ -24,10 +22,9 @@ if TYPE_CHECKING:
 
 
 class Epoch(NamedTuple):
-    """The queues of one pass. Another pass gets new ones, so nothing stale can reach it."""
+    """The one outlet of a pass, whoever its workers are. Another pass gets new queues, so nothing
+    stale can reach it."""
 
-    jobs: tuple[Channel[Job], ...]
-    """One queue for all workers, or one each where they take turns."""
     results: Channel[Result]
     """The results of the workers."""
     outlet: Channel[Result]
@@ -36,16 +33,9 @@ class Epoch(NamedTuple):
     key: StreamKey
     workers: Sequence[WorkerState]
     """The state to which each worker's iterable advances before its first batch; () = map-style."""
-    fetch_before: TaskCounters
-    collate_before: TaskCounters
-    transfer_before: TaskCounters
-    probes_before: ProbeCounters
-    contention: Contention
     recorder: FlightRecorder
     consumer: ConsumerRing
     """The ring in which the trainer's waits are recorded."""
-    first: int = 0
-    """The number of the first job; later ones follow without a gap."""
 
     def key_of(self, worker: int) -> StreamKey:
         """Return the worker's stream key. Workers with their own iterables number their items
@@ -53,17 +43,6 @@ class Epoch(NamedTuple):
         if not self.workers:
             return self.key
         return self.key._replace(num_replicas=len(self.workers), rank=worker)
-
-    def jobs_of(self, worker: int) -> Channel[Job]:
-        return self.jobs[worker % len(self.jobs)]
-
-    def idle_ns(self) -> int:
-        """Return the time that all workers together had no job."""
-        return sum(jobs.counters().get_wait[0] for jobs in self.jobs)
-
-    def parked_ns(self) -> int:
-        """Return the time that all workers together left the work to one of them."""
-        return self.contention.parked.counters().get_wait[0]
 
     def deliver(self, result: Result) -> None:
         """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
@@ -75,16 +54,40 @@ class Epoch(NamedTuple):
         if isinstance(result, Failed):
             self.recorder.failed("worker", result.number, result.error)
         if self.in_order:
-            self.results.put_at(result.number - self.first, result)
+            self.results.put_at(result.number, result)
         else:
             self.results.put(result)
 
     def close(self) -> None:
-        """End every wait."""
+        """End every wait for a batch."""
         self.consumer.end()
-        for jobs in self.jobs:
-            jobs.close()
-        self.contention.parked.close()
         self.results.close()
         self.outlet.close()
         budget.close(self.results)
+
+
+class Shift(NamedTuple):
+    """An epoch as the workers of one process have it: with their jobs."""
+
+    epoch: Epoch
+    jobs: tuple[Channel[Job], ...]
+    """One queue for all workers, or one each where they take turns."""
+    contention: Contention
+
+    def jobs_of(self, worker: int) -> Channel[Job]:
+        """Return the queue from which a worker takes its jobs."""
+        return self.jobs[worker % len(self.jobs)]
+
+    def idle_ns(self) -> int:
+        """Return the time that all workers together had no job."""
+        return sum(jobs.counters().get_wait[0] for jobs in self.jobs)
+
+    def parked_ns(self) -> int:
+        """Return the time that all workers together left the work to one of them."""
+        return self.contention.parked.counters().get_wait[0]
+
+    def close(self) -> None:
+        """End the workers' waits for jobs."""
+        for jobs in self.jobs:
+            jobs.close()
+        self.contention.parked.close()

@@ -27,19 +27,18 @@ from ...pipeline.stats.perf_stats import (
     task_stats,
 )
 from ...pipeline.stats.thread_time import ThreadCount
-from ..dataset_stats import loading_counts
+from .counts import DatasetCounts, Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ...io._transfer.near import Near
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
+    from ...pipeline.hooks.task_hooks import TaskStatsHook
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.timeline import Timeline
     from ..fetching.bad_samples import SkippedSamples
     from .epoch import Epoch
+    from .transfer_stage import DeviceStage
 
 _POOLED = ("fetch", "collate")
 
@@ -69,43 +68,6 @@ class EpochStats(Protocol):
         ...
 
 
-class Readings(NamedTuple):
-    """The counts of an epoch's workers so far."""
-
-    fetch: TaskCounters
-    collate: TaskCounters
-    jobs_wait_ns: int
-    """The time that all workers together waited for a job."""
-    probes_before: ProbeCounters
-    """The probes' counters when the epoch began."""
-    probes_now: ProbeCounters
-    parked_ns: int = 0
-    """The time that all workers together left the work to one of them."""
-    one_at_a_time: bool = False
-    data: Mapping[str, int] = {}
-    """The counts of this process's datasets in this epoch."""
-
-
-class DatasetCounts:
-    """The counts of the datasets in a dataset since an epoch began.
-
-    A forked process begins with those of its parent, so only differences count.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._before = loading_counts(dataset)
-
-    def begin(self) -> None:
-        """Count from now on."""
-        self._before = loading_counts(self._dataset)
-
-    def now(self) -> dict[str, int]:
-        """Return the counts of the epoch."""
-        counts = loading_counts(self._dataset)
-        return {name: count - self._before.get(name, 0) for name, count in counts.items()}
-
-
 class Figures(NamedTuple):
     """What a report is made of. Most epochs end without anybody asking for one: only then is it
     judged, and what judges and shows it is imported."""
@@ -124,38 +86,97 @@ class Figures(NamedTuple):
         return with_remarks(replace(report, placements=self.placements), *self.remarks)
 
 
-class PoolStats:
-    """The statistics of the epoch on a loader's threads or, once they have ended, of the last."""
+class Source(Protocol):
+    """What counts the work of some workers; it outlives them."""
 
-    def __init__(
-        self,
-        fetch: TaskStatsHook,
-        collate: TaskStatsHook,
-        transfer: TaskStatsHook | None,
-        dataset: Any = None,
-    ) -> None:
-        self._counts = DatasetCounts(dataset)
-        self.fetch, self.collate = fetch, collate
-        self._transfer = transfer
+    has_own_gil: bool
+    """Whether they live in processes of their own."""
+    workers: ThreadCount
+    """Their number."""
+
+    def readings(self, *, run_delays: bool = True) -> Readings | None:
+        """Return their counts in the running epoch; None = there is none, or nothing is known."""
+        ...
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what a report has to say on them."""
+        ...
+
+
+class _Queues(NamedTuple):
+    """Readings of the way of an epoch's batches from the workers to the loop."""
+
+    results: QueueCounters
+    outlet: QueueCounters
+    transfer: TaskCounters
+
+    def since(self, before: _Queues) -> _Queues:
+        """Return what was counted after ``before``."""
+        return _Queues(
+            self.results.since(before.results),
+            self.outlet.since(before.outlet),
+            self.transfer.since(before.transfer),
+        )
+
+
+class _Spell:
+    """The time in which the same workers got the jobs of an epoch.
+
+    What they make is theirs, even if others have got the jobs meanwhile; the loop's waits are
+    those of its time.
+    """
+
+    def __init__(self, source: Source, queues: _Queues, before: Readings | None = None) -> None:
+        """``before``: what they had counted in this epoch; None = nothing."""
+        self.source = source
+        self.placements: tuple[Placement, ...] = ()
+        """Where workers have lived in this epoch up to here."""
+        # Of this process; where the workers are in it, they count from the epoch's beginning.
+        self.probes_before = probe_counters() if source.has_own_gil else None
+        self._before, self._queues_before = before, queues
+        self._end: _Queues | None = None
+        self._readings_at_end: Readings | None = None
+
+    def end(self, queues: _Queues) -> None:
+        """Note that others get the jobs from now on."""
+        self._end = queues
+
+    def settle(self) -> None:
+        """Note that what the workers make from now on is of another spell of theirs."""
+        self._readings_at_end = self._readings_at_end or self.source.readings()
+
+    def queues(self, now: _Queues) -> _Queues:
+        """Return the readings of the queues in this time."""
+        return (self._end or now).since(self._queues_before)
+
+    def readings(self, *, run_delays: bool = True) -> Readings:
+        """Return the counts of the workers."""
+        now = self._readings_at_end or self.source.readings(run_delays=run_delays)
+        if now is None:
+            nothing, probes = TaskCounters(), self.probes_before or probe_counters()
+            return Readings(nothing, nothing, 0, probes, probes)
+        return now if self._before is None else now.since(self._before)
+
+
+class CrewStats:
+    """The statistics of the epoch on a crew's workers or, once they have ended, of the last one.
+
+    Where the workers move in an epoch, each spell of theirs has figures of its own; those of the
+    present one are reported.
+    """
+
+    def __init__(self, stage: DeviceStage | None = None) -> None:
+        self._transfer = None if stage is None else stage.hook
         self.skipped: SkippedSamples | None = None
-        self.shared = ""
-        """The remark on what worker threads share though samples may change it."""
-        self.near: Near | None = None
+        self.near: Near | None = None if stage is None else stage.near
         """The cores near the device of the batches; None = there is none, or all are alike."""
-        self.placement: Placement | None = None
-        """Where the workers live from the next epoch on, and why; None = somebody else says."""
-        self._placements: tuple[Placement, ...] = ()  # where they have lived in this epoch
-        self.workers = ThreadCount(fetch.info.concurrency)
-        # One thread begins and ends epochs; any other may ask for statistics meanwhile. So each
-        # method reads this once, and continues with what it found.
+        # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
+        # are replaced and never changed, and each method reads them once.
         self._epoch: Epoch | None = None
+        self._spells: tuple[_Spell, ...] = ()
         nothing = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
-        self._last = Figures(nothing, Probes())
+        self._last: tuple[Figures, ...] = (Figures(nothing, Probes()),)
         self._recorder: FlightRecorder | None = None
-
-    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
-        """Return the cells in which a new worker counts its fetching and its collating."""
-        return tuple(each.new_cell() if enabled else None for each in (self.fetch, self.collate))
 
     @property
     def is_over(self) -> bool:
@@ -167,126 +188,150 @@ class PoolStats:
         """The recorder of the last epoch that began."""
         return self._recorder
 
-    def begin(self, epoch: Epoch) -> None:
-        """Read the statistics of this epoch from now on."""
-        self._epoch, self._recorder = epoch, epoch.recorder
-        self._placements = ()
-        self._counts.begin()
-        if self.placement is not None:
-            self.place(self.placement)
+    @property
+    def spell(self) -> object:
+        """The same object for as long as the same workers get the jobs; None between epochs."""
+        return self._spells[-1] if self._spells else None
+
+    def begin(self, epoch: Epoch, source: Source, placement: Placement | None) -> None:
+        """Report on this epoch from now on, whose jobs go to these workers."""
+        self._recorder = epoch.recorder
+        first = _Spell(source, self._queues_of(epoch))
+        # In this order: a thread that finds the epoch finds a spell.
+        self._spells, self._epoch = (first,), epoch
+        if placement is not None:
+            self.place(placement)
+
+    def lead(self, source: Source, placement: Placement | None) -> None:
+        """Note that the jobs of this epoch go to these workers from now on."""
+        epoch, last = self._epoch, self._spells[-1]
+        assert epoch is not None, "guaranteed by the crew"
+        queues = self._queues_of(epoch)
+        last.end(queues)
+        for each in self._spells:
+            if each.source is source:
+                each.settle()
+        spell = _Spell(source, queues, source.readings())
+        spell.placements = last.placements
+        self._spells = (*self._spells, spell)
+        if placement is not None:
+            self.place(placement)
 
     def place(self, placement: Placement) -> None:
         """Report, and note in the trace, where the workers live from now on."""
-        self.placement = replace(placement, since=time.time())
-        self._placements += (self.placement,)  # a new tuple: report() may be reading the old one
+        spell = self._spells[-1]
+        spell.placements = (*spell.placements, replace(placement, since=time.time()))
         if self._recorder is not None:
             self._recorder.note(PLACEMENT_EVENT, placement.as_details())
 
-    def leave(self) -> None:
-        """Note that the trainer asks another pool for its next batch: its last step has ended."""
+    def end(self) -> None:
+        """Keep the epoch's statistics as they are now, and let go of the epoch itself."""
         epoch = self._epoch
         if epoch is not None:
             epoch.consumer.end()
-
-    def end(self) -> None:
-        """Keep the epoch's statistics as they are now, and let go of the epoch itself."""
-        if self._epoch is not None:
-            self._epoch.consumer.end()
             # In this order: a thread that finds no epoch finds the figures of the one that ended.
-            self._last, self._epoch = self._figures_of(self._epoch), None
+            self._last = tuple(self._figures_of(epoch, each) for each in self._spells)
+            self._epoch, self._spells = None, ()
 
     def snapshot(self) -> PipelineStats:
         """As :class:`EpochStats` says."""
-        epoch = self._epoch
-        if epoch is None:
-            return self._last.stats
-        return self._stats_of(epoch, self._readings_of(epoch, run_delays=False))
+        epoch, spells = self._epoch, self._spells
+        if epoch is None or not spells:
+            return self._last[-1].stats
+        readings = spells[-1].readings(run_delays=False)
+        return self._stats_of(spells[-1], readings, spells[-1].queues(self._queues_of(epoch)))
 
     def report(self) -> Report:
         """As :class:`EpochStats` says."""
         return self.figures().report()
 
+    def reports_before(self) -> tuple[Report, ...]:
+        """Return the reports on those who had the work before in this epoch, in order."""
+        return tuple(figures.report() for figures in self._all_figures()[:-1])
+
     def figures(self) -> Figures:
         """Return what a report would be made of, which costs less."""
-        epoch = self._epoch
-        return self._last if epoch is None else self._figures_of(epoch)
+        epoch, spells = self._epoch, self._spells
+        if epoch is None or not spells:
+            return self._last[-1]
+        return self._figures_of(epoch, spells[-1])
 
-    def _figures_of(self, epoch: Epoch) -> Figures:
-        """Return all that a report on the epoch needs, as it is now."""
-        readings = self._readings_of(epoch)
-        probes = probes_between(readings.probes_before, readings.probes_now)
-        probes = replace(probes, one_at_a_time=readings.one_at_a_time)
-        *before, now = self._placements or (None,)
-        probes = self._of_all_processes(probes, epoch, readings)
-        return Figures(
-            stats=self._stats_of(epoch, readings),
-            probes=probes,
-            placements=() if now is None else (*before, _with_workers(now, self.workers.count)),
-            remarks=(
-                *_remarks_on(self.skipped),
-                *filter(None, (self.shared,)),
-                *_remarks_on_cores(self.near, self.workers.count),
-                *self._remarks(),
-            ),
-        )
-
-    def _remarks(self) -> tuple[str, ...]:
-        """Return further remarks on the running epoch."""
-        return ()
-
-    def _of_all_processes(self, probes: Probes, epoch: Epoch, readings: Readings) -> Probes:
-        """Return the probes' readings with those of all processes of the loader.
-
-        Here there is only one.
-        """
-        return probes
+    def _all_figures(self) -> tuple[Figures, ...]:
+        epoch, spells = self._epoch, self._spells
+        if epoch is None or not spells:
+            return self._last
+        return tuple(self._figures_of(epoch, each) for each in spells)
 
     def timeline(self) -> Timeline | None:
         """As :class:`EpochStats` says."""
         return None if self._recorder is None else self._recorder.timeline()
 
-    def readings(self) -> Readings | None:
-        """Return the running epoch's counts, for a process that computes the statistics; None = no
-        epoch runs."""
-        epoch = self._epoch
-        return None if epoch is None else self._readings_of(epoch)
-
-    def _readings_of(self, epoch: Epoch, *, run_delays: bool = True) -> Readings:
-        """Return the counts; ``run_delays=False``: of waits for a core as last read, which is
-        quicker."""
-        # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
-        # counters take long to read where threads contend for the GIL.
-        return Readings(
-            fetch=self.fetch.counters().since(epoch.fetch_before),
-            jobs_wait_ns=epoch.idle_ns(),
-            parked_ns=epoch.parked_ns(),
-            one_at_a_time=epoch.contention.alone is not None,
-            collate=self.collate.counters().since(epoch.collate_before),
-            probes_before=epoch.probes_before,
-            probes_now=probe_counters(run_delays=run_delays),
-            data=self._counts.now(),
+    def _figures_of(self, epoch: Epoch, spell: _Spell) -> Figures:
+        """Return all that a report on the spell needs, as it is now."""
+        readings, source = spell.readings(), spell.source
+        queues = spell.queues(self._queues_of(epoch))
+        probes = probes_between(readings.probes_before, readings.probes_now)
+        probes = replace(probes, one_at_a_time=readings.one_at_a_time)
+        if source.has_own_gil:
+            probes = _of_all_processes(probes, spell, readings, queues.outlet.elapsed_ns)
+        *before, now = spell.placements or (None,)
+        count = source.workers.count
+        return Figures(
+            stats=self._stats_of(spell, readings, queues),
+            probes=probes,
+            placements=() if now is None else (*before, _with_workers(now, count)),
+            remarks=(
+                *_remarks_on(self.skipped),
+                *source.remarks(),
+                *_remarks_on_cores(self.near, count),
+            ),
         )
 
-    def _stats_of(self, epoch: Epoch, readings: Readings) -> PipelineStats:
-        results, outlet = epoch.results.counters(), epoch.outlet.counters()
-        ready = queue_stats(results)
-        fetch, waits_ns, parked_ns = readings.fetch, (readings.jobs_wait_ns, 0), readings.parked_ns
+    def _queues_of(self, epoch: Epoch) -> _Queues:
+        return _Queues(
+            epoch.results.counters(),
+            epoch.outlet.counters(),
+            TaskCounters() if self._transfer is None else self._transfer.counters(),
+        )
+
+    def _stats_of(self, spell: _Spell, readings: Readings, queues: _Queues) -> PipelineStats:
+        results, outlet, transfer = queues
+        elapsed_ns, workers = outlet.elapsed_ns, spell.source.workers
+        ready, wait_ns, parked_ns = queue_stats(results), readings.jobs_wait_ns, readings.parked_ns
         stages = [
-            _stage_stats(name, self.workers, tasks, ready, *waits_ns, parked_ns)
-            for name, tasks in (("fetch", fetch), ("collate", readings.collate))
+            _stage_stats(
+                name, workers, tasks._replace(elapsed_ns=elapsed_ns), ready, wait_ns, 0, parked_ns
+            )
+            for name, tasks in (("fetch", readings.fetch), ("collate", readings.collate))
         ]
         if self._transfer is not None:
-            tasks = self._transfer.counters().since(epoch.transfer_before)
             waits_ns = results.get_wait[0], outlet.put_wait[0]
             stages.append(
-                _stage_stats("transfer", ThreadCount(1), tasks, queue_stats(outlet), *waits_ns)
+                _stage_stats("transfer", ThreadCount(1), transfer, queue_stats(outlet), *waits_ns)
             )
         return PipelineStats(
-            elapsed=fetch.elapsed_ns / 1e9,
-            consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, outlet.elapsed_ns)),
+            elapsed=elapsed_ns / 1e9,
+            consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, elapsed_ns)),
             stages=tuple(stages),
             data=readings.data,
         )
+
+
+def _of_all_processes(probes: Probes, spell: _Spell, readings: Readings, elapsed_ns: int) -> Probes:
+    """Return the probes' readings of workers in processes of their own, which are theirs, with the
+    cores of the trainer and theirs together."""
+    assert spell.probes_before is not None, "guaranteed by has_own_gil"
+    own = probes_between(spell.probes_before, probe_counters())
+    wall_ns = max(1, elapsed_ns)
+    before, now = readings.probes_before, readings.probes_now
+    theirs = (now.cpu_ns - before.cpu_ns) / wall_ns
+    helpers = max(0, now.helpers_ns - before.helpers_ns) / wall_ns
+    return replace(
+        probes,
+        own_gil=True,  # each worker has its process
+        helper_cores=None if probes.helper_cores is None else helpers,
+        cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
+    )
 
 
 class _InlineReading(NamedTuple):
@@ -303,7 +348,7 @@ class InlineStats:
     ) -> None:
         self.skipped: SkippedSamples | None = None
         self.near: Near | None = None
-        """As in :class:`PoolStats`."""
+        """As in :class:`CrewStats`."""
         self._counts = DatasetCounts(dataset)
         self._stages = stages
         self._recorder = recorder

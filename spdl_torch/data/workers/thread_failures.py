@@ -26,10 +26,14 @@ class ThreadFailures:
         self.of_workers[number] = error
         self.is_whole = False
 
-    def raise_death(self) -> None:
-        """Raise the failure of a thread, if one has failed."""
-        if self.death is not None:
-            raise RuntimeError(
-                "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
-                f"{text_of(self.death)}. The log has its traceback; please report it."
-            ) from self.death
+    @property
+    def loss(self) -> BaseException | None:
+        """A new error that says which thread has failed; None = none has."""
+        if self.death is None:
+            return None
+        error = RuntimeError(
+            "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
+            f"{text_of(self.death)}. The log has its traceback; please report it."
+        )
+        error.__cause__ = self.death
+        return error

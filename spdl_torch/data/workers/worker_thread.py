@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...pipeline.recorder.rings import Ring
     from .activity import Activity
     from .dataset_copies import Copying
-    from .epoch import Epoch
+    from .epoch import Epoch, Shift
     from .load_spec import LoadSpec
 
 _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
@@ -52,7 +52,7 @@ class Worker:
         self,
         number: int,
         spec: LoadSpec,
-        epochs: Channel[Epoch],
+        shifts: Channel[Shift],
         activity: Activity,
         *,
         copying: Copying | None,
@@ -68,7 +68,7 @@ class Worker:
         """
         self._number = number
         self._spec = spec
-        self._epochs = epochs
+        self._shifts = shifts
         self._activity = activity
         self._copying = copying
         self._cells = cells
@@ -101,7 +101,6 @@ class Worker:
             dataset,
             is_process=spec.owns_dataset,
         )
-        fetch_cell, collate_cell = self._cells
         with info, self._streams:
             if is_new:
                 broken = broken or self._initialized(dataset)
@@ -111,31 +110,38 @@ class Worker:
             leave = broken is not None and is_spare()
             # The trainer waits for this; what went wrong was reported before.
             say_ready()
-            epoch = None
+            shift = None
             while not leave:
                 try:
-                    epoch = self._epochs.get()
-                    if self._has_begun and spec.draws.is_seeded:
-                        self._streams.begin_worker(epoch.key.epoch_seed)
-                    self._has_begun = True
-                    ring = epoch.recorder.new_ring("worker", 1, number)
-                    record_parts(ring, fetch=fetch_cell, collate=collate_cell)
-                    made = partial(
-                        make_batches,
-                        key=epoch.key_of(number) if spec.draws.per_sample else None,
-                        resume=epoch.workers[number] if spec.recipe.iterable else None,
-                    )
-                    self._work(epoch, ring, made, broken)
+                    shift = self._shifts.get()
+                    self._work(shift, *self._begun(shift.epoch, make_batches), broken)
                 except ChannelClosed:
-                    leave = self._epochs.closed
+                    leave = self._shifts.closed
                 except Dismissed:
-                    if epoch is None:
+                    if shift is None:
                         return True
                     leave = True
-                    epoch.contention.gone(self._number)
+                    shift.contention.gone(self._number)
                 finally:
-                    epoch = None  # keep no reference while waiting, for the reason in _work
+                    shift = None  # keep no reference while waiting, for the reason in _work
         return False
+
+    def _begun(
+        self, epoch: Epoch, make_batches: Callable[..., BatchMaker]
+    ) -> tuple[Ring, Callable[[], BatchMaker]]:
+        """Begin an epoch: return this worker's ring in it, and what makes its maker."""
+        spec, number = self._spec, self._number
+        if self._has_begun and spec.draws.is_seeded:
+            self._streams.begin_worker(epoch.key.epoch_seed)
+        self._has_begun = True
+        ring = epoch.recorder.new_ring("worker", 1, number)
+        record_parts(ring, fetch=self._cells[0], collate=self._cells[1])
+        made = partial(
+            make_batches,
+            key=epoch.key_of(number) if spec.draws.per_sample else None,
+            resume=epoch.workers[number] if spec.recipe.iterable else None,
+        )
+        return ring, made
 
     def _make_parts(self) -> tuple[Any, Broken | None, Callable[..., BatchMaker]]:
         """Return the worker's own dataset, why it could not be copied, if so, and what makes the
@@ -219,7 +225,7 @@ class Worker:
 
     def _work(
         self,
-        epoch: Epoch,
+        shift: Shift,
         ring: Ring,
         make_batches: Callable[[], BatchMaker],
         broken: Broken | None,
@@ -230,15 +236,15 @@ class Worker:
             broken.begin_epoch()
         maker = broken or self._opened(make_batches)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
-        jobs, since_ns = epoch.jobs_of(self._number), ring.begin()
+        jobs, since_ns = shift.jobs_of(self._number), ring.begin()
         try:
             while True:
-                epoch.contention.wait(self._number)
-                since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
+                shift.contention.wait(self._number)
+                since_ns = self._do(jobs.get(), maker, shift, ring, since_ns)
         finally:
             # An undelivered error keeps its frames alive, this one among them. Drop what leads
             # from here back to the error, or the cycle would keep both.
-            del epoch, jobs, maker
+            del shift, jobs, maker
 
     def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
         """Return the maker of the epoch's batches, or what stands in for it."""
@@ -253,7 +259,7 @@ class Worker:
             self._activity.beginning = ""
 
     def _do(
-        self, job: Job, maker: BatchMaker | Broken, epoch: Epoch, ring: Ring, since_ns: int
+        self, job: Job, maker: BatchMaker | Broken, shift: Shift, ring: Ring, since_ns: int
     ) -> int:
         """Do a job and deliver its result. ``since_ns``: when this worker finished the previous
         one; returns when it finished this one.
@@ -261,24 +267,24 @@ class Worker:
         result: Result | None = None
         try:
             if budget.is_scarce:
-                budget.enter(self._activity, epoch.results)
+                budget.enter(self._activity, shift.epoch.results)
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
             self._activity.since_ns = started_ns
             begin_job(self._activity, job)  # waits here while the process is forked
-            spell = epoch.contention.enter()
+            spell = shift.contention.enter()
             if job.shared:
                 result, taken = self._help(maker, job)
             else:
                 result = self._make(maker, job)
                 taken = job.size if isinstance(result, Loaded) else 0  # do not time failures
-            epoch.contention.leave(self._number, spell, taken, job.size)
+            shift.contention.leave(self._number, spell, taken, job.size)
             self._activity.job = None  # from here on a fork need not wait for this worker
             if result is _NOTHING_LEFT:
                 return since_ns
             ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
             output, outcome = (-1 if result is None else number), Outcome.PASSED
             if result is not None:  # None: the worker that finishes the last sample delivers
-                epoch.deliver(result)
+                shift.epoch.deliver(result)
             if isinstance(result, Failed):
                 outcome = Outcome.FAILED
             done_ns = perf_counter_ns()
@@ -291,15 +297,15 @@ class Worker:
                     cpu_ns,
                     number,
                     output,
-                    epoch.jobs_of(self._number),
-                    epoch.results,
+                    shift.jobs_of(self._number),
+                    shift.epoch.results,
                     outcome,
                 )
             return done_ns
         finally:
             if self._activity.has_turn:
                 budget.leave(self._activity)
-            del job, maker, epoch, result  # as in _work
+            del job, maker, shift, result  # as in _work
 
     def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
         wanted = job.wants_state

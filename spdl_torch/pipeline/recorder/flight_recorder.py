@@ -67,6 +67,7 @@ class FlightRecorder:
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
         self._is_chain = True
+        self._complete: Callable[[Timeline], Timeline] | None = None
         _register(self)
 
     # Called by the run, on its threads:
@@ -95,7 +96,11 @@ class FlightRecorder:
 
     def add_queue(self, stage_number: int, name: str, capacity: int) -> None:
         """Note the queue after the stage at ``stage_number``."""
-        self._queues.append(QueueTrack(stage_number, name, capacity))
+        self._queues = sorted((*self._queues, QueueTrack(stage_number, name, capacity)))
+
+    def completed_by(self, complete: Callable[[Timeline], Timeline]) -> None:
+        """Note what adds to a timeline the rows of other processes."""
+        self._complete = complete
 
     def restores_order(self, stage_number: int, progress: Callable[[], tuple[int, int]]) -> None:
         """Note that the queue after that stage restores the order of results, so that their
@@ -105,7 +110,7 @@ class FlightRecorder:
 
     def set_capacity(self, stage_number: int, capacity: int) -> None:
         """Note that the queue after that stage holds more items from now on."""
-        self._queues[:] = [
+        self._queues = [
             q._replace(capacity=capacity) if q.stage_number == stage_number else q
             for q in self._queues
         ]
@@ -168,7 +173,7 @@ class FlightRecorder:
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]
             instants = tuple(instant for instant in instants if instant.time_ns >= since_ns)
-        return Timeline(
+        timeline = Timeline(
             self.pipeline,
             self.number,
             self._clock,
@@ -176,6 +181,7 @@ class FlightRecorder:
             tuple(self._queues) if self._is_chain else (),
             instants,
         )
+        return timeline if self._complete is None else self._complete(timeline)
 
     def _add_row(
         self, kind: type[_AnyRing], stage: str, stage_number: int, replica: int, role: Role

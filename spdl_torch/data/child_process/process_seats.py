@@ -1,12 +1,10 @@
-"""A pool with the interface of WorkerPool whose workers live in child processes.
+"""Workers in processes of their own.
 
 Each child is one worker. A job goes to the one that has the fewest, or to the one whose turn it is;
-each sends batches as they are done, and the trainer puts them in order. If a child is killed, a new
-one takes its place, and its batches are made again: by the new one, or by the others if it would
-have to import everything first. Children may join and leave while an epoch runs: one that leaves
-gets no more jobs, and ends when it has answered those that it has.
-
-Nothing here refers to the iterator that the trainer holds, so dropping it ends the children.
+each sends batches as they are done, and the epoch's outlet puts them in order. If a child is
+killed, a new one takes its place, and its batches are made again: by the new one, or by the others
+if it would have to import everything first. Children may join and leave while an epoch runs: one
+that leaves gets no more jobs, and ends when it has answered those that it has.
 """
 
 from __future__ import annotations
@@ -14,34 +12,23 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import PipelineStopped
-from ...machine.probes import probe_counters
-from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.hooks.stage_info import StageInfo
-from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import is_tracing
-from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import install
-from ..workers.activity import describe_activities
-from ..workers.contention import Contention
-from ..workers.device import AHEAD, most_regions
-from ..workers.epoch import Epoch
+from ..workers.device import most_regions
 from ..workers.jobs import Failed, Loaded, Result
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
 from .losses import Losses
 from .messages import Submit
-from .process_stats import ProcessRecorder, ProcessStats
+from .process_counts import ProcessCounts
 from .roster import Roster
 from .start_methods import context_of, forks
 from .worker_process import WorkerProcess
@@ -51,10 +38,12 @@ if TYPE_CHECKING:
 
     from ...io._transfer.kept import Shelf
     from ...io._transfer.region import LimitedLocker
+    from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
+    from ..workers.doubts import Doubts
+    from ..workers.epoch import Epoch
     from ..workers.load_spec import LoadSpec
-    from ..workers.pool import TunedPool
     from ..workers.transfer_stage import DeviceStage
     from .mappings import Mappings
     from .messages import Answer
@@ -64,24 +53,24 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _JOIN_SECONDS = 1.0
 _ASK_SECONDS = 2.0
-_MOST_EPOCHS_WAITING = 1_000
 _MOST_REPLACED = 100
 """The number of children that are replaced in an epoch."""
 _LOOK_SECONDS = 0.1
 """The interval at which a waiting loop checks whether it has to fork a child."""
 
 
-class ProcessPool:
-    """The children of one iterator, and the epoch that they work on.
+class ProcessSeats:
+    """The worker processes of a crew; see ``Seats``.
 
-    ``break``, an exception and Ctrl-C call ``request_stop``, which asks the children to end. Each
-    has 5 s to finish the sample that it is fetching; then it is killed. Only the interpreter's exit
-    waits for that.
+    ``request_stop`` asks the children to end. Each has 5 s to finish the sample that it is
+    fetching; then it is killed. Only the interpreter's exit waits for that.
 
     Owners of its state: the loop's thread writes ``_epoch``, ``_spec`` and ``_losses``;
     ``request_stop``, on any thread, sets ``_epoch`` to None, for good. The children and their jobs
     change under the roster's lock, by the loop's thread and by each child's receiver.
     """
+
+    look_seconds = _LOOK_SECONDS
 
     def __init__(
         self,
@@ -90,25 +79,26 @@ class ProcessPool:
         *,
         context: Any = None,
         shelf: Shelf | None = None,
+        doubts: Doubts | None = None,
     ) -> None:
-        """``shelf``: has the slabs of the epoch before; None = those of this one are not kept."""
+        """``shelf``: has the slabs of the epoch before; None = those of this one are not kept.
+        ``doubts``: take what fails here while it is not believed; None = it always is.
+        """
+        self.placement: Placement | None = None
+        self._doubts = doubts
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
         self._context = context_of(context)
         # Forked children have the trainer's memory; others share the dataset's large arrays.
         self._blocks = None if forks(self._context) else _shared_blocks()
-        self._device_stage = device_stage
+        self._near = None if device_stage is None else device_stage.near
         self._shelf = shelf
         self._locker: LimitedLocker | None = None  # one bound for the slabs of all children
         if device_stage is not None:
             self._locker = self._locker_of(device_stage)
         self._pid = os.getpid()
         self._threads = ThreadGroup(weakly(self.request_stop))
-        stages = [TaskStatsHook(StageInfo(0, n, s, spec.num_workers)) for n, s in _STAGES]
-        hook = None if device_stage is None else device_stage.hook
-        self.stats = ProcessStats(stages[0], stages[1], hook)
-        self.stats.near = None if device_stage is None else device_stage.near
-        self._epochs = Channel[Epoch](_MOST_EPOCHS_WAITING)
+        self.counts = ProcessCounts(spec.num_workers)
         self._epoch: Epoch | None = None
         self.roster = Roster(spec.num_workers, has_turns=spec.has_turns)
         self._is_whole = True  # False once a child that was to join could not be started
@@ -119,8 +109,13 @@ class ProcessPool:
         self._losses = Losses()
         self._is_stopped = False
 
-    def start(self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0) -> None:
-        """Start the children, and the first epoch in them; see ``WorkerPool.start``."""
+    def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Start the children, or have those that are there begin an epoch; new ones come in place
+        of those that died. See ``Seats.prepare``.
+        """
+        if self.children:
+            self._prepare_again(key, workers)
+            return
         if forks(self._context):
             install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
         try:
@@ -130,87 +125,13 @@ class ProcessPool:
                 self._start_child(child)
             if self._shelf is not None:
                 self._shelf.clear()  # of more processes than there are now
-            self._begin_epoch(key, workers, first)
-            if self._device_stage is not None:
-                self._start_transfer(self._device_stage)
         except BaseException:  # Ctrl-C too
             self.request_stop()
             raise
 
-    def submit(
-        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
-    ) -> None:
-        """Submit a job; see ``WorkerPool.submit``. Raises: what pickle raises on an index."""
-        self._running()
-        if self._unstarted:
-            self._start_successors()
-        if len(self.children) > len(self.roster.places):
-            self._part()
-        self.roster.submit(Submit(number, index, first, wants_state), worker)
-
-    @property
-    def num_taken(self) -> int:
-        """The number of results that ``get`` has taken; see ``WorkerPool.num_taken``."""
-        epoch = self._epoch
-        return 0 if epoch is None else epoch.outlet.num_got
-
-    def get(self, timeout: float | None) -> Result:
-        """Return the next result. Raises: TimeoutError; RuntimeError: a child has ended."""
-        epoch = self._running()
-        if len(self.children) == 1 and not len(epoch.outlet):
-            # The worker may need the freed slabs for the very batch that the loop waits for. (Of
-            # several children each gets its own back with its next job, which is soon.)
-            for child in self.children.values():
-                child.send_freed()
-        epoch.consumer.ask(epoch.outlet)
-        try:
-            result = self._awaited(epoch, timeout)
-        except ChannelClosed:
-            if (death := self.loss) is not None:
-                raise death from death.__cause__
-            raise
-        epoch.consumer.got(result.number)
-        return result if self._device_stage is None else self._device_stage.hand_over(result)
-
-    def _awaited(self, epoch: Epoch, timeout: float | None) -> Result:
-        """Wait for the next result, and meanwhile fork the children that are due."""
-        deadline = inf if timeout is None else monotonic() + timeout
-        while True:
-            if self._unstarted:
-                self._start_successors()
-            try:
-                seconds = max(0.0, min(_LOOK_SECONDS, deadline - monotonic()))
-                return epoch.outlet.get_numbered(seconds)[1]
-            except TimeoutError:
-                if monotonic() >= deadline:
-                    raise
-
-    def at_work(self, awaited: int | None) -> str:
-        """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
-        described = [self._at_work_in(child, awaited) for child in self.roster.with_batch(awaited)]
-        own = [thread for thread in self._threads.threads() if thread.name == "spdl-transfer"]
-        if own:
-            described.append(describe_activities([], own, None))
-        return "\n".join(described)
-
-    def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
-        connection = child.connection
-        described = connection.line.questions.ask("at_work", awaited, timeout=_ASK_SECONDS)
-        if described is None:
-            return (
-                f"The worker process (pid {connection.pid}) is being started, or did not "
-                f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
-            )
-        return str(described)
-
-    def restart(
-        self, key: StreamKey, workers: Sequence[WorkerState] = (), *, first: int = 0
-    ) -> None:
-        """Begin another epoch in the same children, or in new ones in place of those that died."""
-        epoch = self._running()
-        if is_tracing():
-            self._keep_rows()
-        epoch.close()
+    def _prepare_again(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        if is_tracing() and self._epoch is not None:
+            self.counts.keep_rows()
         self._epoch = None  # a child that dies from here on is replaced below, or by the next epoch
         new: list[WorkerProcess] = []
         with self.roster.lock:
@@ -230,7 +151,55 @@ class ProcessPool:
             child.connection.hang_up()
         for child in new:
             self._start_child(child)
-        self._begin_epoch(key, workers, first)
+
+    def begin(self, epoch: Epoch) -> None:
+        """Deliver to this epoch from now on; see ``Seats.begin``."""
+        if self._epoch is epoch:
+            return
+        self.counts.begin(epoch)
+        self._epoch = epoch
+        # A child may have ended before its receiver could see this epoch: nobody else checks.
+        for child in self.children.values():
+            self._look_after(child)
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """Give out a job; see ``Seats.submit``. Raises: what pickle raises on an index."""
+        if self._epoch is None:
+            raise ChannelClosed
+        self._start_successors()
+        if len(self.children) > len(self.roster.places):
+            self._part()
+        self.roster.submit(Submit(number, index, first, wants_state), worker)
+
+    def tend(self, epoch: Epoch) -> None:
+        """Fork the children that are due, and give a worker its slabs back."""
+        self._start_successors()
+        if len(self.children) == 1 and not len(epoch.outlet):
+            # The worker may need the freed slabs for the very batch that the loop waits for. (Of
+            # several children each gets its own back with its next job, which is soon.)
+            for child in self.children.values():
+                child.send_freed()
+
+    def checked(self, result: Result) -> Result:
+        """Return the result."""
+        return result
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
+        asked = self.roster.with_batch(awaited) if self._epoch is not None else []
+        return "\n".join(self._at_work_in(child, awaited) for child in asked)
+
+    def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
+        connection = child.connection
+        described = connection.line.questions.ask("at_work", awaited, timeout=_ASK_SECONDS)
+        if described is None:
+            return (
+                f"The worker process (pid {connection.pid}) is being started, or did not "
+                f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
+            )
+        return str(described)
 
     @property
     def is_up(self) -> bool:
@@ -249,43 +218,51 @@ class ProcessPool:
 
     @property
     def loss(self) -> BaseException | None:
-        """The error that a child's end means for the epoch; see ``Pool.loss``."""
+        """The error that a child's end means for the epoch; see ``Seats.loss``."""
         return self._losses.error
 
     @property
-    def tuned(self) -> TunedPool:
-        """This pool; see ``Pool.tuned``."""
-        return self
+    def early_death(self) -> BaseException | None:
+        """Why a child ended before the children got work; None = none did."""
+        over = (each.connection for each in self.children.values() if each.connection.is_over)
+        return next((each.death() for each in over), None)
 
     def rest(self) -> None:
-        """Keep the statistics of an epoch that is over; see ``Pool.rest``."""
+        """Note that an epoch is over; see ``Seats.rest``."""
         self._part()
-        self.stats.end()
+
+    def give_up(self) -> list[Submit]:
+        """Stop the children, and return the jobs that they have not answered, in order. The epoch
+        goes on without them."""
+        with self.roster.lock:
+            self._epoch = None
+            jobs = [job for child in self.children.values() for job in child.jobs.values()]
+            for child in self.children.values():
+                child.jobs.clear()
+            self._losses = Losses()
+        self.request_stop()
+        return sorted(jobs, key=lambda job: job.number)
 
     def request_stop(self) -> None:
         """End every wait, and ask the children to end. Never blocks; safe in a finalizer."""
-        if not self.in_this_process:
+        if not self._is_here:
             return
         self._is_stopped = True  # before looking for children: a receiver looks after it adds one
         epoch = self._epoch
-        try:
-            self.stats.end()
-        finally:  # the children end even if the statistics fail
-            if epoch is not None:
-                epoch.close()
-            self._epoch = None
-            self._blocks = None  # a child that is being started still has them
-            self._epochs.close()
-            self._end_children()
+        if epoch is not None:
+            epoch.close()
+        self._epoch = None
+        self._blocks = None  # a child that is being started still has them
+        self._end_children()
 
     def _end_children(self) -> None:
         """Let the children end; while tracing, only once a thread has kept their rows."""
-        children, recorder = list(self.children.values()), self.stats.recorder
+        children, rows = list(self.children.values()), self.counts.rows
         is_left_to_thread = False
         try:
-            if isinstance(recorder, ProcessRecorder) and is_tracing() and not exit_has_begun():
-                recorder.keep_before_the_end(children, self._threads)
-                is_left_to_thread = recorder.is_keeping
+            if rows is not None and is_tracing() and not exit_has_begun():
+                rows.keep_before_the_end(children, self._threads)
+                is_left_to_thread = rows.is_keeping
         finally:  # Ctrl-C too
             if not is_left_to_thread:
                 for child in children:
@@ -301,29 +278,14 @@ class ProcessPool:
         nothing left to do.
         """
         if self._epoch is not None:
-            self._keep_rows()
+            self.counts.keep_rows()
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
 
-    def _keep_rows(self) -> None:
-        recorder = self.stats.recorder
-        if isinstance(recorder, ProcessRecorder):
-            recorder.keep()
-
     @property
-    def in_this_process(self) -> bool:
-        """Whether this is the pool's process, and not one forked from it."""
+    def _is_here(self) -> bool:
+        """Whether this is the process that has started them, and not one forked from it."""
         return os.getpid() == self._pid
-
-    def _running(self) -> Epoch:
-        epoch = self._epoch
-        if epoch is None or os.getpid() != self._pid:
-            raise PipelineStopped(
-                "DataLoader: the worker processes of this iterator have ended"
-                + ("." if self.in_this_process else " for this process, which was forked.")
-                + " Call iter(loader) for new ones."
-            )
-        return epoch
 
     def _new_child(
         self, place: int, key: StreamKey, workers: Sequence[WorkerState]
@@ -340,13 +302,13 @@ class ProcessPool:
             key,
             workers,
             blocks=self._blocks,
-            near=self.stats.near,
+            near=self._near,
             lock=lock,
             shelf=self._shelf,
             hear=weakly(self._hear),
             ended=weakly(self._child_has_ended),
         )
-        self.stats.add(child)
+        self.counts.add(child)
         return child
 
     def _locker_of(self, stage: DeviceStage) -> LimitedLocker:
@@ -365,64 +327,22 @@ class ProcessPool:
             child.start(self._threads, None)
             return
         # Pinning copies, on the receiver's thread: give it one intra-op thread, and restore the
-        # trainer's setting, as WorkerPool._start_threads does for its workers.
+        # trainer's setting, as ThreadSeats._start_threads does for its workers.
         intra_op = torch.get_num_threads()
         try:
             child.start(self._threads, use_one_intra_op_thread)
         finally:
             torch.set_num_threads(intra_op)
 
-    def _begin_epoch(self, key: StreamKey, workers: Sequence[WorkerState], first: int) -> None:
-        spec, stage = self._spec, self._device_stage
-        results = Channel[Result](spec.max_outstanding)
-        outlet = results if stage is None else Channel[Result](AHEAD)
-        recorder = ProcessRecorder(
-            self.stats, "DataLoader", spec.pipeline_number, enabled=spec.stats
-        )
-        recorder.belongs_to(self.stats)
-        epoch = Epoch(
-            jobs=(),  # jobs wait in the children
-            results=results,
-            outlet=outlet,
-            in_order=spec.in_order,
-            key=key,
-            workers=tuple(workers),
-            fetch_before=TaskCounters(),
-            collate_before=TaskCounters(),
-            transfer_before=TaskCounters() if stage is None else stage.hook.counters(),
-            probes_before=probe_counters(),
-            contention=Contention((), shares_jobs=False, adapts=False),
-            recorder=recorder,
-            first=first,
-            consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
-        )
-        self.stats.begin(epoch)
-        recorder.add_queue(1, "batches", results.capacity)
-        if stage is not None:
-            recorder.add_queue(2, "device batches", outlet.capacity)
-            self._epochs.put(epoch)
-        self._epoch = epoch
-        # A child may have ended before its receiver could see this epoch: nobody else checks.
-        for child in self.children.values():
-            self._look_after(child)
-
-    def _start_transfer(self, stage: DeviceStage) -> None:
-        def run(epochs: Channel[Epoch] = self._epochs, group: ThreadGroup = self._threads) -> None:
-            stage.run(epochs)  # group is a default so it stays alive: the exit waits for it
-
-        self._threads.spawn("transfer", run)
-
     def resize(self, num_workers: int, max_outstanding: int) -> int:
-        """Change the number of children of one worker each, and return the new number.
+        """Change the number of children; see ``Seats.resize``.
 
         Waits until the processes of those that join exist, some milliseconds each. If one cannot be
         started, this is logged, and the number no longer changes.
         """
-        epoch = self._running()
-        assert not self._spec.has_turns, "guaranteed by the iterator"
-        if not self._is_whole or num_workers < 1 or max_outstanding < 1:
+        epoch = self._epoch
+        if epoch is None or not self._is_whole or num_workers < 1 or max_outstanding < 1:
             return len(self.roster.places)
-        epoch.results.grow(max_outstanding)
         self._spec = self._spec._replace(max_outstanding=max_outstanding)
         for place in range(len(self.roster.places), num_workers):
             if not self._join(place, epoch):
@@ -432,7 +352,7 @@ class ProcessPool:
             self._locker.grow(most_regions(max_outstanding, num_workers))
         self.roster.places = range(num_workers)
         self._spec = self._spec._replace(num_workers=num_workers)
-        self.stats.workers.change(num_workers)
+        self.counts.workers.change(num_workers)
         return num_workers
 
     def _join(self, place: int, epoch: Epoch) -> bool:
@@ -462,7 +382,7 @@ class ProcessPool:
     def _part(self) -> None:
         """End the children that are to leave and have answered all their jobs."""
         for child in self.roster.part():
-            self.stats.left(child)
+            self.counts.left(child)
             child.connection.hang_up()
 
     def _look_after(self, child: WorkerProcess) -> None:
@@ -477,14 +397,17 @@ class ProcessPool:
     def _hear(self, child: WorkerProcess, answer: Answer) -> None:
         mappings = child.mappings
         mappings.forget(answer.retired)
-        epoch, result = self._epoch, unpack_errors_of(answer.result)
+        result = unpack_errors_of(answer.result)
         with self.roster.lock:
+            epoch = self._epoch
             is_current = epoch is not None and answer.epoch == child.epoch
             job = child.jobs.pop(result.number, None) if is_current else None
             comes_again = isinstance(result, Failed) and result.again
             if job is not None and comes_again and self.roster.made_elsewhere(job, child):
                 return
-        if epoch is None or not is_current:
+            if job is not None and self._doubts is not None and self._doubts.take(job, result):
+                return
+        if epoch is None or job is None:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)
             return
@@ -520,11 +443,12 @@ class ProcessPool:
             jobs = list(child.jobs.values())
             if not self._may_be_replaced(child, jobs):
                 self._losses.end(child.connection, jobs)
-                epoch.close()  # wakes a waiting get(), which raises the reason
+                if self._doubts is None or not self._doubts.take_loss(self._losses.error):
+                    epoch.close()  # wakes a waiting get(), which raises the reason
                 return
             successor = self._new_child(child.place, epoch.key, epoch.workers)
             others_make = self.roster.replace(child, successor, jobs, late=is_late)
-        self.stats.replaced(child)  # before the log says so: whoever reads it finds it reported
+        self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
         made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
         who = "The others make" if others_make else "A new process makes"
         _logger.warning("%s %s its batches again: %s.", child.connection.death(), who, made_again)
@@ -542,11 +466,11 @@ class ProcessPool:
         """
         if not child.connection.was_killed or self._spec.has_turns or len(self.children) == 1:
             return False
-        return self._losses.may_be_replaced(jobs) and self.stats.num_replaced < _MOST_REPLACED
+        return self._losses.may_be_replaced(jobs) and self.counts.num_replaced < _MOST_REPLACED
 
     def _start_successors(self) -> None:
         """Fork those that replace killed children."""
-        while self._unstarted:
+        while self._unstarted and not self._is_stopped:
             self._start_successor(self._unstarted.popleft())
 
     def _start_successor(self, successor: WorkerProcess) -> None:
@@ -560,9 +484,6 @@ class ProcessPool:
                 epoch.close()
         if self._is_stopped:
             successor.connection.hang_up()
-
-
-_STAGES = ((1, "fetch"), (2, "collate"))
 
 
 def _shared_blocks() -> SharedBlocks | None:

@@ -1,4 +1,4 @@
-"""A loader's statistics when its workers run in other processes."""
+"""The counts of workers in processes of their own, and what their threads did."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from functools import reduce
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...machine.probes import ProbeCounters, probe_counters, probes_between
-from ...pipeline.recorder.flight_recorder import (
-    FAILURE_EVENT,
-    NO_ANSWER_EVENT,
-    FlightRecorder,
-)
+from ...machine.probes import ProbeCounters
+from ...pipeline.recorder.flight_recorder import FAILURE_EVENT, NO_ANSWER_EVENT
 from ...pipeline.recorder.moments import Instant
 from ...pipeline.stats.counters import TaskCounters
-from ..workers.stats import PoolStats, Readings
+from ...pipeline.stats.thread_time import ThreadCount
+from ..workers.counts import Readings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ...machine.probes import Probes
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
@@ -38,15 +34,18 @@ _KEEP_SECONDS = 0.2  # at the end of an epoch, when the children have nothing le
 _Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
 
-class ProcessStats(PoolStats):
-    """The statistics of workers in child processes.
+class ProcessCounts:
+    """The counts of the worker processes of a crew, as of the last batch received from each.
 
-    The stages' statistics are as of the last batch received from each child; the trainer's are
-    current. The probes' readings are the children's: their GIL, their cores.
+    The probes' readings are the children's: their GIL, their cores. It outlives the processes.
     """
 
-    def __init__(self, *stages: Any) -> None:
-        super().__init__(*stages)
+    has_own_gil = True
+
+    def __init__(self, num_workers: int) -> None:
+        self.workers = ThreadCount(num_workers)
+        self.rows: ProcessRows | None = None
+        """The rows of the epoch that began last."""
         # Changed under the lock, by the loop's thread and the receivers; replaced as a whole, so
         # that other threads may iterate over it without the lock.
         self._children: tuple[weakref.ref[WorkerProcess], ...] = ()
@@ -76,8 +75,8 @@ class ProcessStats(PoolStats):
 
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
-        if isinstance(self.recorder, ProcessRecorder):
-            self.recorder.keep_rows_of(child)
+        if self.rows is not None:
+            self.rows.keep_rows_of(child)
         self._left.append(child.latest or b"")
         self._drop(child)
 
@@ -86,13 +85,19 @@ class ProcessStats(PoolStats):
             self._children = tuple(each for each in self._children if each() not in (None, child))
 
     def begin(self, epoch: Epoch) -> None:
-        """Read the statistics of this epoch from now on."""
+        """Count an epoch from now on."""
         self._lost, self._left = [], []
-        if isinstance(self.recorder, ProcessRecorder):
-            self.recorder.let_go()
-        super().begin(epoch)
+        if self.rows is not None:
+            self.rows.let_go()
+        self.rows = ProcessRows(self, enabled=epoch.recorder.enabled)
+        epoch.recorder.completed_by(self.rows.completed)
 
-    def _remarks(self) -> tuple[str, ...]:
+    def keep_rows(self) -> None:
+        """Keep the rows of the epoch, before the children are gone or begin another one."""
+        if self.rows is not None:
+            self.rows.keep()
+
+    def remarks(self) -> tuple[str, ...]:
         """Return remarks if batches were copied, or children replaced."""
         remarks: list[str] = []
         copied = sum(child.mappings.num_copied for child in self.children)
@@ -109,30 +114,15 @@ class ProcessStats(PoolStats):
             )
         return tuple(remarks)
 
-    def _of_all_processes(self, probes: Probes, epoch: Epoch, readings: Readings) -> Probes:
-        """Return the children's readings, with the cores of the trainer and theirs together."""
-        own = probes_between(epoch.probes_before, probe_counters())
-        wall_ns = max(1, readings.fetch.elapsed_ns)
-        before, now = readings.probes_before, readings.probes_now
-        theirs = (now.cpu_ns - before.cpu_ns) / wall_ns
-        helpers = max(0, now.helpers_ns - before.helpers_ns) / wall_ns
-        return replace(
-            probes,
-            own_gil=True,  # each worker has its process
-            helper_cores=None if probes.helper_cores is None else helpers,
-            cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
-        )
-
-    def _readings_of(self, epoch: Epoch, *, run_delays: bool = True) -> Readings:
-        elapsed_ns = epoch.outlet.counters().elapsed_ns
+    def readings(self, *, run_delays: bool = True) -> Readings | None:
+        """Return the sum of the children's counts in this epoch; None = there are none yet."""
         latest = [*self._lost, *self._left, *(child.latest for child in self.children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]
         if not found:
-            nothing, probes = TaskCounters(elapsed_ns=elapsed_ns), epoch.probes_before
-            return Readings(nothing, nothing, 0, probes, probes)
+            return None
         return Readings(
-            fetch=_sum([each.fetch for each in found])._replace(elapsed_ns=elapsed_ns),
-            collate=_sum([each.collate for each in found])._replace(elapsed_ns=elapsed_ns),
+            fetch=_sum([each.fetch for each in found]),
+            collate=_sum([each.collate for each in found]),
             jobs_wait_ns=sum(each.jobs_wait_ns for each in found),
             probes_before=_sum([each.probes_before for each in found]),
             probes_now=_sum([each.probes_now for each in found]),
@@ -163,12 +153,13 @@ def _added(one: _Counters, other: _Counters) -> _Counters:
     return type(one)(*sums)
 
 
-class ProcessRecorder(FlightRecorder):
-    """A recorder that adds the children's rows to the trainer's, as long as they live."""
+class ProcessRows:
+    """What the threads of an epoch's children did: asked for as long as they live, kept before they
+    end."""
 
-    def __init__(self, stats: ProcessStats, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._stats = weakref.ref(stats)
+    def __init__(self, counts: ProcessCounts, *, enabled: bool) -> None:
+        self._counts = weakref.ref(counts)
+        self._is_enabled = enabled
         self._kept: list[Timeline] | None = None  # None = the children still have them
         self._left: list[Timeline] = []  # of children that have left
         self._silent: dict[int, Instant] = {}  # by place: children that were asked in vain
@@ -183,7 +174,7 @@ class ProcessRecorder(FlightRecorder):
         """Have a thread keep the children's rows and then let them end, unless they are kept
         already. For a finalizer, which must not wait for answers.
         """
-        if not self.enabled or self._kept is not None or self._keeper is not None:
+        if not self._is_enabled or self._kept is not None or self._keeper is not None:
             return
 
         def keep() -> None:
@@ -204,9 +195,8 @@ class ProcessRecorder(FlightRecorder):
         """Note that another epoch begins: the children's rows will be of that one."""
         self._kept = self._kept or []
 
-    def timeline(self, since_ns: int = 0) -> Timeline:
+    def completed(self, own: Timeline) -> Timeline:
         """Return the timeline with the children's rows; asking one takes some milliseconds."""
-        own = super().timeline(since_ns)
         if self._keeper is not None:
             self._keeper.join(_ASK_SECONDS)
         rows, instants = list(own.rows), list(own.instants)
@@ -229,11 +219,11 @@ class ProcessRecorder(FlightRecorder):
 
     def _timelines(self, seconds: float) -> list[Timeline]:
         """Ask the live children; each has ``seconds`` to answer."""
-        stats = self._stats()
-        return self._answers_of(() if stats is None else stats.children, seconds)
+        counts = self._counts()
+        return self._answers_of(() if counts is None else counts.children, seconds)
 
     def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[Timeline]:
-        if not self.enabled:
+        if not self._is_enabled:
             return []
         answers = []
         for child in children:

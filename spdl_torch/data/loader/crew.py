@@ -1,0 +1,349 @@
+"""The workers of one iterator, wherever they sit, as the loop sees them: it gives out jobs, and
+receives batches.
+
+A *job* is the work of one batch. Whoever makes it, its batch comes through the one outlet of the
+epoch, which puts batches in order. So workers may sit in processes in place of threads from any job
+on: what others have under way comes first, by its number.
+
+Nothing here refers to the iterator that the trainer holds, so dropping it ends the workers.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import PipelineStopped
+from ...pipeline.channel.channel import Channel
+from ...pipeline.channel.waits import ChannelClosed
+from ...pipeline.recorder.flight_recorder import FlightRecorder
+from ...pipeline.threads.thread_group import ThreadGroup
+from ...pipeline.threads.weakly import weakly
+from ..workers.activity import describe_activities
+from ..workers.budget import budget
+from ..workers.device import AHEAD
+from ..workers.epoch import Epoch
+from ..workers.jobs import Result
+from ..workers.stats import CrewStats
+from ..workers.worker_info import use_one_intra_op_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...observe.verdict.placement import Placement
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..workers.load_spec import LoadSpec
+    from ..workers.seats import Seats
+    from ..workers.transfer_stage import DeviceStage
+    from .mover import Mover
+
+_JOIN_SECONDS = 1.0
+
+_MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before the thread looks
+
+
+class Crew:
+    """The workers of one iterator, and the epoch that they work on.
+
+    ``break``, an exception and Ctrl-C call ``request_stop``: every wait ends at once; a worker that
+    is fetching a sample finishes it and then ends.
+
+    Owners of its state: the loop's thread. ``request_stop``, on any thread, in the middle of
+    anything, sets ``_epoch`` to None, for good.
+    """
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        seats: Seats,
+        stage: DeviceStage | None = None,
+        mover: Mover | None = None,
+    ) -> None:
+        """``seats``: where the workers sit; with a ``mover``, where they begin."""
+        self._spec = spec
+        self._pid = os.getpid()
+        self._seats = self.lead = seats
+        """Where those sit who get the jobs now."""
+        self._present: tuple[Seats, ...] = ()  # those who deliver to this epoch
+        self._num_given = 0  # jobs of this epoch
+        self.mover = mover
+        self._stage = stage
+        self.stats = CrewStats(stage)
+        self._epoch: Epoch | None = None
+        self._is_stopped = False
+        # Of the transfer thread, which is started for the first epoch.
+        self._threads = ThreadGroup(weakly(self.request_stop))
+        self._epochs: Channel[Epoch] | None = None
+
+    def begin(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
+        """Begin an epoch, the first or another one; jobs of the last one are dropped.
+
+        Workers that are there stay, and others start. This is not part of ``__init__``, so that the
+        holder can register ``request_stop`` before there is anything to stop: Ctrl-C may come at
+        any moment in here.
+
+        Raises: RuntimeError: the system has no more threads or processes; those that were started
+            end.
+        """
+        if self._epoch is not None or self._is_stopped:
+            self._running().close()
+        try:
+            if self.mover is None:
+                self.lead.prepare(key, workers)
+            else:
+                self.lead = self.mover.prepare(key, workers)
+            self._enter(self._new_epoch(key, workers), self.lead.placement)
+            if self._stage is not None:
+                self._transfer_for(self._stage)
+        except BaseException:  # Ctrl-C too
+            self.request_stop()
+            raise
+
+    def begin_again(self, seats: Seats, placement: Placement) -> None:
+        """Begin the epoch once more, for other workers. Requires that the loop has had none of its
+        batches."""
+        epoch = self._running()
+        epoch.close()
+        seats.prepare(epoch.key, epoch.workers)
+        self.lead = seats
+        self._enter(self._new_epoch(epoch.key, epoch.workers), placement)
+        if self._epochs is not None:
+            self._epochs.put(self._running())
+
+    def _enter(self, epoch: Epoch, placement: Placement | None) -> None:
+        self.stats.begin(epoch, self.lead.counts, placement)
+        self._present, self._num_given = (self.lead,), 0
+        # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
+        # epoch that request_stop cannot close.
+        self._epoch = epoch
+        self.lead.begin(epoch)
+        if self.mover is not None:
+            self.mover.has_begun()
+
+    def _new_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+        spec, stage = self._spec, self._stage
+        results = Channel[Result](spec.max_outstanding)
+        outlet = results if stage is None else Channel[Result](AHEAD)
+        recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
+        recorder.belongs_to(self.stats)
+        recorder.add_queue(1, "batches", results.capacity)
+        if stage is not None:
+            recorder.add_queue(2, "device batches", outlet.capacity)
+        return Epoch(
+            results=results,
+            outlet=outlet,
+            in_order=spec.in_order,
+            key=key,
+            workers=tuple(workers),
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
+        )
+
+    def enlist(self, seats: Seats) -> None:
+        """Have other workers deliver to this epoch, too."""
+        if seats not in self._present:
+            self._present = (*self._present, seats)
+        seats.begin(self._running())
+
+    def hand_over(self, seats: Seats, placement: Placement | None) -> None:
+        """Give these workers the jobs from now on. What others have under way stays theirs."""
+        self.enlist(seats)
+        self.stats.lead(seats.counts, placement)
+        self.lead = seats
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """Give out a job; see ``Seats.submit``. Jobs are numbered from 0 on in each epoch."""
+        self._running()
+        if self.mover is not None:
+            self.mover.gives(number, index, worker, first, wants_state)
+        try:
+            self.lead.submit(number, index, worker, first, wants_state=wants_state)
+            self._num_given = number + 1
+        except ChannelClosed:
+            self._raise_loss()
+            raise
+
+    def get(self, timeout: float | None) -> Result:
+        """Return the next result, in order if the spec says so.
+
+        Raises: TimeoutError; RuntimeError: the workers have ended.
+        """
+        if budget.is_scarce:
+            budget.lend()
+        if self.mover is not None:
+            self.mover.look(self)
+        result = self._awaited(inf if timeout is None else monotonic() + timeout)
+        if self.mover is not None:
+            self.mover.after(self, result)
+        return result if self._stage is None else self._stage.hand_over(result)
+
+    def _awaited(self, deadline: float) -> Result:
+        """Wait for the next result, and meanwhile do what the workers need of the loop."""
+        while True:
+            if self.mover is not None:
+                self.mover.tend(self)
+            epoch, look_seconds = self._running(), inf
+            for each in self._present:
+                each.tend(epoch)
+                look_seconds = min(look_seconds, each.look_seconds)
+            epoch.consumer.ask(epoch.outlet)
+            try:
+                seconds = max(0.0, min(look_seconds, deadline - monotonic()))
+                result = epoch.outlet.get_numbered(None if seconds == inf else seconds)[1]
+            except TimeoutError:
+                if monotonic() >= deadline:
+                    raise
+            except ChannelClosed:
+                self._raise_loss()
+                raise
+            else:
+                epoch.consumer.got(result.number)
+                return self.lead.checked(result)
+
+    @property
+    def num_taken(self) -> int:
+        """The number of results that ``get`` has taken in this epoch, including one that Ctrl-C
+        kept it from returning.
+        """
+        epoch = self._epoch
+        return 0 if epoch is None else epoch.outlet.num_got
+
+    @property
+    def num_outstanding(self) -> int:
+        """The number of jobs whose results the loop has not had yet."""
+        return self._num_given - self.num_taken
+
+    def deliver(self, result: Result) -> None:
+        """Let the loop have a result in its turn."""
+        self._running().deliver(result)
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The error for which no batch comes any more in this epoch; None = all is well."""
+        return next((loss for each in self._present if (loss := each.loss) is not None), None)
+
+    def _raise_loss(self) -> None:
+        if (loss := self.loss) is not None:
+            raise loss from loss.__cause__
+
+    def end_epoch(self) -> None:
+        """End the epoch for a loss; the loop gets the batches that it waits for no more."""
+        self._running().close()
+
+    @property
+    def may_be_tuned(self) -> bool:
+        """Whether the number of workers may change now."""
+        return self.mover is None or self.mover.may_be_tuned
+
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of workers that get the jobs, and return the new number: the old one if
+        it stays. Waits until those that join have started.
+        """
+        epoch, spec = self._running(), self._spec
+        assert not spec.has_turns, "guaranteed by the iterator"
+        if max_outstanding > 0:
+            epoch.results.grow(max_outstanding)
+            self._spec = spec._replace(max_outstanding=max_outstanding)
+        return self.lead.resize(num_workers, max_outstanding)
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the workers do; ``awaited``: the batch that the loop waits for. Blocks up
+        to 2 s for the answer of a worker process.
+        """
+        described = [text for each in self._present if (text := each.at_work(awaited))]
+        if own := self._threads.threads():
+            described.append(describe_activities([], own, None))
+        return "\n".join(described)
+
+    def rest(self) -> None:
+        """Keep the statistics of an epoch that is over; the workers stay for the next one."""
+        self._ends()
+        self.stats.end()
+        self.lead.rest()
+
+    def _ends(self) -> None:
+        if self.mover is not None:
+            self.mover.ends(self)
+
+    def request_stop(self) -> None:
+        """End every wait and with it the workers. Never blocks; safe in a finalizer."""
+        if not self.in_this_process:
+            return  # a forked child has none of the threads, and locks may stay held for ever
+        try:
+            self._end()
+        except BaseException:  # Ctrl-C: in a finalizer nobody would try again, so do it here
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._is_stopped = True
+        epoch = self._epoch
+        try:
+            self.stats.end()
+        finally:  # the workers end even if the statistics fail
+            if epoch is not None:
+                epoch.close()
+            if self._epochs is not None:
+                self._epochs.close()
+            self._epoch = None
+            self._seats.request_stop()
+            if self.mover is not None:
+                self.mover.request_stop()
+
+    def stop(self) -> None:
+        """``request_stop``, and wait a moment for the workers, who have nothing left to do."""
+        self._ends()
+        self.stats.end()
+        if self.mover is not None:
+            self.mover.stop()  # first: it keeps what processes recorded, while they live
+        self._seats.stop()
+        self.request_stop()
+        self._threads.join(_JOIN_SECONDS)
+
+    @property
+    def in_this_process(self) -> bool:
+        """False in a forked child: the workers stayed with the parent."""
+        return os.getpid() == self._pid
+
+    def _running(self) -> Epoch:
+        epoch = self._epoch
+        if epoch is None or not self.in_this_process:
+            raise PipelineStopped(
+                "DataLoader: the workers of this iterator have ended"
+                + ("." if self.in_this_process else "; they did not follow into a forked process.")
+                + " Call iter(loader) for new ones."
+            )
+        return epoch
+
+    def _transfer_for(self, stage: DeviceStage) -> None:
+        """Let the transfer thread have the epoch; start it before the first one."""
+        if self._epochs is not None:
+            self._epochs.put(self._running())
+            return
+        self._epochs = epochs = Channel[Epoch](_MAX_EPOCHS_WAITING)
+        epochs.put(self._running())
+        ready = Channel[None](1)
+        # See ThreadSeats: what a thread sets for itself is the default of later threads.
+        intra_op = torch.get_num_threads()
+        try:
+            self._threads.spawn("transfer", partial(_transfer, stage, epochs, ready, self._threads))
+            ready.get()
+        finally:
+            torch.set_num_threads(intra_op)
+
+
+def _transfer(
+    stage: DeviceStage, epochs: Channel[Epoch], ready: Channel[None], group: ThreadGroup
+) -> None:
+    """Copy the batches of each epoch. ``group`` stays alive meanwhile: the exit waits for it."""
+    use_one_intra_op_thread()
+    ready.put(None)
+    stage.run(epochs)

@@ -1,0 +1,125 @@
+"""The counts of a crew's workers in an epoch, from which its statistics are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...machine.probes import ProbeCounters, probe_counters
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.stats.thread_time import ThreadCount
+from ..dataset_stats import loading_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...pipeline.stats.counters import TaskCounters
+    from .epoch import Shift
+
+
+class Readings(NamedTuple):
+    """What workers have counted so far."""
+
+    fetch: TaskCounters
+    collate: TaskCounters
+    jobs_wait_ns: int
+    """The time that all workers together waited for a job."""
+    probes_before: ProbeCounters
+    """The probes' counters when the counting began."""
+    probes_now: ProbeCounters
+    parked_ns: int = 0
+    """The time that all workers together left the work to one of them."""
+    one_at_a_time: bool = False
+    data: Mapping[str, int] = {}
+    """The counts of the process's datasets."""
+
+    def since(self, before: Readings) -> Readings:
+        """Return what was counted after ``before``."""
+        return self._replace(
+            fetch=self.fetch.since(before.fetch),
+            collate=self.collate.since(before.collate),
+            jobs_wait_ns=self.jobs_wait_ns - before.jobs_wait_ns,
+            parked_ns=self.parked_ns - before.parked_ns,
+            probes_before=before.probes_now,
+            data={name: count - before.data.get(name, 0) for name, count in self.data.items()},
+        )
+
+
+class DatasetCounts:
+    """The counts of the datasets in a dataset since an epoch began.
+
+    A forked process begins with those of its parent, so only differences count.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._before = loading_counts(dataset)
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = loading_counts(self._dataset)
+
+    def now(self) -> dict[str, int]:
+        """Return the counts of the epoch."""
+        counts = loading_counts(self._dataset)
+        return {name: count - self._before.get(name, 0) for name, count in counts.items()}
+
+
+class WorkerCounts:
+    """The counts of the workers of this process. One thread begins and ends epochs; any may read.
+
+    It outlives its workers, so it refers to none of them, and to the queues only while an epoch
+    runs.
+    """
+
+    has_own_gil = False
+    """Whether the workers live in processes of their own."""
+
+    def __init__(self, num_workers: int, dataset: Any) -> None:
+        self.fetch = TaskStatsHook(StageInfo(0, 1, "fetch", num_workers))
+        self.collate = TaskStatsHook(StageInfo(0, 2, "collate", num_workers))
+        self.workers = ThreadCount(num_workers)
+        self.shared = ""
+        """The remark on what the workers share though samples may change it."""
+        self._datasets = DatasetCounts(dataset)
+        self._shift: Shift | None = None
+        self._before: tuple[TaskCounters, TaskCounters, ProbeCounters] | None = None
+
+    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
+        """Return the cells in which a new worker counts its fetching and its collating."""
+        return tuple(each.new_cell() if enabled else None for each in (self.fetch, self.collate))
+
+    def begin(self, shift: Shift) -> None:
+        """Count an epoch from now on."""
+        self._before = self.fetch.counters(), self.collate.counters(), probe_counters()
+        self._datasets.begin()
+        self._shift = shift
+
+    def end(self) -> None:
+        """Let go of the epoch."""
+        self._shift = None
+
+    def readings(self, *, run_delays: bool = True) -> Readings | None:
+        """Return the counts of the epoch; None = there is none. ``run_delays=False``: with the
+        waits for a core as they were read last, which is quicker."""
+        shift, before = self._shift, self._before
+        if shift is None or before is None:
+            return None
+        fetch, collate, probes = before
+        # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
+        # counters take long to read where threads contend for the GIL.
+        return Readings(
+            fetch=self.fetch.counters().since(fetch),
+            jobs_wait_ns=shift.idle_ns(),
+            parked_ns=shift.parked_ns(),
+            one_at_a_time=shift.contention.alone is not None,
+            collate=self.collate.counters().since(collate),
+            probes_before=probes,
+            probes_now=probe_counters(run_delays=run_delays),
+            data=self._datasets.now(),
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what a report has to say on the workers."""
+        return (self.shared,) if self.shared else ()

@@ -1,0 +1,84 @@
+"""Where a crew's workers sit: on threads of this process, or in processes of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...observe.verdict.placement import Placement
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from .epoch import Epoch
+    from .jobs import Result
+    from .stats import Source
+
+
+class Seats(Protocol):
+    """Workers of one kind. They make the batches of their jobs and deliver them to the epoch that
+    their crew has begun; the loop's thread calls the methods, but for ``request_stop``.
+    """
+
+    placement: Placement | None
+    """Where they are, and why; None = nobody has said."""
+    look_seconds: float
+    """The interval at which a waiting loop calls ``tend``; inf = never."""
+
+    @property
+    def counts(self) -> Source:
+        """What the workers count."""
+        ...
+
+    def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Have the workers there for an epoch that is about to begin; drop what is outstanding."""
+        ...
+
+    def begin(self, epoch: Epoch) -> None:
+        """Deliver to this epoch from now on; nothing happens if they do already."""
+        ...
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """Give out the job of one batch; never blocks.
+
+        To ``worker`` or, where any can make it, to whom it suits. ``first``: the position of its
+        first sample in the epoch. ``wants_state``: ask an iterable that keeps a state for it after
+        this batch.
+        """
+        ...
+
+    def tend(self, epoch: Epoch) -> None:
+        """Do what is due before the loop waits for a batch."""
+        ...
+
+    def checked(self, result: Result) -> Result:
+        """Return the result, or what comes in its place."""
+        ...
+
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of workers, and return the new number: the old one if it stays."""
+        ...
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The error for which no batch comes any more in this epoch; None = all is well."""
+        ...
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what each worker does now, for the message of a loop that waited too long; ""
+        = nothing."""
+        ...
+
+    def rest(self) -> None:
+        """Note that an epoch is over; the workers stay for the next one."""
+        ...
+
+    def request_stop(self) -> None:
+        """End every wait. Never blocks; safe in a finalizer."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the workers, and wait a moment for their end."""
+        ...

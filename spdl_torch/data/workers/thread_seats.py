@@ -1,0 +1,411 @@
+"""Workers on threads of this process.
+
+For a map-style dataset without ``__getitems__`` all threads work on the same job, one sample each,
+so N threads deliver the first batch N times sooner; the thread that finishes the last sample
+collates. Handing a sample to a thread is one step of a counter, not a queue operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from contextlib import nullcontext
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...machine.probes import join_probing, start_probing, stop_probing
+from ...pipeline.channel.channel import Channel
+from ...pipeline.channel.waits import ChannelClosed
+from ...pipeline.threads import stall
+from ...pipeline.threads.once import Once
+from ...pipeline.threads.thread_group import ThreadGroup
+from ...pipeline.threads.weakly import weakly
+from ..rng.patches import process_generators_kept
+from .activity import Activity, Turns, describe_activities
+from .budget import budget
+from .contention import Contention
+from .counts import WorkerCounts
+from .dataset_copies import Copying
+from .device import most_pieces
+from .epoch import Epoch, Shift
+from .jobs import Failed, Job
+from .private_state import shared_remark
+from .resting import Rest
+from .thread_failures import ThreadFailures
+from .worker_info import use_one_intra_op_thread
+from .worker_thread import Worker
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from ...io._transfer.batch_memory import BatchMemory
+    from ...observe.verdict.placement import Placement
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from .jobs import Result
+    from .load_spec import LoadSpec
+    from .transfer_stage import DeviceStage
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
+
+_MOST_WORKERS = 1_000_000
+
+_MOST_LOGGED = 1_000
+_logged: set[str] = set()  # what is shared is logged once, and not in every epoch
+
+_MAX_SHIFTS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
+
+
+class ThreadSeats:
+    """The worker threads of a crew; see ``Seats``.
+
+    A thread that is fetching a sample as they are stopped finishes it and then ends. Only the
+    interpreter's exit waits for that, for a bounded time.
+
+    Owners of its state: the loop's thread writes ``_shift``, ``_spec`` and who is resting;
+    ``request_stop``, on any thread, sets ``_shift`` to None, for good. A worker removes itself from
+    ``_shifts`` and ``_workers`` as it leaves. It writes ``_failures`` before it says that it is
+    ready, for which the loop's thread waits in ``_start_threads``: nobody goes through the errors
+    meanwhile.
+    """
+
+    look_seconds = inf
+
+    def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
+        self.placement: Placement | None = None
+        self._memory: BatchMemory | None = None
+        if device_stage is not None:
+            self._memory = device_stage.batch_memory(spec.max_outstanding)
+            spec = spec._replace(memory=self._memory)
+        self._spec = spec
+        self._device_stage = device_stage
+        self._pid = os.getpid()
+        # A weak reference: with a strong one only a garbage collection would free the seats, and
+        # the dataset with them.
+        self._threads = ThreadGroup(weakly(self.request_stop))
+        turns = Turns()
+        self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
+        self._copying = Copying(is_private=not spec.is_vouched_for)
+        self._failures = ThreadFailures()
+        # A queue of epochs for each running worker. Workers remove their own when they leave, so
+        # iterate over a copy.
+        self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
+        self.counts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
+        self._shift: Shift | None = None
+        self._workers: dict[int, Worker] = {}
+        self._threads_of: dict[int, threading.Thread] = {}
+        self._rest = Rest()
+
+    def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Do nothing: threads start with their first epoch, and drop their jobs with the next."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """Deliver to this epoch from now on; see ``Seats.begin``. The threads start with the first.
+
+        Raises: RuntimeError: the system has no more threads; those that were started end.
+        """
+        last = self._shift
+        if last is None:
+            if self._spec.stats:
+                start_probing(self)
+            self._begin_shift(epoch)
+            self._start_threads()
+        elif last.epoch is not epoch:
+            again = self._wake()
+            # Dismissed workers that have not left yet would miss it: their queue is about to close.
+            leaving = last.jobs[0].recall(self._spec.announced_workers)
+            last.close()
+            self._begin_shift(epoch).jobs[0].dismiss(leaving)
+            if again:
+                self._start_threads(again)
+
+    def submit(
+        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
+    ) -> None:
+        """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
+        shift = self._at_work()
+        hands = shift.contention.hands(index, self._spec.num_workers)
+        job = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
+        jobs = shift.jobs_of(worker)
+        for _ in range(hands):
+            jobs.put(job)
+
+    def tend(self, epoch: Epoch) -> None:
+        """Do nothing: threads need nobody."""
+
+    def checked(self, result: Result) -> Result:
+        """Return the result, or the error of a worker that could not start in its place: another
+        thread may have made the batch that torch would give to this worker first.
+        """
+        if not self._failures.of_workers:
+            return result
+        error = self._failures.of_workers.pop(result.number, None)
+        return result if error is None else Failed(result.number, error)
+
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of workers that share one queue; see ``Seats.resize``.
+
+        Surplus workers leave before their next job. If ``worker_init_fn`` fails on an added worker,
+        that worker stops, the log says so, and the number no longer changes.
+        """
+        shift, more = self._at_work(), num_workers - self._spec.num_workers
+        if not self._failures.is_whole or max_outstanding < 1:
+            return self._spec.num_workers
+        jobs = shift.jobs[0]
+        # Parked workers see no dismissal: wake them first.
+        shift.contention.gone(shift.contention.alone)
+        jobs.grow(max_outstanding * num_workers)
+        self._set_size(num_workers, max_outstanding)
+        if more < 0:
+            jobs.dismiss(-more)
+            return num_workers
+        free = (n for n in range(self._spec.announced_workers) if n not in self._shifts)
+        joining = tuple(itertools.islice(free, more - jobs.recall(more)))
+        for number in joining:
+            self._shifts[number] = Channel(_MAX_SHIFTS_WAITING)
+            self._shifts[number].put(shift)
+        if joining:
+            self._start_threads(joining)
+        if not self._failures.is_whole:
+            left = self._failures.of_workers
+            errors = [left.pop(n) for n in joining if n in left]
+            _logger.warning(
+                "DataLoader: %d of %d new workers could not start; the others go on, and their "
+                "number stays",
+                len(errors),
+                len(joining),
+                exc_info=errors[0],
+            )
+            self._set_size(num_workers - len(errors), max_outstanding)
+        return self._spec.num_workers
+
+    @property
+    def max_outstanding(self) -> int:
+        """The most jobs that may be outstanding."""
+        return self._spec.max_outstanding
+
+    def _set_size(self, num_workers: int, max_outstanding: int) -> None:
+        spec = self._spec
+        self._spec = spec._replace(num_workers=num_workers, max_outstanding=max_outstanding)
+        if self._memory is not None:
+            self._memory.grow(most_pieces(max_outstanding))
+        self.counts.workers.change(num_workers)
+        budget.begin(self, num_workers)
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The failure of a thread, through no fault of the dataset; see ``Seats.loss``."""
+        return self._failures.loss
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the threads do; see ``Seats.at_work``."""
+        threads = self._threads.threads()
+        return describe_activities(self._activities, threads, awaited) if threads else ""
+
+    def rest(self) -> None:
+        """Note that an epoch is over; see ``Seats.rest``."""
+        self.counts.end()
+        spec = self._spec
+        # The threads may be let go while the workers stay, where these share the dataset and keep
+        # nothing of their own.
+        if not spec.is_vouched_for or spec.has_turns or spec.worker_init_fn:
+            budget.end(self)
+            return
+        self._rest.begin()
+        budget.rest(self, len(self._threads_of))
+
+    def retire(self) -> None:
+        """Let the threads of an epoch that is over go; the workers stay, and get new threads with
+        the next epoch. Any thread may call this; never blocks.
+        """
+        self._rest.retire(self._let_threads_go)
+
+    def _let_threads_go(self) -> None:
+        shift = self._shift
+        if shift is None:
+            return
+        for shifts in list(self._shifts.values()):
+            shifts.dismiss(1)
+        shift.close()
+
+    def _wake(self) -> list[int]:
+        """Keep the threads from now on; return the workers whose threads have gone."""
+        if not self._rest.end():
+            return []
+        gone = [number for number, each in list(self._shifts.items()) if not each.recall(1)]
+        for number in gone:
+            self._threads_of[number].join()  # it was dismissed, and has nothing left to do
+        self._threads.forget_ended()
+        return gone
+
+    @property
+    def activities(self) -> Sequence[Activity]:
+        """The job that each worker has now."""
+        return self._activities
+
+    def request_stop(self) -> None:
+        """End every wait and with it the threads. Never blocks; safe in a finalizer."""
+        if not self._is_here:
+            return  # a forked child has none of the threads, and locks may stay held for ever
+        shift = self._shift
+        for shifts in list(self._shifts.values()):
+            shifts.close()
+        if shift is not None:
+            shift.close()
+            shift.epoch.close()
+        # Free the batches that nobody will take: the frames of a kept error may hold the seats.
+        self._shift = None
+        self.counts.end()
+        self._failures.of_workers.clear()
+        self._workers.clear()  # they refer to this object
+        budget.end(self)
+        stop_probing(self)
+
+    def stop(self) -> None:
+        """``request_stop`` and wait for the threads, which have nothing left to do."""
+        self.request_stop()
+        self._threads.join(_JOIN_SECONDS)
+        join_probing(_JOIN_SECONDS)
+
+    @property
+    def _is_here(self) -> bool:
+        """False in a forked child: the threads stayed with the parent."""
+        return os.getpid() == self._pid
+
+    def _at_work(self) -> Shift:
+        shift = self._shift
+        if shift is None:
+            raise ChannelClosed
+        return shift
+
+    def _begin_shift(self, epoch: Epoch) -> Shift:
+        spec = self._spec
+        shift = Shift(
+            epoch,
+            # A shared job is queued once for every worker that helps with it.
+            jobs=tuple(
+                Channel[Job](spec.max_outstanding * spec.num_workers)
+                for _ in range(spec.num_workers if spec.has_turns else 1)
+            ),
+            contention=Contention(
+                self._activities, shares_jobs=spec.shares_jobs, adapts=not spec.has_turns
+            ),
+        )
+        epoch.recorder.add_queue(0, "jobs", shift.jobs[0].capacity)
+        # Store it before any worker gets it: Ctrl-C in between must not leave workers with jobs
+        # that request_stop cannot close.
+        self._shift = shift
+        self.counts.begin(shift)
+        budget.begin(self, spec.num_workers)
+        for shifts in list(self._shifts.values()):
+            shifts.put(shift)
+        return shift
+
+    def _start_threads(self, more: Sequence[int] = ()) -> None:
+        """Start all threads, or ``more`` workers, and wait until they are ready."""
+        # set_num_threads(1) in a worker also changes the default of later threads, and the
+        # trainer's own setting if that was never read: read it first, restore it at the end.
+        intra_op = torch.get_num_threads()
+        # Not a Semaphore: Ctrl-C during its wait may leave its lock held, and the threads that
+        # release it would wait for ever.
+        ready, num_started = Channel[None](_MOST_WORKERS), 0
+        try:
+            with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
+                for number in more or list(self._shifts):
+                    try:
+                        self._start_thread(number, ready)
+                    except RuntimeError as error:  # the system has no more threads
+                        if not more:
+                            raise
+                        self._shifts.pop(number)
+                        self._failures.could_not_start(number, error)
+                    else:
+                        num_started += 1
+                for _ in range(num_started):
+                    stall.warn_when_stalled(ready.get, self._log_slow_start)
+        finally:
+            torch.set_num_threads(intra_op)
+
+    def _log_slow_start(self, seconds: float) -> None:
+        _logger.warning(
+            "DataLoader: iter() has waited %g s for the workers to start. %s",
+            seconds,
+            self.at_work(None),
+        )
+
+    def _start_thread(self, number: int, ready: Channel[None]) -> None:
+        run = partial(self._run, number, ready)
+        self._threads_of[number] = self._threads.spawn(f"loader-{number}", run)
+
+    # Called on the workers' threads:
+
+    def _run(self, number: int, ready: Channel[None]) -> None:
+        """Run a worker from start to end.
+
+        Whatever goes wrong, nobody waits for ever: ``say_ready`` releases the trainer in
+        ``_start_threads``, and closing the epoch releases it in ``get``.
+        """
+        say_ready = Once(partial(ready.put, None))
+        try:
+            use_one_intra_op_thread()
+            self._serve(number, say_ready)
+        except BaseException as error:
+            _logger.exception("DataLoader: a thread of the loader has failed")
+            self._failures.death = error.with_traceback(None)
+            shift = self._shift
+            if shift is not None:
+                shift.close()
+                shift.epoch.close()
+        finally:
+            say_ready()
+
+    def _serve(self, number: int, say_ready: Once) -> None:
+        if self._device_stage is not None:
+            self._device_stage.settle(number)
+        worker = self._workers.get(number)
+        if worker is None:
+            worker = self._workers[number] = Worker(
+                number,
+                self._spec,
+                self._shifts[number],
+                self._activities[number],
+                copying=self._copying,
+                cells=self.counts.new_cells(enabled=self._spec.stats),
+                could_not_start=self._failures.could_not_start,
+                note_shared=self._note_shared,
+            )
+        is_retired = False
+        try:
+            is_retired = worker.serve(say_ready, self._can_be_spared)
+        finally:
+            if not is_retired:
+                self._workers.pop(number, None)
+        if is_retired:
+            return
+        self._shifts.pop(number, None)  # last: from here on resize() may give the number again
+
+    def _note_shared(self, parts: list[str]) -> None:
+        """Report and log what the workers share though samples may change it; each worker finds
+        the same."""
+        remark = shared_remark(parts)
+        if remark == self.counts.shared:
+            return
+        self.counts.shared = remark
+        if remark not in _logged and len(_logged) < _MOST_LOGGED:
+            _logged.add(remark)
+            _logger.warning("DataLoader: %s", remark)
+
+    def _can_be_spared(self) -> bool:
+        """Return whether a worker that could not start may leave.
+
+        Where all share one queue, the others do its work. If none could start, the last one to
+        fail stays, to answer the jobs with its error.
+        """
+        return not self._spec.has_turns and len(self._failures.of_workers) < self._spec.num_workers
