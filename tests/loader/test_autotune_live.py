@@ -170,7 +170,7 @@ def test_prefetch_fits_into_the_memory():
 
     def most(memory_bytes):
         loader.prefetch_factor = 2
-        tuner = LoaderTuner(loader, state, pool=None)
+        tuner = LoaderTuner(loader, state, crew=None)
         tuner._batch_bytes = 800
         state.bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
         return tuner.max_outstanding

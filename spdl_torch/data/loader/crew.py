@@ -188,16 +188,12 @@ class Crew:
     def _awaited(self, deadline: float) -> Result:
         """Wait for the next result, and meanwhile do what the workers need of the loop."""
         while True:
-            if self.mover is not None:
-                self.mover.tend(self)
-            epoch, look_seconds = self._running(), inf
-            for each in self._present:
-                each.tend(epoch)
-                look_seconds = min(look_seconds, each.look_seconds)
+            # A batch that is there comes first.
+            seconds = None if len(self._running().outlet) else self._tend(deadline)
+            epoch = self._running()
             epoch.consumer.ask(epoch.outlet)
             try:
-                seconds = max(0.0, min(look_seconds, deadline - monotonic()))
-                result = epoch.outlet.get_numbered(None if seconds == inf else seconds)[1]
+                result = epoch.outlet.get_numbered(seconds)[1]
             except TimeoutError:
                 if monotonic() >= deadline:
                     raise
@@ -207,6 +203,18 @@ class Crew:
             else:
                 epoch.consumer.got(result.number)
                 return self.lead.checked(result)
+
+    def _tend(self, deadline: float) -> float | None:
+        """Do what is due before the loop waits; return for how long it may wait until it looks
+        again."""
+        if self.mover is not None:
+            self.mover.tend(self)
+        epoch, look_seconds = self._running(), inf
+        for each in self._present:
+            each.tend(epoch)
+            look_seconds = min(look_seconds, each.look_seconds)
+        seconds = min(look_seconds, deadline - monotonic())
+        return None if seconds == inf else max(0.0, seconds)
 
     @property
     def num_taken(self) -> int:

@@ -43,17 +43,8 @@ class DeviceStage:
         self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
         # Written by the transfer thread or, without workers, by the trainer's in move().
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
-        self._owner: DeviceStage | None = None
         self.has_met_device = False
         """Whether a batch, or a part of one, was on a device before it was copied there."""
-
-    def beside(self) -> DeviceStage:
-        """Return another stage for batches of the same iterator: those of workers elsewhere, which
-        are copied on a thread of their own.
-        """
-        stage = DeviceStage(self._transfer, stats=self._cell is not None)
-        stage._owner = self  # for as long as this lives, the transfer is the iterator's
-        return stage
 
     @property
     def near(self) -> Near | None:

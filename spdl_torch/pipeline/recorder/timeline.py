@@ -5,14 +5,12 @@ All times are ``time.perf_counter_ns()``; :class:`~.moments.TwoClocks` ties them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .moments import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .moments import Instant, QueueTrack, Role, TwoClocks
 
 
@@ -89,39 +87,3 @@ class Timeline:
     rows: tuple[Row, ...]
     queues: tuple[QueueTrack, ...] = ()
     instants: tuple[Instant, ...] = ()
-
-
-def joined(timelines: Sequence[Timeline]) -> Timeline:
-    """Return the timeline of a run that several recorders recorded, one after the other.
-
-    A row that several of them have becomes one row; so does a queue, and a garbage collection,
-    which each recorder of the process notes.
-    """
-    rows: dict[tuple[int, str, int], Row] = {}
-    for row in (row for timeline in timelines for row in timeline.rows):
-        key = row.stage_number, row.stage, row.replica
-        first = rows.get(key)
-        rows[key] = row if first is None else _continued(first, row)
-    queues = {queue.stage_number: queue for timeline in timelines for queue in timeline.queues}
-    instants = {
-        (instant.time_ns, instant.name): instant
-        for timeline in timelines
-        for instant in timeline.instants
-    }
-    return replace(
-        timelines[-1],
-        rows=tuple(rows[key] for key in sorted(rows)),
-        queues=tuple(queues[number] for number in sorted(queues)),
-        instants=tuple(instants[key] for key in sorted(instants)),
-    )
-
-
-def _continued(first: Row, second: Row) -> Row:
-    """Return both rows as one; the first turn of the second has not begun before the first ends."""
-    return replace(
-        second,
-        thread_id=second.thread_id or first.thread_id,
-        turns=(*first.turns, *second.turns),
-        parts=(*first.parts, *second.parts),
-        num_lost=first.num_lost + second.num_lost,
-    )
