@@ -269,7 +269,9 @@ def test_iterator_in_a_forked_process_says_so():
     batches = iter(isolated(Images(), 4))
     next(batches)
     found = found_in_fork(lambda: next(batches))
-    assert found.startswith("PipelineStopped: DataLoader: the workers of this iterator have ended; they")
+    assert found.startswith(
+        "PipelineStopped: DataLoader: the workers of this iterator have ended; they"
+    )
     assert len(list(batches)) == 5
 
 

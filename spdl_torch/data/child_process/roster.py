@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Roster:
-    """The processes of a pool by place, the number of the worker, and the jobs that each has.
+    """The processes of a crew by place, the number of the worker, and the jobs that each has.
 
     The loop's thread gives jobs out, and a receiver's takes them from a process that has ended:
     both hold ``lock`` meanwhile.

@@ -1,11 +1,11 @@
-"""Large arrays and tensors of a dataset, in memory that all children of a pool map.
+"""Large arrays and tensors of a dataset, in memory that all children of a crew map.
 
 Where children are not forked, each gets the dataset as a pickle. Its large blocks are not in the
 pickle: the trainer writes them into one file without a name, in memory, and every child maps that
 file privately. So they exist once however many children there are, and a child that writes to them
 gets its own copy, page by page, as after a fork.
 
-The file is freed with its last user: the pool, a child that is being started, or a mapping.
+The file is freed with its last user: the crew, a child that is being started, or a mapping.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _live: LiveObjects[SharedBlocks] = LiveObjects()
 
 
 def _after_fork() -> None:
-    """Close the files in a forked process, which starts no children of its parent's pools."""
+    """Close the files in a forked process, which starts no children of its parent's crews."""
     for blocks in _live.now():
         blocks.close()
 

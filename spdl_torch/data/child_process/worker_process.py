@@ -45,7 +45,7 @@ class InheritedSpec:
 
 
 class WorkerProcess:
-    """A child from its start to its end; its place in the pool is its worker's number."""
+    """A child from its start to its end; its place in the crew is its worker's number."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class WorkerProcess:
     ) -> None:
         self.place = place
         self.jobs: dict[int, Submit] = {}
-        """The jobs that it has not answered, in the order in which it got them. The pool guards
+        """The jobs that it has not answered, in the order in which it got them. The seats guard
         them: its receivers and the trainer's thread change them."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
@@ -109,7 +109,7 @@ class WorkerProcess:
     def submit(self, job: Submit) -> None:
         """Send a job, and with it the slabs that are free. Raises: what pickle raises."""
         # Noted before it is sent: sending to a child that has just died raises nothing, and what is
-        # noted here is made again. The answer cannot be missed: it is heard under the pool's lock.
+        # noted here is made again. The answer cannot be missed: the roster's lock is held meanwhile.
         self.jobs[job.number] = job
         try:
             self.connection.send((*job, *self.mappings.freed()))

@@ -26,7 +26,7 @@ from .arguments import (
     refuse_foreign_state,
 )
 from .base_loader import BaseLoader
-from .iterators import InlineIterator, ThreadIterator
+from .iterators import CrewIterator, InlineIterator
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:
@@ -220,9 +220,9 @@ class DataLoader(BaseLoader[T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:
-            kind: type[InlineIterator | ThreadIterator] = InlineIterator
+            kind: type[InlineIterator | CrewIterator] = InlineIterator
         else:
-            kind = ThreadIterator
+            kind = CrewIterator
         iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
         self._state.stats = iterator.stats()
         self._state.add(iterator)

@@ -244,7 +244,7 @@ class InlineIterator(EpochIterator):
         return self._stats
 
 
-class ThreadIterator(EpochIterator):
+class CrewIterator(EpochIterator):
     """Yields batches that workers, threads or processes, make ahead, in torch's order.
 
     As in torch, the trainer's thread advances the sampler: by ``prefetch_factor * num_workers``

@@ -18,7 +18,7 @@ _MOST_STACKS = 8
 
 
 class Turns:
-    """The turns of one pool's jobs; the process's budget of threads counts them under its lock."""
+    """The turns of one crew's jobs; the process's budget of threads counts them under its lock."""
 
     __slots__ = ("num_running", "num_waiting")
 
@@ -32,7 +32,7 @@ class Turns:
 class Activity:
     """The job that one worker has now. The worker writes it once per batch; any thread may read.
 
-    ``turns``: those of its pool; None = a worker by itself.
+    ``turns``: those of its crew; None = a worker by itself.
     """
 
     __slots__ = (

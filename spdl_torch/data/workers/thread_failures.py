@@ -1,4 +1,4 @@
-"""What went wrong on a pool's threads, for the loop to raise."""
+"""What went wrong on a crew's threads, for the loop to raise."""
 
 from __future__ import annotations
 
