@@ -35,21 +35,22 @@ class _Methods(tuple[Any, ...]):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:
-        """Make a new object from a sequence or iterable."""
+        """Return a tuple of these values. Raises: TypeError: they are too few, or too many."""
         made = tuple.__new__(cls, iterable)
         if len(made) != len(cls._fields):
-            raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
+            raise TypeError(f"{cls.__name__} has {len(cls._fields)} fields, got {len(made)} values")
         return made
 
     def _replace(self, /, **changed: Any) -> Self:
-        """Return a new object replacing specified fields with new values."""
+        """Return a copy in which some fields have other values. Raises: ValueError: a name that is
+        no field's."""
         made = self._make(map(changed.pop, self._fields, self))
         if changed:
-            raise ValueError(f"Got unexpected field names: {list(changed)!r}")
+            raise ValueError(f"{type(self).__name__} has no field {list(changed)!r}")
         return made
 
     def _asdict(self) -> dict[str, Any]:
-        """Return a new dict which maps field names to their values."""
+        """Return the values by the names of their fields."""
         return dict(zip(self._fields, self, strict=True))
 
     def __repr__(self) -> str:
@@ -58,7 +59,7 @@ class _Methods(tuple[Any, ...]):
         return f"{type(self).__name__}({values})"
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return self as a plain tuple. Used by copy and pickle."""
+        """Return the constructor's arguments, for copies and pickles."""
         return tuple(self)
 
 

@@ -109,7 +109,8 @@ class WorkerProcess:
     def submit(self, job: Submit) -> None:
         """Send a job, and with it the slabs that are free. Raises: what pickle raises."""
         # Noted before it is sent: sending to a child that has just died raises nothing, and what is
-        # noted here is made again. The answer cannot be missed: the roster's lock is held meanwhile.
+        # noted here is made again. The answer cannot be missed: it is heard under the lock of the
+        # roster, which calls this.
         self.jobs[job.number] = job
         try:
             self.connection.send((*job, *self.mappings.freed()))

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...io._transfer.tree import leaves_of, spots_of
-from ...named_tuples import NamedTuple
 from ..child_process.signals import handlers_deferred
 from . import move_limits as limits
 
