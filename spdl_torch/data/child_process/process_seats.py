@@ -21,23 +21,21 @@ from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import install
-from ..workers.device import most_regions
 from ..workers.jobs import Failed, Loaded, Result
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
+from .equipment import Equipment
 from .error_pickle import unpack_errors_of
 from .losses import Losses
 from .messages import Submit
 from .process_counts import ProcessCounts
 from .roster import Roster
-from .start_methods import context_of, forks
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...io._transfer.kept import Shelf
-    from ...io._transfer.region import LimitedLocker
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from ..workers.transfer_stage import DeviceStage
     from .mappings import Mappings
     from .messages import Answer
-    from .shared_blocks import SharedBlocks
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -81,21 +78,14 @@ class ProcessSeats:
         shelf: Shelf | None = None,
         doubts: Doubts | None = None,
     ) -> None:
-        """``shelf``: has the slabs of the epoch before; None = those of this one are not kept.
-        ``doubts``: take what fails here while it is not believed; None = it always is.
+        """``context``, ``shelf``: see ``Equipment``. ``doubts``: take what fails here while it is
+        not believed; None = it always is.
         """
         self.placement: Placement | None = None
         self._doubts = doubts
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
-        self._context = context_of(context)
-        # Forked children have the trainer's memory; others share the dataset's large arrays.
-        self._blocks = None if forks(self._context) else _shared_blocks()
-        self._near = None if device_stage is None else device_stage.near
-        self._shelf = shelf
-        self._locker: LimitedLocker | None = None  # one bound for the slabs of all children
-        if device_stage is not None:
-            self._locker = self._locker_of(device_stage)
+        self._equipment = Equipment(context, self._spec, device_stage, shelf)
         self._pid = os.getpid()
         self._threads = ThreadGroup(weakly(self.request_stop))
         self.counts = ProcessCounts(spec.num_workers)
@@ -116,15 +106,14 @@ class ProcessSeats:
         if self.children:
             self._prepare_again(key, workers)
             return
-        if forks(self._context):
+        if self.are_copies:
             install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
         try:
             for place in self.roster.places:
                 child = self._new_child(place, key, workers)
                 self.roster.put(child)
                 self._start_child(child)
-            if self._shelf is not None:
-                self._shelf.clear()  # of more processes than there are now
+            self._equipment.all_have_theirs()
         except BaseException:  # Ctrl-C too
             self.request_stop()
             raise
@@ -214,7 +203,7 @@ class ProcessSeats:
     @property
     def are_copies(self) -> bool:
         """Whether children are forked: copies of this process and the thread that starts them."""
-        return forks(self._context)
+        return self._equipment.are_copies
 
     @property
     def loss(self) -> BaseException | None:
@@ -252,7 +241,7 @@ class ProcessSeats:
         if epoch is not None:
             epoch.close()
         self._epoch = None
-        self._blocks = None  # a child that is being started still has them
+        self._equipment.let_go()
         self._end_children()
 
     def _end_children(self) -> None:
@@ -291,36 +280,17 @@ class ProcessSeats:
         self, place: int, key: StreamKey, workers: Sequence[WorkerState]
     ) -> WorkerProcess:
         """Return a child that is yet to be started."""
-        # Lock the slabs' pages only for a device stage, which knows when the GPU has copied.
-        # Otherwise pin_memory() has to find pageable memory: it then copies into pinned memory of
-        # its own, which torch does not reuse too early.
-        lock = None if self._locker is None else self._locker.region
         child = WorkerProcess(
             place,
             self._spec,
-            self._context,
+            self._equipment,
             key,
             workers,
-            blocks=self._blocks,
-            near=self._near,
-            lock=lock,
-            shelf=self._shelf,
             hear=weakly(self._hear),
             ended=weakly(self._child_has_ended),
         )
         self.counts.add(child)
         return child
-
-    def _locker_of(self, stage: DeviceStage) -> LimitedLocker:
-        """Return the locker of the slabs, which goes on from epoch to epoch with them."""
-        spec, shelf = self._spec, self._shelf
-        if shelf is not None and shelf.locker is not None:
-            shelf.locker.begin(most_regions(spec.max_outstanding, spec.num_workers))
-            return shelf.locker
-        locker = stage.limited(spec.max_outstanding, spec.num_workers)
-        if shelf is not None:
-            shelf.locker = locker
-        return locker
 
     def _start_child(self, child: WorkerProcess) -> None:
         if self._finalize is None:
@@ -348,8 +318,7 @@ class ProcessSeats:
             if not self._join(place, epoch):
                 num_workers = place
                 break
-        if self._locker is not None:
-            self._locker.grow(most_regions(max_outstanding, num_workers))
+        self._equipment.grow(max_outstanding, num_workers)
         self.roster.places = range(num_workers)
         self._spec = self._spec._replace(num_workers=num_workers)
         self.counts.workers.change(num_workers)
@@ -435,7 +404,7 @@ class ProcessSeats:
         A forked successor is there in milliseconds, and makes them. One that imports torch takes
         seconds, in which the loop would wait for the first of them: the others make them.
         """
-        is_late = not forks(self._context)
+        is_late = not self.are_copies
         with self.roster.lock:
             epoch = self._epoch
             if epoch is None or self.children.get(child.place) is not child:
@@ -484,9 +453,3 @@ class ProcessSeats:
                 epoch.close()
         if self._is_stopped:
             successor.connection.hang_up()
-
-
-def _shared_blocks() -> SharedBlocks | None:
-    from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks  # forked children need none of it
-
-    return SharedBlocks() if CAN_SHARE_BLOCKS else None

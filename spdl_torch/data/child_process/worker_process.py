@@ -13,19 +13,15 @@ from .child import Beginning
 from .connection import ChildConnection
 from .mappings import Mappings
 from .messages import Answer, Restart, Submit
-from .start_methods import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from multiprocessing.context import BaseContext
 
-    from ...io._transfer.kept import Shelf
-    from ...io._transfer.near import Near
-    from ...io._transfer.region import Region
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
+    from .equipment import Equipment
     from .shared_blocks import SharedBlocks
 
 _MOST_KEPT = 8
@@ -51,14 +47,10 @@ class WorkerProcess:
         self,
         place: int,
         spec: LoadSpec,
-        context: BaseContext,
+        equipment: Equipment,
         key: StreamKey,
         workers: Sequence[WorkerState],
         *,
-        blocks: SharedBlocks | None,
-        near: Near | None,
-        lock: Callable[[Any], Region] | None,
-        shelf: Shelf | None,
         hear: Callable[[WorkerProcess, Answer], None],
         ended: Callable[[WorkerProcess], None],
     ) -> None:
@@ -72,16 +64,16 @@ class WorkerProcess:
         """Whether none of its workers could start; the loop has had their errors."""
         self.latest: bytes | None = None
         """The pickle of its last ``Readings`` of this epoch."""
-        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=lock, shelf=shelf)
-        is_forked = forks(context)
+        most, is_forked = spec.max_outstanding + _MOST_KEPT, equipment.are_copies
+        self.mappings = Mappings(most, lock=equipment.lock, shelf=equipment.shelf)
         beginning = Beginning(
-            InheritedSpec(spec) if is_forked else _packed(spec, blocks),
+            InheritedSpec(spec) if is_forked else _packed(spec, equipment.blocks),
             place,
             key,
             tuple(workers),
             torch.get_default_dtype(),
             None if is_forked else _environment(),
-            near,
+            equipment.near,
             self.mappings.given,
         )
         self.mappings.given = None  # its descriptors are closed when the child has it
@@ -99,7 +91,7 @@ class WorkerProcess:
                 ended(found)
 
         self.connection = ChildConnection(
-            context, beginning, self.mappings, hear=hear_answer, ended=has_ended
+            equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
 
     def start(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:

@@ -98,6 +98,22 @@ class _Window:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class _Trial:
+    """Whether one worker alone is faster than all together."""
+
+    together_ns: float
+    """The time of a sample before."""
+    is_settled: bool = False
+    """Whether the others have finished their last jobs."""
+    is_proven: bool = False
+
+    def is_hopeless(self, window: _Window) -> bool:
+        """Return whether one alone is so slow that the trial can end."""
+        is_slow = window.samples > 0 and window.sample_ns > _LOSS * self.together_ns
+        return is_slow and not self.is_proven
+
+
 class Contention:
     """The contention of one epoch's workers for the GIL, and whether one of them works alone.
 
@@ -118,9 +134,7 @@ class Contention:
         self._inside = 0  # workers that have a job
         self._marked_ns = 0  # busy time is counted up to here
         self._window = _Window()
-        self._together_ns = 0.0  # time per sample before one worked alone
-        self._is_settled = True  # the others have finished their last jobs
-        self._is_proven = False  # one alone was faster than all together
+        self._trial: _Trial | None = None  # while one works alone
         self._until_ns = 0  # no change before this
         self._hold_ns = _FIRST_HOLD_NS
 
@@ -188,36 +202,29 @@ class Contention:
 
     def _judge(self, worker: int, now: int) -> None:
         """Decide, at the end of a job, who works next. The caller holds the lock."""
-        window = self._window
-        if self.alone is not None and not self._is_settled:
+        window, trial = self._window, self._trial
+        if trial is not None and not trial.is_settled:
             if self._inside:  # the others still finish jobs: this would not be one alone
                 return
-            self._is_settled = True
-        elif not (window.is_full or self._is_hopeless(window)):
+            trial.is_settled = True
+        elif not (window.is_full or (trial is not None and trial.is_hopeless(window))):
             return
-        elif self.alone is None:
+        elif trial is None:
             if self._adapts and now >= self._until_ns and window.is_contended:
-                self._together_ns = window.sample_ns
-                self._is_settled = self._is_proven = False
-                self.alone = worker
-        elif not self._is_proven:
-            self._is_proven = window.sample_ns * _GAIN < self._together_ns
+                self._trial, self.alone = _Trial(window.sample_ns), worker
+        elif not trial.is_proven:
+            trial.is_proven = window.sample_ns * _GAIN < trial.together_ns
             self._until_ns = now + self._hold_ns
             self._hold_ns = min(2 * self._hold_ns, _LONGEST_HOLD_NS)
-            if not self._is_proven:
+            if not trial.is_proven:
                 self._open(self._until_ns)
         elif now >= self._until_ns:
             self._open(now)
         self._window = _Window()
 
-    def _is_hopeless(self, window: _Window) -> bool:
-        """Return whether one alone is so slow that its trial can end."""
-        is_tried = self.alone is not None and not self._is_proven and window.samples > 0
-        return is_tried and window.sample_ns > _LOSS * self._together_ns
-
     def _open(self, until_ns: int) -> None:
         """Let all work together, at least until ``until_ns``. The caller holds the lock."""
-        self.alone, self._until_ns = None, until_ns
+        self.alone, self._trial, self._until_ns = None, None, until_ns
         try:
             for _ in self._activities:
                 self.parked.put(None)

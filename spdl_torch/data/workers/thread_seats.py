@@ -85,7 +85,7 @@ class ThreadSeats:
             self._memory = device_stage.batch_memory(spec.max_outstanding)
             spec = spec._replace(memory=self._memory)
         self._spec = spec
-        self._device_stage = device_stage
+        self._settle = None if device_stage is None else device_stage.settle
         self._pid = os.getpid()
         # A weak reference: with a strong one only a garbage collection would free the seats, and
         # the dataset with them.
@@ -367,8 +367,8 @@ class ThreadSeats:
             say_ready()
 
     def _serve(self, number: int, say_ready: Once) -> None:
-        if self._device_stage is not None:
-            self._device_stage.settle(number)
+        if self._settle is not None:
+            self._settle(number)
         worker = self._workers.get(number)
         if worker is None:
             worker = self._workers[number] = Worker(
