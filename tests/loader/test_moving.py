@@ -27,7 +27,7 @@ from _readings import shown
 from _seats import start_children
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
@@ -982,6 +982,39 @@ def test_stream_begins_again_on_threads_if_it_fails_in_children_at_once(fails_at
         else:
             assert rows_of(loader) == expected
     assert "in a worker process alone" in state_of(loader).moving.reason
+
+
+class LateFailure(IterableDataset):
+    """Two workers' items, of which the first worker's fail in its process, once the loop has had
+    some of the second one's."""
+
+    thread_safe = True
+
+    def __init__(self):
+        self.pid, self.may_fail = os.getpid(), multiprocessing.get_context("fork").Event()
+
+    def __iter__(self):
+        worker = get_worker_info().id
+        if os.getpid() != self.pid and worker == 0:
+            self.may_fail.wait(PATIENCE_SECONDS)
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        return iter(range(100 * worker, 100 * worker + 16))
+
+
+def test_stream_out_of_order_does_not_begin_again_once_the_loop_has_had_a_batch():
+    """No item comes twice: the error is the process's, and the next epoch is right."""
+    dataset = LateFailure()
+    loader = loader_of(dataset, in_order=False)
+    state_of(loader).moving.is_on_trial = True
+    iterator = iter(loader)
+    seen = next(iterator).tolist()
+    dataset.may_fail.set()
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
+        while True:
+            seen += next(iterator).tolist()
+    assert len(set(seen)) == len(seen) and min(seen) >= 100
+    whole = [item for batch in loader for item in batch.tolist()]
+    assert sorted(whole) == [*range(16), *range(100, 116)]
 
 
 class OnDevice(Draws):

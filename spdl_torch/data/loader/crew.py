@@ -189,7 +189,7 @@ class Crew:
         """Wait for the next result, and meanwhile do what the workers need of the loop."""
         while True:
             # A batch that is there comes first.
-            seconds = None if len(self._running().outlet) else self._tend(deadline)
+            seconds = None if self._running().outlet.has_next else self._tend(deadline)
             epoch = self._running()
             epoch.consumer.ask(epoch.outlet)
             try:

@@ -220,6 +220,11 @@ class Channel(AsyncMethods, Generic[T]):
         with self._lock:
             return len(self._items) - self._sentinels.count_waiting(self.num_got) + early
 
+    @property
+    def has_next(self) -> bool:
+        """Whether the next ``get`` finds an item whose turn it is."""
+        return bool(self._items)
+
     def progress(self) -> tuple[int, int]:
         """Return how many places of an ordered channel are settled, and with how many items."""
         with self._lock:
