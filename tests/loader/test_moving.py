@@ -1001,6 +1001,11 @@ class LateFailure(IterableDataset):
         return iter(range(100 * worker, 100 * worker + 16))
 
 
+def take_all(iterator, seen):
+    for batch in iterator:
+        seen += batch.tolist()
+
+
 def test_stream_out_of_order_does_not_begin_again_once_the_loop_has_had_a_batch():
     """No item comes twice: the error is the process's, and the next epoch is right."""
     dataset = LateFailure()
@@ -1010,9 +1015,9 @@ def test_stream_out_of_order_does_not_begin_again_once_the_loop_has_had_a_batch(
     seen = next(iterator).tolist()
     dataset.may_fail.set()
     with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
-        while True:
-            seen += next(iterator).tolist()
-    assert len(set(seen)) == len(seen) and min(seen) >= 100
+        take_all(iterator, seen)
+    assert len(set(seen)) == len(seen)
+    assert min(seen) >= 100
     whole = [item for batch in loader for item in batch.tolist()]
     assert sorted(whole) == [*range(16), *range(100, 116)]
 
