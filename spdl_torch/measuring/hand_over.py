@@ -70,7 +70,7 @@ def hand_overs(
 
 def wait_for_batch(batches: Any) -> None:
     """Wait until the workers have a batch ready, or will have none."""
-    epoch = getattr(getattr(batches, "_pool", None), "_epoch", None)
+    epoch = getattr(getattr(batches, "_crew", None), "_epoch", None)
     while epoch is not None and not len(epoch.outlet) and not epoch.outlet.closed:
         time.sleep(0.001)
 

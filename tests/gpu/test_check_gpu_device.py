@@ -173,7 +173,7 @@ class Filling:
 def test_hand_over_begins_when_the_batch_is_there():
     """On a busy machine it may come late; what the loop does while it waits is not measured."""
     epoch = SimpleNamespace(outlet=Filling([0, 0, 1]))
-    batches = SimpleNamespace(_pool=SimpleNamespace(_epoch=epoch))
+    batches = SimpleNamespace(_crew=SimpleNamespace(_epoch=epoch))
     hand_over.wait_for_batch(batches)
     assert next(epoch.outlet.lengths, None) is None
     epoch.outlet = Filling([0])

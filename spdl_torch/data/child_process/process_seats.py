@@ -86,7 +86,6 @@ class ProcessSeats:
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
         self._equipment = Equipment(context, self._spec, device_stage, shelf)
-        self._pid = os.getpid()
         self._threads = ThreadGroup(weakly(self.request_stop))
         self.counts = ProcessCounts(spec.num_workers)
         self._epoch: Epoch | None = None
@@ -274,7 +273,7 @@ class ProcessSeats:
     @property
     def _is_here(self) -> bool:
         """Whether this is the process that has started them, and not one forked from it."""
-        return os.getpid() == self._pid
+        return os.getpid() == self._threads.pid
 
     def _new_child(
         self, place: int, key: StreamKey, workers: Sequence[WorkerState]

@@ -67,7 +67,6 @@ class Crew:
     ) -> None:
         """``seats``: where the workers sit; with a ``mover``, where they begin."""
         self._spec = spec
-        self._pid = os.getpid()
         self._seats = self.lead = seats
         """Where those sit who get the jobs now."""
         self._present: tuple[Seats, ...] = ()  # those who deliver to this epoch
@@ -319,7 +318,7 @@ class Crew:
     @property
     def in_this_process(self) -> bool:
         """False in a forked child: the workers stayed with the parent."""
-        return os.getpid() == self._pid
+        return os.getpid() == self._threads.pid
 
     def _running(self) -> Epoch:
         epoch = self._epoch

@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,8 @@ class Mover:
         """``within_epochs``: whether workers may move while an epoch runs."""
         self.threads = threads
         self._doubts = Doubts()
-        self.hiring = Hiring(lambda: open_children(self._doubts), memory)
+        # Not by a method of this object, which would be a cycle: the dataset goes with its loader.
+        self.hiring = Hiring(partial(open_children, self._doubts), memory)
         self.state = State.THREADS
         self.due_seconds = 0.0
         """When to look for the next step, by ``perf_counter()``."""

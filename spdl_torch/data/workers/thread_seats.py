@@ -86,7 +86,6 @@ class ThreadSeats:
             spec = spec._replace(memory=self._memory)
         self._spec = spec
         self._settle = None if device_stage is None else device_stage.settle
-        self._pid = os.getpid()
         # A weak reference: with a strong one only a garbage collection would free the seats, and
         # the dataset with them.
         self._threads = ThreadGroup(weakly(self.request_stop))
@@ -277,7 +276,7 @@ class ThreadSeats:
     @property
     def _is_here(self) -> bool:
         """False in a forked child: the threads stayed with the parent."""
-        return os.getpid() == self._pid
+        return os.getpid() == self._threads.pid
 
     def _at_work(self) -> Shift:
         shift = self._shift
