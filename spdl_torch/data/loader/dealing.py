@@ -15,22 +15,30 @@ class Dealing:
     """The jobs of an epoch as its workers get them, in turns, from ``first`` on.
 
     workers: where their iterables begin; as in torch, those that have ended lose their turn.
-    evenly: no worker has more than its share of the jobs.
+    evenly: no worker has more than its share of ``max_outstanding`` jobs.
     """
 
     def __init__(
-        self, num_workers: int, workers: Sequence[WorkerState], first: int, *, evenly: bool
+        self,
+        num_workers: int,
+        workers: Sequence[WorkerState],
+        first: int,
+        *,
+        max_outstanding: int,
+        evenly: bool,
     ) -> None:
         numbers = range(num_workers)
         self._turns: Iterator[int] = itertools.cycle([*numbers[first:], *numbers[:first]])
         self._active = {n for n in numbers if not workers or not workers[n].ended}
         self._evenly = evenly
+        self.max_outstanding = max_outstanding
+        """The most jobs that may be given out and not yet received; tuning may change it."""
         self._num_jobs = [0] * num_workers  # that each worker has
         self.given: dict[int, tuple[int, int]] = {}
         """The worker of each job that the loop has not had yet, and the number of its batch in the
         sampler's order."""
 
-    def next_worker(self, max_outstanding: int) -> int | None:
+    def next_worker(self) -> int | None:
         """Return the worker whose turn it is; None = nobody's.
 
         Where order does not matter, a worker with its full share of jobs is passed over:
@@ -41,7 +49,7 @@ class Dealing:
                 continue
             if not self._evenly:
                 return worker
-            if self._num_jobs[worker] < max(1, max_outstanding // len(self._active)):
+            if self._num_jobs[worker] < max(1, self.max_outstanding // len(self._active)):
                 return worker
         return None
 

@@ -261,9 +261,7 @@ class CrewIterator(EpochIterator):
         self._began_seconds, self._known = perf_counter(), loader._state
         self._known.first_seconds = None
         super().__init__(loader)
-        assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
-        self._max_outstanding = loader.prefetch_factor * loader.num_workers
-        if self._max_outstanding < 1:
+        if _max_outstanding(loader) < 1:
             raise AssertionError(
                 f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
             )
@@ -305,7 +303,7 @@ class CrewIterator(EpochIterator):
         return LoadSpec(
             recipe=self._recipe(loader),
             num_workers=self._num_workers,
-            max_outstanding=self._max_outstanding,
+            max_outstanding=_max_outstanding(loader),
             in_order=loader.in_order,
             stats=stats,
             draws=Draws(self._key.epoch_seed, loader.rng == "sample", loader.seed is not None),
@@ -342,6 +340,7 @@ class CrewIterator(EpochIterator):
             self._num_workers,
             self._begun_from,
             self._progress.next_worker,
+            max_outstanding=_max_outstanding(loader),
             evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
         )
         self._submit_more()
@@ -352,9 +351,10 @@ class CrewIterator(EpochIterator):
         limit; none after one that Ctrl-C has cut short.
         """
         if self._tuner is not None:
-            self._max_outstanding = self._tuner.max_outstanding
+            self._dealing.max_outstanding = self._tuner.max_outstanding
+        most = self._dealing.max_outstanding
         taken = self._crew.num_taken  # meanwhile nobody takes any
-        while self._num_submitted - taken < self._max_outstanding and not self._is_cut_short:
+        while self._num_submitted - taken < most and not self._is_cut_short:
             num_submitted = self._num_submitted
             # Ctrl-C may leave a job that the sampler has given and no worker has, or one that a
             # worker has and nobody has counted: another one would get its number.
@@ -369,7 +369,7 @@ class CrewIterator(EpochIterator):
                 return
 
     def _submit_next(self) -> None:
-        worker = self._dealing.next_worker(self._max_outstanding)
+        worker = self._dealing.next_worker()
         if worker is None:
             return
         taken = self._take_index()
@@ -553,6 +553,11 @@ def _pinned(batch: Any, device: str | None) -> Any:
     except BaseException as error:
         add_thread_note(error, f"in pin_memory() of a batch of type {type(batch).__name__}")
         raise
+
+
+def _max_outstanding(loader: BaseLoader[Any]) -> int:
+    assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
+    return int(loader.prefetch_factor * loader.num_workers)
 
 
 def _most_workers(loader: BaseLoader[Any]) -> int:
