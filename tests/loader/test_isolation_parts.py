@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import linecache
 import os
 import pickle
+import sys
 import warnings
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
+from _forks import found_in_fork
 from _isolation_data import Coded, Unportable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from torchvision import tv_tensors
 
 from spdl_torch.data.child_process import mappings
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
+from spdl_torch.data.child_process.child import _seed_process
 from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
 from spdl_torch.data.child_process.mappings import Mappings
 from spdl_torch.data.child_process.shared_memory import SlabPool
@@ -397,3 +401,18 @@ def test_slabs_are_locked_for_a_device_stage():
     found = passage([BIG])[0]
     assert found.is_pinned()
     assert torch.equal(transfer.stage(found).receive().cpu(), BIG)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_child_is_seeded_without_reading_a_source(limit):
+    """torch describes the stack of a call for a device that is not in use, and reads each frame's
+    file for that. How long tracebacks are stays as the program has set it."""
+
+    def seeded():
+        if limit is not None:
+            sys.tracebacklimit = limit
+        linecache.clearcache()
+        _seed_process(2**40, 3)
+        return list(linecache.cache), torch.initial_seed(), getattr(sys, "tracebacklimit", None)
+
+    assert found_in_fork(seeded) == ([], 2**40 + 3, limit)

@@ -18,6 +18,7 @@ import torch
 import torch.library
 
 from ...named_tuples import NamedTuple
+from ...scopes import scope
 from ..rng.patches import install
 from .batch_packing import SlabWriter
 from .lone_worker import LoneWorker
@@ -27,7 +28,7 @@ from .signals import leave_to_the_trainer
 from .uplink import Uplink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
     from ...io._transfer.near import Near
@@ -145,5 +146,24 @@ def _seed_process(base_seed: int, worker: int) -> None:
     own; these are for draws that do not follow them, in threads that the dataset starts."""
     seed = base_seed + worker
     random.seed(seed)
-    torch.manual_seed(seed)
+    with _stacks_left_out():
+        torch.manual_seed(seed)
     np.random.seed([seed & 0xFFFF_FFFF, worker])
+
+
+@scope
+def _stacks_left_out() -> Iterator[None]:
+    """Let no stack be described meanwhile. With each call for a device that is not in use yet torch
+    keeps a description of where it came from, for which it reads the files of all frames: 3 ms or
+    more.
+    """
+    absent: Any = object()
+    limit = getattr(sys, "tracebacklimit", absent)
+    sys.tracebacklimit = 0
+    try:
+        yield
+    finally:
+        if limit is absent:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit

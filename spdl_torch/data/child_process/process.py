@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from contextlib import nullcontext, suppress
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection, resource_tracker
 from multiprocessing import process as processes
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -248,6 +248,7 @@ def server_ends(error: Exception) -> bool:
 
 
 def _server_pid() -> int | None:
+    forkserver = sys.modules.get("multiprocessing.forkserver")  # starting one has imported it
     return getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
 
 

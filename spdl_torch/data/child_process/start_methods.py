@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 from .process import server_is_anothers
@@ -75,6 +74,8 @@ def forks(context: BaseContext) -> bool:
 
 def _preload(context: Any) -> None:
     """Let the server import this package, unless it already runs or the user set its imports."""
+    from multiprocessing import forkserver  # forked children need no server
+
     server = getattr(forkserver, "_forkserver", None)  # private: without it, only slower
     is_untouched = getattr(server, "_preload_modules", None) == ["__main__"]
     if is_untouched and getattr(server, "_forkserver_pid", 0) is None:

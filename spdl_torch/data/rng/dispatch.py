@@ -18,6 +18,7 @@ False and ``function_mode.py`` takes over, with the same bits at a higher cost.
 from __future__ import annotations
 
 from functools import partial
+from itertools import compress, count
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -160,8 +161,8 @@ def _kernel(operator: torch._ops.OpOverload, below: Any, thread: Thread) -> Call
     redispatch: Any = operator._handle.redispatch_boxed
     arguments = operator._schema.arguments
     names = [argument.name for argument in arguments]
-    tensors = [isinstance(argument.type, torch.TensorType) for argument in arguments]
-    tensor_at, generator_at = tensors.index(True), names.index("generator")
+    are_tensors = (isinstance(argument.type, torch.TensorType) for argument in arguments)
+    tensor_at, generator_at = next(compress(count(), are_tensors)), names.index("generator")
 
     def draw(keys: Any, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if generator is None and args[tensor_at].is_cpu:  # all its tensors are on one device

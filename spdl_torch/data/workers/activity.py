@@ -6,8 +6,6 @@ import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from ...pipeline.threads.stacks import stack_of
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -75,6 +73,8 @@ def describe_activities(
     """Describe the threads that are at work, with their stacks, those on the ``awaited`` batch
     first (None = any batch would do). ``threads``: those of the activities, and perhaps others.
     """
+    from ...pipeline.threads.stacks import stack_of  # for loops that wait too long
+
     found = []
     activity_of = {activity.thread: activity for activity in activities}
     for thread in threads:

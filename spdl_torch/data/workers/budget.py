@@ -20,7 +20,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,13 +60,15 @@ class Member(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
 class _Waiter:
     """A worker that waits for its turn."""
 
-    activity: Activity
-    results: Channel[Any]
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    __slots__ = ("activity", "results", "turn")
+
+    def __init__(self, activity: Activity, results: Channel[Any]) -> None:
+        self.activity = activity
+        self.results = results
+        self.turn = threading.Lock()
 
     def wake(self) -> None:
         """Let it see what has changed: it has a turn, or is the last, or its channel is closed."""
