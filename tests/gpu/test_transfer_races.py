@@ -510,7 +510,7 @@ def clips_decoded_on_the_device(device):
     """Frames of a video, by torchcodec: as before."""
     problems, readings = [], []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torchcodec_video, "_decoded", LateJpegs(device).frames)
+        patched.setattr(torchcodec_video, "decoded_frames", LateJpegs(device).frames)
         patched.setattr(cuda, "resolve", lambda place: HOST)
         for value in range(10):
             config = cuda_config(0) if value < 5 else cuda_config(0, stream=0)

@@ -14,7 +14,7 @@ import os
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -41,11 +41,56 @@ if TYPE_CHECKING:
     from ..workers.load_spec import LoadSpec
     from ..workers.seats import Seats
     from ..workers.transfer_stage import DeviceStage
-    from .mover import Mover
 
 _JOIN_SECONDS = 1.0
 
 _MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before the thread looks
+
+
+class Steering(Protocol):
+    """What decides where a crew's workers sit. The loop's thread calls it, but for
+    ``request_stop``; the crew passes itself, to which it does not refer."""
+
+    def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> Seats:
+        """Have workers there for an epoch that is about to begin, and return where they sit."""
+        ...
+
+    def has_begun(self) -> None:
+        """Note that the epoch has begun."""
+        ...
+
+    def gives(self, number: int, index: Any, worker: int, first: int, wants: bool) -> None:
+        """Note a job that is given out."""
+        ...
+
+    def look(self, crew: Crew) -> None:
+        """Take the step that is due before the loop gets a batch."""
+        ...
+
+    def tend(self, crew: Crew) -> None:
+        """Do what is due before the loop waits."""
+        ...
+
+    def after(self, crew: Crew, result: Result) -> None:
+        """Learn from a result that the loop gets."""
+        ...
+
+    @property
+    def may_be_tuned(self) -> bool:
+        """Whether the number of workers may change now."""
+        ...
+
+    def ends(self, crew: Crew) -> None:
+        """Keep what the next epochs have to know of one that ends."""
+        ...
+
+    def request_stop(self) -> None:
+        """End the workers that it has brought. Never blocks; safe in a finalizer."""
+        ...
+
+    def stop(self) -> None:
+        """Stop them, and wait a moment for their end."""
+        ...
 
 
 class Crew:
@@ -63,7 +108,7 @@ class Crew:
         spec: LoadSpec,
         seats: Seats,
         stage: DeviceStage | None = None,
-        mover: Mover | None = None,
+        mover: Steering | None = None,
     ) -> None:
         """``seats``: where the workers sit; with a ``mover``, where they begin."""
         self._spec = spec

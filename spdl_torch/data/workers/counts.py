@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...machine.probes import ProbeCounters, probe_counters
+from ...named_tuples import NamedTuple
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.stats.thread_time import ThreadCount

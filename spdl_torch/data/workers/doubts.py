@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
 from .jobs import Failed, NoBatch
 
 if TYPE_CHECKING:
