@@ -31,7 +31,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
-from spdl_torch.data.child_process import connection
+from spdl_torch.data.child_process import connection, process_seats
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.loader import move_limits
 from spdl_torch.data.loader.held_up import are_held_up
@@ -924,6 +924,34 @@ def test_what_fails_in_children_alone_is_made_by_threads(fails_from, way, on_err
     assert mover_of(iterator).state is State.STAYED
     assert "a batch failed in a worker process alone" in loader.report().placement.reason
     assert not placement_of(loader).num_processes
+
+
+@pytest.mark.parametrize("decision", ["stays", "moved"])
+def test_children_may_die_just_before_the_trial_is_decided(monkeypatch, decision):
+    """The threads make what they had, if they have the work back; if not, the death ends the epoch,
+    as it does later."""
+    monkeypatch.setattr(process_seats, "_MOST_REPLACED", 0)
+    expected = rows_of(loader_of(isolation="thread"))
+    loader = loader_of(OfOneProcess(20, way="die"))
+    iterator = iter(loader)
+    batches = loop(iterator, 1, length=4)
+    mover = mover_of(iterator)
+    children = mover.hiring.children
+    until(lambda: children.loss is not None)
+    if decision == "stays":
+        mover.memory.stays("the loop was 0.61 times as fast with processes")
+        mover.return_to_threads(crew_of(iterator))
+        assert rows_of([*batches, *iterator]) == expected
+        assert loader.report().placement.reason.count("0.61 times") == 1
+    else:
+        monkeypatch.setattr(move_limits, "GAIN", 0.0)
+        monkeypatch.setattr(move_limits, "TRIAL_BATCHES", 0)
+        monkeypatch.setattr(move_limits, "TRIAL_SECONDS", 0.0)
+        monkeypatch.setattr(move_limits, "LONG_TRIAL_SECONDS", 0.0)
+        mover.memory.is_on_trial, mover.due_seconds = True, 0.0
+        with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
+            list(iterator)
+        assert mover.state is State.CHILDREN
 
 
 def test_what_fails_everywhere_leaves_the_trial_on():

@@ -184,7 +184,9 @@ class Mover:
 
     def _doubt(self, crew: Crew, found: Doubtful | BaseException) -> None:
         error = error_in(found.result) if isinstance(found, Doubtful) else found
-        if not self._within_epochs:
+        if self.state is State.CHILDREN:  # it was found just before that was decided
+            _believe(crew, found)
+        elif not self._within_epochs:
             self._doubt_all(crew, found, error)
         elif isinstance(found, Doubtful):
             crew.enlist(self.threads)
@@ -204,10 +206,7 @@ class Mover:
             self._give_threads(replays)
             return
         self.memory.stays(failed_alone(error))
-        if isinstance(found, Doubtful):
-            crew.deliver(found.result)
-        else:
-            crew.end_epoch()
+        _believe(crew, found)
 
     def after(self, crew: Crew, result: Result) -> None:
         """Count a result that the loop gets, and learn from it."""
@@ -238,14 +237,17 @@ class Mover:
 
     def _have_back(self, crew: Crew, error: BaseException) -> None:
         """Give the threads the jobs of the children, whose trial is over."""
+        is_first_reason = self.state is State.TRIAL
         crew.enlist(self.threads)
         self._give_threads(self._stop_children(error))
-        crew.hand_over(self.threads, self._say_why())
+        if is_first_reason:
+            crew.hand_over(self.threads, self._say_why())
 
     def _stop_children(self, error: BaseException) -> list[Given]:
-        """End the trial for an error of the children; return their jobs."""
-        self.memory.stays(failed_alone(error))
-        self.go(State.STAYED)
+        """End the trial for an error of the children, if it is on; return their jobs."""
+        if self.state is State.TRIAL:
+            self.memory.stays(failed_alone(error))
+            self.go(State.STAYED)
         children = self.hiring.children
         given_up = [] if children is None else [Given(*job) for job in children.give_up()]
         return sorted([*given_up, *self._doubts.end()])
@@ -357,3 +359,11 @@ class Mover:
             reason = f"{seats.placement.reason}, and {reason}"
         seats.placement = replace(seats.placement, reason=reason)
         return seats.placement
+
+
+def _believe(crew: Crew, found: Doubtful | BaseException) -> None:
+    """Let the loop have what failed in a child."""
+    if isinstance(found, Doubtful):
+        crew.deliver(found.result)
+    else:
+        crew.end_epoch()
