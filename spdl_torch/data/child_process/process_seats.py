@@ -10,7 +10,6 @@ that leaves gets no more jobs, and ends when it has answered those that it has.
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +232,7 @@ class ProcessSeats:
 
     def request_stop(self) -> None:
         """End every wait, and ask the children to end. Never blocks; safe in a finalizer."""
-        if not self._is_here:
+        if not self._threads.is_here:
             return
         self._is_stopped = True  # before looking for children: a receiver looks after it adds one
         epoch = self._epoch
@@ -269,11 +268,6 @@ class ProcessSeats:
             self.counts.keep_rows()
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
-
-    @property
-    def _is_here(self) -> bool:
-        """Whether this is the process that has started them, and not one forked from it."""
-        return os.getpid() == self._threads.pid
 
     def _new_child(
         self, place: int, key: StreamKey, workers: Sequence[WorkerState]

@@ -10,7 +10,6 @@ Nothing here refers to the iterator that the trainer holds, so dropping it ends 
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from math import inf
 from time import monotonic
@@ -327,7 +326,7 @@ class Crew:
 
     def request_stop(self) -> None:
         """End every wait and with it the workers. Never blocks; safe in a finalizer."""
-        if not self.in_this_process:
+        if not self._threads.is_here:
             return  # a forked child has none of the threads, and locks may stay held for ever
         try:
             self._end()
@@ -360,17 +359,12 @@ class Crew:
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
 
-    @property
-    def in_this_process(self) -> bool:
-        """False in a forked child: the workers stayed with the parent."""
-        return os.getpid() == self._threads.pid
-
     def _running(self) -> Epoch:
         epoch = self._epoch
-        if epoch is None or not self.in_this_process:
+        if epoch is None or not self._threads.is_here:
             raise PipelineStopped(
                 "DataLoader: the workers of this iterator have ended"
-                + ("." if self.in_this_process else "; they did not follow into a forked process.")
+                + ("." if self._threads.is_here else "; they did not follow into a forked process.")
                 + " Call iter(loader) for new ones."
             )
         return epoch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from contextlib import nullcontext
 from functools import partial
 from math import inf
@@ -251,7 +250,7 @@ class ThreadSeats:
 
     def request_stop(self) -> None:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
-        if not self._is_here:
+        if not self._threads.is_here:
             return  # a forked child has none of the threads, and locks may stay held for ever
         shift = self._shift
         for shifts in list(self._shifts.values()):
@@ -272,11 +271,6 @@ class ThreadSeats:
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
         join_probing(_JOIN_SECONDS)
-
-    @property
-    def _is_here(self) -> bool:
-        """False in a forked child: the threads stayed with the parent."""
-        return os.getpid() == self._threads.pid
 
     def _at_work(self) -> Shift:
         shift = self._shift

@@ -7,7 +7,6 @@ dropping that object can end the run.
 from __future__ import annotations
 
 import logging
-import os
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +209,7 @@ class Run:
 
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
-        if os.getpid() != self._threads.pid:
+        if not self._threads.is_here:
             return  # a forked child has no threads, and perhaps locks that nobody will release
         if not self.life.stop():
             return
@@ -232,7 +231,7 @@ class Run:
 
         Raises: TimeoutError: an op still runs after ``timeout`` seconds; call again to wait on.
         """
-        if os.getpid() != self._threads.pid:
+        if not self._threads.is_here:
             return
         self.request_stop()
         if self._threads.is_member():
@@ -285,7 +284,7 @@ class Run:
         return [source.thread for source in self.sources if source.thread is not None]
 
     def _check_process(self) -> None:
-        if os.getpid() != self._threads.pid:
+        if not self._threads.is_here:
             raise PipelineStopped(
                 "this process is a fork; the pipeline's threads stayed in process "
                 f"{self._threads.pid}. Build a pipeline after the fork."

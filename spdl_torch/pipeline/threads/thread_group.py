@@ -162,6 +162,11 @@ class ThreadGroup:
         self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
         self._threads: list[threading.Thread] = []
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the threads are of this process, and not of one from which it was forked."""
+        return os.getpid() == self.pid
+
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a thread named ``spdl-<name>``."""
         if not self._threads:
