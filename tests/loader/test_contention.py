@@ -65,7 +65,7 @@ def machine(monkeypatch):
 
 def new_contention(num_workers=2):
     activities = [Activity() for _ in range(num_workers)]
-    return Contention(activities, shares_jobs=True, adapts=True), activities
+    return Contention(activities, shares_jobs=True), activities
 
 
 def work(contention, machine, workers, *, ms, switches=100, cpu=0.55, samples=100):

@@ -21,7 +21,6 @@ from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.stats.counters import QueueCounters
 from ..workers.activity import Activity, describe_activities
-from ..workers.contention import Contention
 from ..workers.counts import WorkerCounts
 from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Job
@@ -124,7 +123,7 @@ class LoneWorker:
             recorder=recorder,
             consumer=recorder.new_consumer_ring(2),
         )
-        shift = Shift(epoch, (queues,), Contention((), shares_jobs=False, adapts=False))
+        shift = Shift(epoch, (queues,), None)
         self.counts.begin(shift)
         self._recorder = recorder
         return shift

@@ -121,14 +121,14 @@ class Contention:
     more look, and changes nothing in what is loaded. Only the holder of the lock sets it.
     """
 
-    def __init__(self, activities: Sequence[Activity], *, shares_jobs: bool, adapts: bool) -> None:
+    def __init__(self, activities: Sequence[Activity], *, shares_jobs: bool) -> None:
         self.parked: Channel[None] = Channel(_ENOUGH)
         """The channel on which workers wait while one works alone."""
         self.alone: int | None = None
         """The worker that works alone; None = all work."""
         self._activities = activities
         self._shares_jobs = shares_jobs
-        self._adapts = adapts and CAN_COUNT  # else all always work together
+        self._adapts = CAN_COUNT  # else all always work together
         self._sample_ns = 0.0  # time per sample of the last job
         self._lock = threading.Lock()  # guards all that follows, and writes to alone
         self._inside = 0  # workers that have a job

@@ -114,7 +114,7 @@ class WorkerCounts:
             fetch=self.fetch.counters().since(fetch),
             jobs_wait_ns=shift.idle_ns(),
             parked_ns=shift.parked_ns(),
-            one_at_a_time=shift.contention.alone is not None,
+            one_at_a_time=shift.is_one_alone,
             collate=self.collate.counters().since(collate),
             probes_before=probes,
             probes_now=probe_counters(run_delays=run_delays),

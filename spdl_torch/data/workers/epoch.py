@@ -72,7 +72,9 @@ class Shift(NamedTuple):
     epoch: Epoch
     jobs: tuple[Channel[Job], ...]
     """One queue for all workers, or one each where they take turns."""
-    contention: Contention
+    contention: Contention | None
+    """Who works while they contend for the GIL; None = each has jobs of its
+    own, or the process to itself."""
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         """Return the queue from which a worker takes its jobs."""
@@ -84,10 +86,17 @@ class Shift(NamedTuple):
 
     def parked_ns(self) -> int:
         """Return the time that all workers together left the work to one of them."""
-        return self.contention.parked.counters().get_wait[0]
+        contention = self.contention
+        return 0 if contention is None else contention.parked.counters().get_wait[0]
+
+    @property
+    def is_one_alone(self) -> bool:
+        """Whether one of several workers does all the work."""
+        return self.contention is not None and self.contention.alone is not None
 
     def close(self) -> None:
         """End the workers' waits for jobs."""
         for jobs in self.jobs:
             jobs.close()
-        self.contention.parked.close()
+        if self.contention is not None:
+            self.contention.parked.close()

@@ -129,7 +129,9 @@ class ThreadSeats:
     ) -> None:
         """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
         shift = self._at_work()
-        hands = shift.contention.hands(index, self._spec.num_workers)
+        contention, hands = shift.contention, 1
+        if contention is not None:
+            hands = contention.hands(index, self._spec.num_workers)
         job = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
         jobs = shift.jobs_of(worker)
         for _ in range(hands):
@@ -157,8 +159,8 @@ class ThreadSeats:
         if not self._failures.is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = shift.jobs[0]
-        # Parked workers see no dismissal: wake them first.
-        shift.contention.gone(shift.contention.alone)
+        if shift.contention is not None:  # parked workers see no dismissal: wake them first
+            shift.contention.gone(shift.contention.alone)
         jobs.grow(max_outstanding * num_workers)
         self._set_size(num_workers, max_outstanding)
         if more < 0:
@@ -287,9 +289,9 @@ class ThreadSeats:
                 Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.has_turns else 1)
             ),
-            contention=Contention(
-                self._activities, shares_jobs=spec.shares_jobs, adapts=not spec.has_turns
-            ),
+            contention=None
+            if spec.has_turns
+            else Contention(self._activities, shares_jobs=spec.shares_jobs),
         )
         epoch.recorder.add_queue(0, "jobs", shift.jobs[0].capacity)
         # Store it before any worker gets it: Ctrl-C in between must not leave workers with jobs
