@@ -7,23 +7,23 @@ position are ``progress_stats(epoch, num_given)``, asked of the trainer's datase
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..objects.datasets import all_datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
-def loading_counts(dataset: Any) -> dict[str, int]:
-    """Return the sums of what the datasets in a dataset have counted in this process."""
-    counts: Counter[str] = Counter()
-    for each in all_datasets(dataset):
-        # Ask the class: an object that answers to any attribute name would seem to have it.
-        if hasattr(type(each), "loading_counts"):
-            counts.update(each.loading_counts())
-    return dict(counts)
+def counting_datasets(*roots: Any) -> Iterator[Any]:
+    """Yield those of these datasets, and of those in them, that count what they load, each once."""
+    seen: set[int] = set()
+    for root in roots:
+        for each in all_datasets(root):
+            # Ask the class: an object that answers to any attribute name would seem to have it.
+            if id(each) not in seen and hasattr(type(each), "loading_counts"):
+                seen.add(id(each))
+                yield each
 
 
 def dataset_stats(

@@ -352,7 +352,8 @@ def test_steps_without_loading_have_the_first_batches_again(seat):
 
 
 class Counting(Rows):
-    """Counts the samples that it made, in what copies share where a dataset is vouched for."""
+    """Counts the samples that it made, in what copies share where a dataset is vouched for, and in
+    what they have of their own elsewhere."""
 
     def __init__(self, length):
         super().__init__(length)
@@ -366,11 +367,10 @@ class Counting(Rows):
         return {"made": self.made[0]}
 
 
-@in_seats(*(seat for seat in SEATS if seat not in (THREADS, SPAWNED)))
+@in_seats(*(seat for seat in SEATS if seat is not SPAWNED))
 @both_lives
 def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
-    """Those of the epoch, whoever counted them; of workers that move, those made since. Threads
-    with private copies of a dataset count for themselves alone."""
+    """Those of the epoch, whoever counted them; of workers that move, those made since."""
     loader = seat.loader(Counting(LENGTH), BATCH, persistent_workers=persistent)
     for _ in range(2):
         list(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ...machine.probes import ProbeCounters, probe_counters
@@ -9,7 +10,7 @@ from ...named_tuples import NamedTuple
 from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.stats.thread_time import ThreadCount
-from ..dataset_stats import loading_counts
+from ..dataset_stats import counting_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,23 +49,52 @@ class Readings(NamedTuple):
 
 
 class DatasetCounts:
-    """The counts of the datasets in a dataset since an epoch began.
+    """The counts since an epoch began of the datasets in a dataset, and of those in the copies that
+    workers have of it; what copies share counts once.
 
-    A forked process begins with those of its parent, so only differences count.
+    A forked process begins with the counts of its parent, and a copy with those of the original,
+    so only differences count. Workers join and leave on their own threads: lists and dicts change
+    by one operation each, and are copied before they are gone through.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._before = loading_counts(dataset)
+        self._roots = [dataset]
+        self._left: list[Any] = []
+        self._before: dict[int, tuple[Any, Mapping[str, int]]] = {}  # by id of the first
+        self.begin()
 
     def begin(self) -> None:
-        """Count from now on."""
-        self._before = loading_counts(self._dataset)
+        """Count from now on. What workers have counted who have left is forgotten."""
+        (own, *copies), left, self._left = self._roots, self._left, []
+        self._roots = [own, *(copy for copy in copies if not any(copy is each for each in left))]
+        self._before = {}
+        self._note(*self._roots)
+
+    def join(self, copy: Any) -> None:
+        """Count a worker's copy, too."""
+        self._note(copy)
+        self._roots.append(copy)
+
+    def leave(self, copy: Any) -> None:
+        """Count a copy no more when the epoch is over."""
+        self._left.append(copy)
 
     def now(self) -> dict[str, int]:
         """Return the counts of the epoch."""
-        counts = loading_counts(self._dataset)
-        return {name: count - self._before.get(name, 0) for name, count in counts.items()}
+        counts: Counter[str] = Counter()
+        for each in counting_datasets(*self._roots.copy()):
+            _, before = self._before.get(id(each), (None, {}))
+            for name, count in each.loading_counts().items():
+                counts[name] += count - before.get(name, 0)
+        return dict(counts)
+
+    def forget_copies(self) -> None:
+        """Let go of the workers' copies: all workers end."""
+        self._roots, self._left, self._before = self._roots[:1], [], {}
+
+    def _note(self, *roots: Any) -> None:
+        for each in counting_datasets(*roots):
+            self._before.setdefault(id(each), (each, each.loading_counts()))
 
 
 class WorkerCounts:
@@ -83,7 +113,7 @@ class WorkerCounts:
         self.workers = ThreadCount(num_workers)
         self.shared = ""
         """The remark on what the workers share though samples may change it."""
-        self._datasets = DatasetCounts(dataset)
+        self.datasets = DatasetCounts(dataset)
         self._shift: Shift | None = None
         self._before: tuple[TaskCounters, TaskCounters, ProbeCounters] | None = None
 
@@ -94,12 +124,17 @@ class WorkerCounts:
     def begin(self, shift: Shift) -> None:
         """Count an epoch from now on."""
         self._before = self.fetch.counters(), self.collate.counters(), probe_counters()
-        self._datasets.begin()
+        self.datasets.begin()
         self._shift = shift
 
     def end(self) -> None:
         """Let go of the epoch."""
         self._shift = None
+
+    def close(self) -> None:
+        """Let go of the epoch and of the workers' datasets: all workers end."""
+        self.end()
+        self.datasets.forget_copies()
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the counts of the epoch; None = there is none. ``run_delays=False``: with the
@@ -118,7 +153,7 @@ class WorkerCounts:
             collate=self.collate.counters().since(collate),
             probes_before=probes,
             probes_now=probe_counters(run_delays=run_delays),
-            data=self._datasets.now(),
+            data=self.datasets.now(),
         )
 
     def remarks(self) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from .worker_info import rebound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .counts import DatasetCounts
+
 _logger = logging.getLogger("spdl_torch.data")
 
 
@@ -26,11 +28,13 @@ class Copying:
     """How the workers of one process get what is their own. One at a time: Python 3.11 crashes
     where two threads make an object's __dict__.
 
-    ``is_private``: each has a state of its own for all that samples may change; else what the
-    dataset's author vouches for is shared.
+    ``counts``: counts what copies count that share nothing with the original. ``is_private``: each
+    worker has a state of its own for all that samples may change; else what the dataset's author
+    vouches for is shared.
     """
 
-    def __init__(self, *, is_private: bool) -> None:
+    def __init__(self, counts: DatasetCounts, *, is_private: bool) -> None:
+        self._counts = counts
         self._is_private = is_private
         self._turn = threading.Lock()
 
@@ -43,7 +47,9 @@ class Copying:
         if private is None:
             return own_copy(dataset, self._turn)
         with self._turn:
-            return private.dataset(dataset)
+            copy = private.dataset(dataset)
+            self._counts.join(copy)
+        return copy
 
     def function(
         self,

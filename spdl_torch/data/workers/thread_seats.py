@@ -90,12 +90,12 @@ class ThreadSeats:
         self._threads = ThreadGroup(weakly(self.request_stop))
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
-        self._copying = Copying(is_private=not spec.is_vouched_for)
         self._failures = ThreadFailures()
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
         self.counts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
+        self._copying = Copying(self.counts.datasets, is_private=not spec.is_vouched_for)
         self._shift: Shift | None = None
         self._workers: dict[int, Worker] = {}
         self._threads_of: dict[int, threading.Thread] = {}
@@ -262,7 +262,7 @@ class ThreadSeats:
             shift.epoch.close()
         # Free the batches that nobody will take: the frames of a kept error may hold the seats.
         self._shift = None
-        self.counts.end()
+        self.counts.close()
         self._failures.of_workers.clear()
         self._workers.clear()  # they refer to this object
         budget.end(self)
@@ -382,6 +382,7 @@ class ThreadSeats:
         finally:
             if not is_retired:
                 self._workers.pop(number, None)
+                self.counts.datasets.leave(worker.dataset)
         if is_retired:
             return
         self._shifts.pop(number, None)  # last: from here on resize() may give the number again

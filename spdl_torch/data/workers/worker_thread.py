@@ -127,6 +127,11 @@ class Worker:
                     shift = None  # keep no reference while waiting, for the reason in _work
         return False
 
+    @property
+    def dataset(self) -> Any:
+        """The dataset from which it makes samples; None = it has not begun."""
+        return None if self._made is None else self._made[0]
+
     def _begun(
         self, epoch: Epoch, make_batches: Callable[..., BatchMaker]
     ) -> tuple[Ring, Callable[[], BatchMaker]]:
