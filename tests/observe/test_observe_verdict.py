@@ -259,12 +259,17 @@ def test_waits_for_the_gil_fall_into_any_op_of_a_pool():
 POOLED = ["fetch", "collate"]
 
 
-def test_workers_without_a_core_are_not_idle():
-    """Other programs may take it between two calls as well as within one."""
-    stats = reading(0.9, stage("fetch", busy=0.3, cpu=0.6, wait_in=0.05))
-    probes = Probes(own_gil=True, run_delay_ratio=0.55, num_cores=2)
-    assert judge(stats, probes, pooled=POOLED).cause is Cause.CPU
-    assert judge(stats, replace(probes, run_delay_ratio=0.0), pooled=POOLED).cause is Cause.START
+@pytest.mark.parametrize("pooled", [POOLED, ()], ids=["loader", "pipeline"])
+def test_threads_without_a_core_are_not_idle(pooled):
+    """Other programs may take it between two calls as well as within one. (As measured: six threads
+    of a pipeline in order, of which one without a core has the others wait for its turn.)"""
+    stats = reading(0.89, stage("fetch", busy=0.32, cpu=0.93, wait_in=0.05, wait_out=0.63))
+    probes = Probes(own_gil=True, run_delay_ratio=0.26, num_cores=2)
+    assert judge(stats, probes, pooled=pooled).cause is Cause.CPU
+    assert judge(stats, replace(probes, run_delay_ratio=0.1), pooled=pooled).cause is Cause.START
+    waits_for_items = reading(0.89, stage("fetch", busy=0.32, cpu=0.93, wait_in=0.6))
+    found = judge(waits_for_items, probes, pooled=pooled).cause
+    assert found is (Cause.CPU if pooled else Cause.SOURCE)
 
 
 @pytest.mark.parametrize("gil", [None, 3e-4, 1e-3, 0.006])

@@ -346,8 +346,8 @@ class Mover:
                 self.return_to_threads(crew)
 
     def return_to_threads(self, crew: Crew) -> None:
-        """Let the threads have the work back, for good."""
-        self._doubts.believe()
+        """Let the threads have the work back, for good. What fails in a child that still has jobs
+        is theirs, too."""
         self.go(State.STAYED)
         crew.hand_over(self.threads, self._say_why())
 

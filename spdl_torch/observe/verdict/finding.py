@@ -103,13 +103,11 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         return Finding(cause=Cause.START, is_workers=bool(pooled))
     load = load_of(stage, stats.stages, pooled, probes)
     is_workers = stage.name in pooled
-    # A loader's workers may be without a core outside their ops, too.
-    no_core = (probes.run_delay_ratio or 0.0) if is_workers else 0.0
-    if load.busy + no_core < _BUSY:
-        waits_for_items = not pooled and stats.stages[0].wait_in_ratio >= _BUSY
-        return Finding(
-            cause=Cause.SOURCE if waits_for_items else Cause.START, is_workers=bool(pooled)
-        )
+    if load.busy < _BUSY and not pooled and stats.stages[0].wait_in_ratio >= _BUSY:
+        return Finding(cause=Cause.SOURCE)
+    # Threads may be without a core outside their ops, too.
+    if load.busy + (probes.run_delay_ratio or 0.0) < _BUSY:
+        return Finding(cause=Cause.START, is_workers=bool(pooled))
     cause = cause_of(load, probes)
     may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
     return Finding(
