@@ -127,6 +127,15 @@ class Gain:
         """The part by which the median may be off."""
         return max(self.high / self.median, self.median / self.low) - 1
 
+    @property
+    def outcome(self) -> str:
+        """The word for it: a difference counts that is larger than the noise, and matters."""
+        if self.median >= 1 + _INPUT_BOUND and self.low > 1:
+            return "Faster"
+        if self.median <= 1 - _INPUT_BOUND and self.high < 1:
+            return "Slower"
+        return "About level"
+
     def __str__(self) -> str:
         if self.num_pairs == 1:
             return f"{self.median:.2f}x"
@@ -181,21 +190,33 @@ def compare(
             f"None: other programs used up to {others:.1f} of the {num_cores} cores meanwhile.",
             "Repeat when the machine is quiet; until then trust the CPU time more than the speed.",
         )
-    gain = gain_of(light_rates(theirs), light_rates(ours))
+    light, resnet = _gains(theirs, ours)
     less = {f"{name} alone": rounds for name, rounds in (fewer or {}).items()}
     over = "; ".join(
         _trained(name, theirs, rounds) for name, rounds in {subject: ours, **less}.items()
     )
-    if gain.median >= 1 + _INPUT_BOUND and gain.low > 1:
+    if {light.outcome, resnet.outcome} == {"Faster", "Slower"}:
+        return Verdict(
+            f"{light.outcome} with one network, {resnet.outcome.lower()} with the other: {over}.",
+            "More rounds tell whether that is chance: --rounds 20.",
+        )
+    if light.outcome == "Faster":
         return Verdict(f"Faster: {over}.", _who_gains(theirs, ours))
-    if gain.median <= 1 - _INPUT_BOUND and gain.high < 1:
+    if light.outcome == "Slower":
         return Verdict(f"Slower: {over}.", "Keep torch's for this dataset.")
     return Verdict(f"About level: {over}.", "More rounds tell smaller differences: --rounds 20.")
 
 
+def _gains(theirs: Sequence[Measurement], ours: Sequence[Measurement]) -> tuple[Gain, Gain]:
+    """Return those in training a light network and resnet18."""
+    return (
+        gain_of(light_rates(theirs), light_rates(ours)),
+        gain_of(resnet_rates(theirs), resnet_rates(ours)),
+    )
+
+
 def _trained(name: str, theirs: Sequence[Measurement], ours: Sequence[Measurement]) -> str:
-    light = gain_of(light_rates(theirs), light_rates(ours))
-    resnet = gain_of(resnet_rates(theirs), resnet_rates(ours))
+    light, resnet = _gains(theirs, ours)
     return f"with {name} a light network trains at {light} torch's images/s, resnet18 at {resnet}"
 
 

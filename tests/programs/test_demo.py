@@ -389,6 +389,11 @@ def test_bottleneck_is_what_the_report_says():
             "Slower: with our DataLoader a light network trains at 0.50x",
             "K",
         ),
+        (
+            {"light": faster(2.5), "resnet": replace(MEASUREMENT.resnet, epochs=(25.0,))},
+            "Faster with one network, slower with the other: with our",
+            "chance",
+        ),
         ({"light": faster(1.02)}, "About level", "--rounds 20"),
         ({"light": faster(2.5, 0.9)}, "About level", "--rounds 20"),
         ({"loading_images_per_second": 1500.0}, "About level", "--rounds 20"),
@@ -397,7 +402,7 @@ def test_bottleneck_is_what_the_report_says():
 )
 def test_compare(ours, finding, advice):
     """A difference counts when training's is above 5 %, its pairs say the same, and the machine was
-    quiet."""
+    quiet; the other network must not say the contrary."""
     verdict = compare([MEASUREMENT], [replace(MEASUREMENT, **ours)], num_cores=2)
     assert finding in verdict.finding
     assert advice in verdict.advice
