@@ -18,8 +18,10 @@ from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
 
+from spdl_torch.data.child_process import connection, process_seats
+from spdl_torch.data.child_process.connection import start_all
 from spdl_torch.data.child_process.mappings import MappedSlabs
-from spdl_torch.data.child_process.process_seats import ProcessSeats
+from spdl_torch.data.child_process.process import start_child
 
 __all__ = ["nothing_left"]
 
@@ -173,13 +175,27 @@ def test_receiver_has_begun_when_the_child_is_there(monkeypatch):
         threading.Event().wait(0.05)  # long enough for a caller that does not wait
         begun.append(True)
 
-    def start(pool, child):
-        child.start(pool._threads, begin)
+    def start(children, context, threads):
+        start_all(children, context, threads, begin)
         seen.append(len(begun))
 
-    monkeypatch.setattr(ProcessSeats, "_start_child", start)
+    monkeypatch.setattr(process_seats, "start_all", start)
     assert len(list(isolated(Images(8), 4, num_workers=2))) == 2
-    assert seen == [1, 2]
+    assert seen == [2]
+
+
+def test_all_children_are_forked_before_the_first_receiver_is_there(monkeypatch):
+    """Each is a copy of a process with the threads that it had, and no others."""
+    beside = []
+
+    def start(*arguments):
+        beside.append({each.name for each in threading.enumerate()})
+        return start_child(*arguments)
+
+    monkeypatch.setattr(connection, "start_child", start)
+    before = {each.name for each in threading.enumerate()}
+    assert len(list(isolated(Images(9), num_workers=3))) == 9
+    assert beside == [before] * 3
 
 
 def test_loader_runs_in_a_forked_process():

@@ -17,6 +17,7 @@ import logging
 import os
 import pickle
 import threading
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from .signals import handlers_deferred
 from .start_methods import forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from multiprocessing.context import BaseContext
 
     from ...pipeline.threads.thread_group import ThreadGroup
@@ -82,16 +83,13 @@ class ChildConnection:
 
     # Called on the trainer's threads:
 
-    def start(self, threads: ThreadGroup, begin: Callable[[], None] | None = None) -> None:
-        """Start the child, and return when its process exists. The receiver calls ``begin`` first.
+    def start(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:
+        """Have the receiver start the child, and return when its process exists. The receiver calls
+        ``begin`` first.
 
         Raises: as ``start_child``.
         """
         self._threads = threads  # keep them: the interpreter's exit waits for them
-        if forks(self._context):
-            with handlers_deferred():
-                self._start_forked(threads, begin)
-            return
         threads.spawn("receiver", partial(self._run_receiver, begin))
         self._tried.acquire()
         if self._child is None and self.ending.broken is not None:
@@ -100,15 +98,27 @@ class ChildConnection:
             finally:
                 self.ending.broken = None  # break the cycle: the error's traceback holds this frame
 
-    def _start_forked(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:
-        """Fork the child on this thread, and start its receiver."""
-        child, is_left_to_receiver = None, False
+    def fork(self, threads: ThreadGroup) -> None:
+        """Fork the child on this thread. Requires that ``listen`` follows, whatever happens.
+
+        Raises: as ``start_child``.
+        """
+        self._threads = threads
+        self._start_process()
+
+    def listen(self, begin: Callable[[], None] | None) -> None:
+        """Start the receiver of a forked child; of one that was not forked, release all there is.
+
+        Raises: RuntimeError: the system has no more threads; the child ends.
+        """
+        child, is_left_to_receiver = self._child, False
         try:
-            child = self._start_process()
             if child is not None:
-                threads.spawn("receiver", partial(self._run_receiver, begin, child))
+                assert self._threads is not None, "guaranteed by fork()"
+                self._threads.spawn("receiver", partial(self._run_receiver, begin, child))
                 is_left_to_receiver = True
-                self._tried.acquire()  # it has called ``begin``
+                if begin is not None:
+                    self._tried.acquire()  # it has called ``begin``
         finally:
             if not is_left_to_receiver:
                 self.line.close()
@@ -304,6 +314,31 @@ class ChildConnection:
             child.join(_END_SECONDS)
         self.ending.reaped(child)
         child.close()
+
+
+def start_all(
+    children: Sequence[ChildConnection],
+    context: BaseContext,
+    threads: ThreadGroup,
+    begin: Callable[[], None] | None = None,
+) -> None:
+    """Start the children, and return when their processes exist. Each receiver calls ``begin``
+    first.
+
+    All are forked before the first receiver begins: it would want the GIL of the thread that forks,
+    and be one more thread beside the next fork.
+
+    Raises: as ``start_child``.
+    """
+    if not forks(context):
+        for each in children:
+            each.start(threads, begin)
+        return
+    with handlers_deferred(), ExitStack() as forked:
+        for each in reversed(children):
+            forked.callback(each.listen, begin)
+        for each in children:
+            each.fork(threads)
 
 
 _live: LiveObjects[ChildConnection] = LiveObjects()

@@ -23,6 +23,7 @@ from ..rng.patches import install
 from ..workers.jobs import Failed, Loaded, Result
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
+from .connection import start_all
 from .equipment import Equipment
 from .error_pickle import unpack_errors_of
 from .losses import Losses
@@ -107,10 +108,10 @@ class ProcessSeats:
         if self.are_copies:
             install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
         try:
-            for place in self.roster.places:
-                child = self._new_child(place, key, workers)
+            new = [self._new_child(place, key, workers) for place in self.roster.places]
+            for child in new:
                 self.roster.put(child)
-                self._start_child(child)
+            self._start(*new)
             self._equipment.all_have_theirs()
         except BaseException:  # Ctrl-C too
             self.request_stop()
@@ -136,8 +137,7 @@ class ProcessSeats:
             self.roster.begin_epoch(stay)
         for child in leaving:
             child.connection.hang_up()
-        for child in new:
-            self._start_child(child)
+        self._start(*new)
 
     def begin(self, epoch: Epoch) -> None:
         """Deliver to this epoch from now on; see ``Seats.begin``."""
@@ -285,15 +285,16 @@ class ProcessSeats:
         self.counts.add(child)
         return child
 
-    def _start_child(self, child: WorkerProcess) -> None:
+    def _start(self, *children: WorkerProcess) -> None:
+        connections, context = [each.connection for each in children], self._equipment.context
         if self._finalize is None:
-            child.start(self._threads, None)
+            start_all(connections, context, self._threads)
             return
         # Pinning copies, on the receiver's thread: give it one intra-op thread, and restore the
         # trainer's setting, as ThreadSeats._start_threads does for its workers.
         intra_op = torch.get_num_threads()
         try:
-            child.start(self._threads, use_one_intra_op_thread)
+            start_all(connections, context, self._threads, use_one_intra_op_thread)
         finally:
             torch.set_num_threads(intra_op)
 
@@ -324,7 +325,7 @@ class ProcessSeats:
                 return True
             child = self._new_child(place, epoch.key, epoch.workers)
         try:
-            self._start_child(child)
+            self._start(child)
             self.roster.put(child)  # not before: the epoch ends with one that cannot be started
         except Exception as error:
             child.connection.hang_up()
@@ -437,7 +438,7 @@ class ProcessSeats:
 
     def _start_successor(self, successor: WorkerProcess) -> None:
         try:
-            self._start_child(successor)
+            self._start(successor)
         except Exception as error:
             successor.connection.fail(error)
             self._losses.end(successor.connection)

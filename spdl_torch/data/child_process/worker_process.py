@@ -17,7 +17,6 @@ from .messages import Answer, Restart, Submit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...pipeline.threads.thread_group import ThreadGroup
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
@@ -93,10 +92,6 @@ class WorkerProcess:
         self.connection = ChildConnection(
             equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
-
-    def start(self, threads: ThreadGroup, begin: Callable[[], None] | None) -> None:
-        """Start the process; see ``ChildConnection.start``."""
-        self.connection.start(threads, begin)
 
     def submit(self, job: Submit) -> None:
         """Send a job, and with it the slabs that are free. Raises: what pickle raises."""
