@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-def counting_datasets(*roots: Any) -> Iterator[Any]:
-    """Yield those of these datasets, and of those in them, that count what they load, each once."""
+def counting_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets in a dataset that count what they load, each once; in the same order in
+    all copies of it."""
     seen: set[int] = set()
-    for root in roots:
-        for each in all_datasets(root):
-            # Ask the class: an object that answers to any attribute name would seem to have it.
-            if id(each) not in seen and hasattr(type(each), "loading_counts"):
-                seen.add(id(each))
-                yield each
+    for each in all_datasets(dataset):
+        # Ask the class: an object that answers to any attribute name would seem to have it.
+        if id(each) not in seen and hasattr(type(each), "loading_counts"):
+            seen.add(id(each))
+            yield each
 
 
 def dataset_stats(

@@ -233,7 +233,7 @@ def test_loader_without_busy_stage_is_starting():
 
 def test_stages_of_a_pool_are_busy_together():
     """Half of the time each: the workers have none left."""
-    stats = reading(0.5, stage("fetch", busy=0.49), stage("collate", busy=0.48))
+    stats = reading(0.5, stage("fetch", busy=0.48), stage("collate", busy=0.47))
     assert judge(stats, QUIET).stage is None
     verdict = judge(stats, QUIET, pooled=["fetch", "collate"])
     assert (verdict.cause, verdict.stage) == (Cause.THREADS, "fetch")

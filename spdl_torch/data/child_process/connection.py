@@ -104,7 +104,10 @@ class ChildConnection:
         Raises: as ``start_child``.
         """
         self._threads = threads
-        self._start_process()
+        if self._start_process() is not None:
+            # It reads them once it is up. To wait until it says so would be to wait until the loop
+            # lets go of the GIL, which its receiver needs to hear that.
+            self.line.open_outgoing(threads)
 
     def listen(self, begin: Callable[[], None] | None) -> None:
         """Start the receiver of a forked child; of one that was not forked, release all there is.

@@ -44,12 +44,16 @@ class Line:
             self.hook = socket_of(self.connection)
         return theirs, control
 
-    def process_is_up(self, threads: ThreadGroup) -> None:
-        """Send and ask from now on, and first what waits for that. ``threads``: has the sender's,
-        if there will be one."""
-        assert self.connection is not None, "guaranteed by the receiver: it was opened"
-        assert self.control is not None, "guaranteed by the receiver: it was opened"
+    def open_outgoing(self, threads: ThreadGroup) -> None:
+        """Send from now on, and first what waits for that. ``threads``: has the sender's, if there
+        will be one."""
+        assert self.connection is not None, "guaranteed by the caller: it was opened"
         self.outgoing.open(self.connection, self.hook, threads)
+
+    def process_is_up(self, threads: ThreadGroup) -> None:
+        """Send and ask from now on."""
+        assert self.control is not None, "guaranteed by the receiver: it was opened"
+        self.open_outgoing(threads)
         self.questions.open(self.control)
 
     def end_waits(self) -> None:

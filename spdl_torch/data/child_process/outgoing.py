@@ -26,7 +26,7 @@ _MOST_UNSENT = 1_000_000
 class Outgoing:
     """The messages to one process. Any thread may send; nobody waits for the process.
 
-    Until the process is up, they wait here: see :meth:`open`.
+    Until the process takes them, they wait here: see :meth:`open`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Outgoing:
         self._lock = threading.RLock()
         self._is_sending = False
         self._backlog: list[bytes] | None = []
-        """Messages for a process that is not up yet; None = it is, or it has ended."""
+        """Messages for a process that takes none yet; None = it does, or it has ended."""
         self._connection: Connection | None = None
         # If there is one, messages are written to it: a non-blocking write, which the training
         # thread makes for each job, takes half the time of checking for room and then writing.
@@ -51,8 +51,9 @@ class Outgoing:
     def open(
         self, connection: Connection, outlet: socket.socket | None, threads: ThreadGroup
     ) -> None:
-        """Send to a process that is up, and first what waits for it. ``outlet``: the connection as
-        a socket, where it is one. ``threads``: has the sender's, if there will be one.
+        """Send to a process that takes messages, and first what waits for it. ``outlet``: the
+        connection as a socket, where it is one. ``threads``: has the sender's, if there will be
+        one.
         """
         with self._lock:
             self._connection, self.outlet, self._threads = connection, outlet, threads

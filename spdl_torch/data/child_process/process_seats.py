@@ -137,7 +137,8 @@ class ProcessSeats:
             self.roster.begin_epoch(stay)
         for child in leaving:
             child.connection.hang_up()
-        self._start(*new)
+        if new:
+            self._start(*new)
 
     def begin(self, epoch: Epoch) -> None:
         """Deliver to this epoch from now on; see ``Seats.begin``."""

@@ -50,30 +50,32 @@ class Readings(NamedTuple):
 
 class DatasetCounts:
     """The counts since an epoch began of the datasets in a dataset, and of those in the copies that
-    workers have of it; what copies share counts once.
+    workers have of it.
 
     A forked process begins with the counts of its parent, and a copy with those of the original,
-    so only differences count. Workers join and leave on their own threads: lists and dicts change
-    by one operation each, and are copied before they are gone through.
+    so only differences count. What copies count in an object that they share is counted once: it
+    never differs from what the original says. Workers join and leave on their own threads: lists
+    and dicts change by one operation each, and are copied before they are gone through.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._roots = [dataset]
+        self._dataset = dataset
+        self._copies: list[Any] = []
         self._left: list[Any] = []
         self._before: dict[int, tuple[Any, Mapping[str, int]]] = {}  # by id of the first
         self.begin()
 
     def begin(self) -> None:
         """Count from now on. What workers have counted who have left is forgotten."""
-        (own, *copies), left, self._left = self._roots, self._left, []
-        self._roots = [own, *(copy for copy in copies if not any(copy is each for each in left))]
+        left, self._left = self._left, []
+        self._copies = [copy for copy in self._copies if not any(copy is each for each in left)]
         self._before = {}
-        self._note(*self._roots)
+        self._note(self._dataset, *self._copies)
 
     def join(self, copy: Any) -> None:
         """Count a worker's copy, too."""
         self._note(copy)
-        self._roots.append(copy)
+        self._copies.append(copy)
 
     def leave(self, copy: Any) -> None:
         """Count a copy no more when the epoch is over."""
@@ -82,19 +84,31 @@ class DatasetCounts:
     def now(self) -> dict[str, int]:
         """Return the counts of the epoch."""
         counts: Counter[str] = Counter()
-        for each in counting_datasets(*self._roots.copy()):
-            _, before = self._before.get(id(each), (None, {}))
-            for name, count in each.loading_counts().items():
-                counts[name] += count - before.get(name, 0)
+        copies = [list(counting_datasets(copy)) for copy in self._copies.copy()]
+        for place, own in enumerate(counting_datasets(self._dataset)):
+            twins = [each[place] for each in copies if place < len(each)]
+            first = own.loading_counts()
+            of_twins = [(twin, twin.loading_counts()) for twin in twins if twin is not own]
+            last = own.loading_counts()
+            for name, count in last.items():
+                counts[name] += count - self._base(own, name)
+                found = [(twin, each.get(name, 0)) for twin, each in of_twins]
+                if not all(first.get(name, 0) <= each <= count for _, each in found):
+                    counts[name] += sum(each - self._base(twin, name) for twin, each in found)
         return dict(counts)
 
     def forget_copies(self) -> None:
         """Let go of the workers' copies: all workers end."""
-        self._roots, self._left, self._before = self._roots[:1], [], {}
+        self._copies, self._left, self._before = [], [], {}
 
     def _note(self, *roots: Any) -> None:
-        for each in counting_datasets(*roots):
-            self._before.setdefault(id(each), (each, each.loading_counts()))
+        for root in roots:
+            for each in counting_datasets(root):
+                self._before.setdefault(id(each), (each, each.loading_counts()))
+
+    def _base(self, dataset: Any, name: str) -> int:
+        _, before = self._before.get(id(dataset), (None, {}))
+        return before.get(name, 0)
 
 
 class WorkerCounts:
