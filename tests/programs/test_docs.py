@@ -109,7 +109,7 @@ def run_command(line, photographs):
         assert main(words[3:]) == 0, line
 
 
-SMALLER = {"docs/tutorial/where_workers_live.md": ("50_000", "400")}
+SMALLER = {"docs/tutorial/where_workers_live.md": ("40_000", "400")}
 """Amounts that a page has for the sake of its figures, and what the tests run in their place."""
 
 
