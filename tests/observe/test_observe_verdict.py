@@ -233,9 +233,10 @@ def test_loader_without_busy_stage_is_starting():
 
 def test_stages_of_a_pool_are_busy_together():
     """Half of the time each: the workers have none left."""
-    stats = reading(0.5, stage("fetch", busy=0.48), stage("collate", busy=0.47))
-    assert judge(stats, QUIET).stage is None
-    verdict = judge(stats, QUIET, pooled=["fetch", "collate"])
+    stats = reading(0.5, stage("fetch", busy=0.49), stage("collate", busy=0.48))
+    probes = replace(QUIET, run_delay_ratio=0.0)
+    assert judge(stats, probes).stage is None
+    verdict = judge(stats, probes, pooled=["fetch", "collate"])
     assert (verdict.cause, verdict.stage) == (Cause.THREADS, "fetch")
     assert verdict.action.startswith("Raise num_workers from 4 to about 8")
 
@@ -259,10 +260,18 @@ def test_waits_for_the_gil_fall_into_any_op_of_a_pool():
 POOLED = ["fetch", "collate"]
 
 
+def test_workers_without_a_core_are_not_idle():
+    """Other programs may take it between two calls as well as within one."""
+    stats = reading(0.9, stage("fetch", busy=0.3, cpu=0.6, wait_in=0.05))
+    probes = Probes(own_gil=True, run_delay_ratio=0.55, num_cores=2)
+    assert judge(stats, probes, pooled=POOLED).cause is Cause.CPU
+    assert judge(stats, replace(probes, run_delay_ratio=0.0), pooled=POOLED).cause is Cause.START
+
+
 @pytest.mark.parametrize("pooled", [POOLED, ()], ids=["loader", "pipeline"])
 def test_threads_without_a_core_are_not_idle(pooled):
-    """Other programs may take it between two calls as well as within one. (As measured: six threads
-    of a pipeline in order, of which one without a core has the others wait for its turn.)"""
+    """Nor those of a pipeline. (As measured: six threads in order, of which one without a core has
+    the others wait for its turn.)"""
     stats = reading(0.89, stage("fetch", busy=0.32, cpu=0.93, wait_in=0.05, wait_out=0.63))
     probes = Probes(own_gil=True, run_delay_ratio=0.26, num_cores=2)
     assert judge(stats, probes, pooled=pooled).cause is Cause.CPU

@@ -9,7 +9,8 @@ over epochs, and while the trial is on, epochs begin in children. An iterable da
 itself among its workers, moves in that way alone; within an epoch only map-style datasets whose
 samples have their own random streams move: any worker can make any of their batches.
 
-While the trial is on, nothing that fails in a child is believed: see ``doubts``.
+While the trial is on, and after one that the threads have won, nothing that fails in a child is
+believed: see ``doubts``.
 """
 
 from __future__ import annotations

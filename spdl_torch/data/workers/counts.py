@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ...pipeline.stats.counters import TaskCounters
     from .epoch import Shift
 
+    _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
+
 
 class Readings(NamedTuple):
     """What workers have counted so far."""
@@ -54,28 +56,26 @@ class DatasetCounts:
 
     A forked process begins with the counts of its parent, and a copy with those of the original,
     so only differences count. What copies count in an object that they share is counted once: it
-    never differs from what the original says. Workers join and leave on their own threads: lists
-    and dicts change by one operation each, and are copied before they are gone through.
+    never differs from what the original says. Workers join and leave on their own threads, and any
+    thread may read: lists grow by one operation, all else is replaced and never changed.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._copies: list[Any] = []
+        self._before = _counts_in(dataset)
+        self._copies: list[tuple[Any, _Counts]] = []  # each with its counts before
         self._left: list[Any] = []
-        self._before: dict[int, tuple[Any, Mapping[str, int]]] = {}  # by id of the first
-        self.begin()
 
     def begin(self) -> None:
         """Count from now on. What workers have counted who have left is forgotten."""
         left, self._left = self._left, []
-        self._copies = [copy for copy in self._copies if not any(copy is each for each in left)]
-        self._before = {}
-        self._note(self._dataset, *self._copies)
+        stay = [copy for copy, _ in self._copies if not any(copy is each for each in left)]
+        self._copies = [(copy, _counts_in(copy)) for copy in stay]
+        self._before = _counts_in(self._dataset)
 
     def join(self, copy: Any) -> None:
         """Count a worker's copy, too."""
-        self._note(copy)
-        self._copies.append(copy)
+        self._copies.append((copy, _counts_in(copy)))
 
     def leave(self, copy: Any) -> None:
         """Count a copy no more when the epoch is over."""
@@ -84,31 +84,31 @@ class DatasetCounts:
     def now(self) -> dict[str, int]:
         """Return the counts of the epoch."""
         counts: Counter[str] = Counter()
-        copies = [list(counting_datasets(copy)) for copy in self._copies.copy()]
+        before = self._before
+        copies = [(list(counting_datasets(copy)), base) for copy, base in self._copies.copy()]
         for place, own in enumerate(counting_datasets(self._dataset)):
-            twins = [each[place] for each in copies if place < len(each)]
+            twins = [(each[place], base) for each, base in copies if place < len(each)]
             first = own.loading_counts()
-            of_twins = [(twin, twin.loading_counts()) for twin in twins if twin is not own]
-            last = own.loading_counts()
-            for name, count in last.items():
-                counts[name] += count - self._base(own, name)
-                found = [(twin, each.get(name, 0)) for twin, each in of_twins]
-                if not all(first.get(name, 0) <= each <= count for _, each in found):
-                    counts[name] += sum(each - self._base(twin, name) for twin, each in found)
+            found = [(twin.loading_counts(), _of(twin, b)) for twin, b in twins if twin is not own]
+            for name, count in own.loading_counts().items():
+                counts[name] += count - _of(own, before).get(name, 0)
+                theirs = [each.get(name, 0) for each, _ in found]
+                if not all(first.get(name, 0) <= each <= count for each in theirs):
+                    counts[name] += sum(theirs) - sum(base.get(name, 0) for _, base in found)
         return dict(counts)
 
     def forget_copies(self) -> None:
         """Let go of the workers' copies: all workers end."""
-        self._copies, self._left, self._before = [], [], {}
+        self._copies, self._left = [], []
 
-    def _note(self, *roots: Any) -> None:
-        for root in roots:
-            for each in counting_datasets(root):
-                self._before.setdefault(id(each), (each, each.loading_counts()))
 
-    def _base(self, dataset: Any, name: str) -> int:
-        _, before = self._before.get(id(dataset), (None, {}))
-        return before.get(name, 0)
+def _counts_in(dataset: Any) -> _Counts:
+    return {id(each): (each, each.loading_counts()) for each in counting_datasets(dataset)}
+
+
+def _of(dataset: Any, counts: _Counts) -> Mapping[str, int]:
+    """Return those of one dataset; {} where it was not there."""
+    return counts[id(dataset)][1] if id(dataset) in counts else {}
 
 
 class WorkerCounts:

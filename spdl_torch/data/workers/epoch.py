@@ -73,8 +73,8 @@ class Shift(NamedTuple):
     jobs: tuple[Channel[Job], ...]
     """One queue for all workers, or one each where they take turns."""
     contention: Contention | None
-    """Who works while they contend for the GIL; None = each has jobs of its
-    own, or the process to itself."""
+    """Who works while they contend for the GIL; None = each has its own jobs, or the process to
+    itself."""
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         """Return the queue from which a worker takes its jobs."""

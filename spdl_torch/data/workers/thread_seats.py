@@ -159,8 +159,9 @@ class ThreadSeats:
         if not self._failures.is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = shift.jobs[0]
-        if shift.contention is not None:  # parked workers see no dismissal: wake them first
-            shift.contention.gone(shift.contention.alone)
+        assert shift.contention is not None, "guaranteed by the crew: they share one queue"
+        # Parked workers see no dismissal: wake them first.
+        shift.contention.gone(shift.contention.alone)
         jobs.grow(max_outstanding * num_workers)
         self._set_size(num_workers, max_outstanding)
         if more < 0:
