@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from _gates import in_thread, result_of
+from _gates import PATIENCE_SECONDS, in_thread, result_of
 from _lazy_device import LazyDevice, LazyStream, TorchWith, install, rings
+from _loader_helpers import loader_threads
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -80,6 +81,8 @@ def gpu(request, monkeypatch):
         ring.rest()
     transfer.shared_transfers.clear()
     gc.collect()
+    for thread in loader_threads():  # they hold memory that is to be freed on this device
+        thread.join(PATIENCE_SECONDS)
 
 
 def lines_of(check, **options):

@@ -449,3 +449,42 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     assert roles[0] == found
     assert len(list(batches)) >= 8
     assert {row.stage for row in loader.profile().timelines[0].rows} >= {"training"}
+
+
+class Held(Images):
+    """Sample 2 waits until somebody opens the named pipe."""
+
+    def __init__(self, path):
+        super().__init__(40)
+        self.path = str(path)
+
+    def __getitem__(self, index):
+        if index == 2:
+            with open(self.path, encoding="utf-8"):
+                pass
+        return super().__getitem__(index)
+
+
+def test_batches_are_heard_while_a_handler_interrupts_the_sending_of_a_job(tmp_path):
+    """A handler that asks the child something waits for an answer that comes behind batches."""
+    os.mkfifo(tmp_path / "held")
+    loader = isolated(Held(tmp_path / "held"), 1, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    child, profiles = children_of(batches)[0], []
+    until(lambda: list(child.jobs) == [2])
+
+    def handle(*_):
+        with open(tmp_path / "held", "w", encoding="utf-8"):  # batch 2 comes now
+            until(lambda: list(child.jobs) == [3])  # which is not sent yet
+        profiles.append(loader.profile())
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    outgoing = child.connection.line.outgoing
+    try:
+        outgoing.outlet = Interrupting(outgoing.outlet, "send")
+        next(batches)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "worker process" in {row.stage for row in profiles[0].timelines[0].rows}
+    assert len(list(batches)) == 38

@@ -135,17 +135,16 @@ class ChildConnection:
         Returns: False if the caller is a signal handler that interrupted this very method.
         Raises: what pickle raises.
         """
-        content = pickle.dumps(message, 5)
+        return self.say(pickle.dumps(message, 5))
+
+    def say(self, content: bytes) -> bool:
+        """Send a pickled message; see ``send``."""
         try:
-            return self._say(content)
+            return self.line.outgoing.send(content)
         except BaseException:  # Ctrl-C mid-message: the child could not parse what follows
             self.ending.is_cut_off = True
             self.hang_up()
             raise
-
-    def _say(self, content: bytes) -> bool:
-        """Write a message: the part of ``send`` that Ctrl-C may cut in two."""
-        return self.line.outgoing.send(content)
 
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""

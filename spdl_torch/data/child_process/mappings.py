@@ -48,7 +48,7 @@ class MappedSlabs:
         """The number of the next slab: none is given twice, also to those that are not kept."""
         self.lent: set[int] = set()  # includes freed ones until they are read
         self.unread: deque[int] = deque()  # freed by finalizers, on any thread, without a lock
-        self._free: list[int] = []  # read, and not reported yet
+        self.free: list[int] = []  # read, and not reported yet
         self._descriptors: dict[int, int] = {}
         self._pid = os.getpid()
         self._spent: set[int] = set()
@@ -76,7 +76,7 @@ class MappedSlabs:
         """Return the slabs that have become free since the last call."""
         with _no_fork:  # a fork on another thread must spend a slab before it is reported free
             self.read()
-            free, self._free = self._free, []
+            free, self.free = self.free, []
             spent = self._spent.intersection(free)
             self._spent -= spent
         self.forget(tuple(spent))
@@ -87,7 +87,7 @@ class MappedSlabs:
         while self.unread:
             slab = self.unread.popleft()
             self.lent.discard(slab)
-            self._free.append(slab)
+            self.free.append(slab)
 
     def given(self) -> GivenSlabs:
         """Return what another child begins with, when the last one has ended. Slabs that are lent
@@ -104,11 +104,6 @@ class MappedSlabs:
         for slab in sizes:
             given.add(os.dup(self._descriptors[slab]))
         return given
-
-    @property
-    def has_freed(self) -> bool:
-        """Whether ``freed`` has slabs to return."""
-        return bool(self.unread or self._free)
 
     def spend(self) -> None:
         """Mark all lent slabs as spent: a forked process may view them."""
@@ -205,12 +200,8 @@ class Mappings:
 
     def freed(self) -> Free:
         """Return the slabs that have become free since the last call."""
-        return self._slabs.freed() if self.has_freed else _NOTHING_FREED
-
-    @property
-    def has_freed(self) -> bool:
-        """Whether ``freed`` has slabs to return."""
-        return self._slabs.has_freed
+        slabs = self._slabs
+        return slabs.freed() if slabs.unread or slabs.free else _NOTHING_FREED
 
     @property
     def num_held(self) -> int:

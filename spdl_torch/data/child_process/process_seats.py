@@ -82,6 +82,7 @@ class ProcessSeats:
         not believed; None = it always is.
         """
         self.placement: Placement | None = None
+        self.errors: dict[int, BaseException] = {}  # they come as results
         self._doubts = doubts
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
@@ -156,10 +157,12 @@ class ProcessSeats:
         """Give out a job; see ``Seats.submit``. Raises: what pickle raises on an index."""
         if self._epoch is None:
             raise ChannelClosed
-        self._start_successors()
-        if len(self.children) > len(self.roster.places):
+        roster = self.roster
+        if self._unstarted:
+            self._start_successors()
+        if len(roster.children) > len(roster.places):
             self._part()
-        self.roster.submit(Submit(number, index, first, wants_state), worker)
+        roster.submit(Submit(number, index, first, wants_state), worker)
 
     def tend(self, epoch: Epoch) -> None:
         """Fork the children that are due, and give a worker its slabs back."""
@@ -169,10 +172,6 @@ class ProcessSeats:
             # several children each gets its own back with its next job, which is soon.)
             for child in self.children.values():
                 child.send_freed()
-
-    def checked(self, result: Result) -> Result:
-        """Return the result."""
-        return result
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""

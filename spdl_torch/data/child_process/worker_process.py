@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -93,22 +94,25 @@ class WorkerProcess:
             equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
 
-    def submit(self, job: Submit) -> None:
-        """Send a job, and with it the slabs that are free. Raises: what pickle raises."""
-        # Noted before it is sent: sending to a child that has just died raises nothing, and what is
-        # noted here is made again. The answer cannot be missed: it is heard under the lock of the
-        # roster, which calls this.
+    def noted(self, job: Submit) -> bytes:
+        """Note a job, and return the message that gives it to the child, with the slabs that are
+        free. Raises: what pickle raises.
+
+        Noted before it is sent: the answer may come at once, and sending to a child that has just
+        died raises nothing, while what is noted is made again. The roster's lock is held.
+        """
+        content = pickle.dumps((*job, *self.mappings.freed()), 5)
         self.jobs[job.number] = job
-        try:
-            self.connection.send((*job, *self.mappings.freed()))
-        except BaseException:
-            self.jobs.pop(job.number, None)
-            raise
+        return content
+
+    def submit(self, job: Submit) -> None:
+        """Give the child a job; see ``noted``."""
+        self.connection.say(self.noted(job))
 
     def send_freed(self) -> None:
         """Send the slabs that have become free, if there are any."""
-        if self.mappings.has_freed:
-            self.connection.send(self.mappings.freed())
+        if any(freed := self.mappings.freed()):
+            self.connection.send(freed)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Begin another epoch: outstanding jobs are dropped."""

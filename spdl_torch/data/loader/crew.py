@@ -27,7 +27,7 @@ from ..workers.activity import describe_activities
 from ..workers.budget import budget
 from ..workers.device import AHEAD
 from ..workers.epoch import Epoch
-from ..workers.jobs import Result
+from ..workers.jobs import Failed, Result
 from ..workers.stats import CrewStats
 from ..workers.worker_info import use_one_intra_op_thread
 
@@ -204,7 +204,6 @@ class Crew:
         self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
     ) -> None:
         """Give out a job; see ``Seats.submit``. Jobs are numbered from 0 on in each epoch."""
-        self._running()
         if self.mover is not None:
             self.mover.gives(number, index, worker, first, wants_state)
         try:
@@ -212,6 +211,7 @@ class Crew:
             self._num_given = number + 1
         except ChannelClosed:
             self._raise_loss()
+            self._running()
             raise
 
     def get(self, timeout: float | None) -> Result:
@@ -231,9 +231,10 @@ class Crew:
     def _awaited(self, deadline: float) -> Result:
         """Wait for the next result, and meanwhile do what the workers need of the loop."""
         while True:
-            # A batch that is there comes first.
-            seconds = None if self._running().outlet.has_next else self._tend(deadline)
-            epoch = self._running()
+            epoch, seconds = self._running(), None
+            if not epoch.outlet.has_next:  # a batch that is there comes first
+                seconds = self._tend(deadline)
+                epoch = self._running()  # it may have begun again
             epoch.consumer.ask(epoch.outlet)
             try:
                 result = epoch.outlet.get_numbered(seconds)[1]
@@ -245,7 +246,14 @@ class Crew:
                 raise
             else:
                 epoch.consumer.got(result.number)
-                return self.lead.checked(result)
+                if self.lead.errors:
+                    return self._or_error(result)
+                return result
+
+    def _or_error(self, result: Result) -> Result:
+        """Return the result, or the error that comes in its place."""
+        error = self.lead.errors.pop(result.number, None)
+        return result if error is None else Failed(result.number, error)
 
     def _tend(self, deadline: float) -> float | None:
         """Do what is due before the loop waits; return for how long it may wait until it looks
@@ -361,10 +369,11 @@ class Crew:
 
     def _running(self) -> Epoch:
         epoch = self._epoch
-        if epoch is None or not self._threads.is_here:
+        is_here = self._threads.is_here
+        if epoch is None or not is_here:
             raise PipelineStopped(
                 "DataLoader: the workers of this iterator have ended"
-                + ("." if self._threads.is_here else "; they did not follow into a forked process.")
+                + ("." if is_here else "; they did not follow into a forked process.")
                 + " Call iter(loader) for new ones."
             )
         return epoch

@@ -28,38 +28,32 @@ class Dealing:
         evenly: bool,
     ) -> None:
         numbers = range(num_workers)
+        self._num_workers = num_workers
         self._turns: Iterator[int] = itertools.cycle([*numbers[first:], *numbers[:first]])
         self._active = {n for n in numbers if not workers or not workers[n].ended}
         self._evenly = evenly
         self.max_outstanding = max_outstanding
         """The most jobs that may be given out and not yet received; tuning may change it."""
-        self._num_jobs = [0] * num_workers  # that each worker has
         self.given: dict[int, tuple[int, int]] = {}
         """The worker of each job that the loop has not had yet, and the number of its batch in the
         sampler's order."""
 
-    def next_worker(self) -> int | None:
-        """Return the worker whose turn it is; None = nobody's.
+    def next_worker(self, held: int | None) -> int | None:
+        """Return the worker whose turn it is; None = nobody's. ``held``: the number of a job that
+        is done, while the loop has not had its batch.
 
         Where order does not matter, a worker with its full share of jobs is passed over:
         otherwise one that is stuck would in the end hold every place.
         """
-        for worker in itertools.islice(self._turns, len(self._num_jobs)):
-            if worker not in self._active:
-                continue
-            if not self._evenly:
-                return worker
-            if self._num_jobs[worker] < max(1, self.max_outstanding // len(self._active)):
+        for worker in itertools.islice(self._turns, self._num_workers):
+            if worker in self._active and not (self._evenly and self._has_its_share(worker, held)):
                 return worker
         return None
 
-    def has_got(self, worker: int) -> None:
-        """Count a job that the worker has got."""
-        self._num_jobs[worker] += 1
+    def _has_its_share(self, worker: int, held: int | None) -> bool:
+        jobs = sum(of == worker for number, (of, _) in self.given.items() if number != held)
+        return jobs >= max(1, self.max_outstanding // len(self._active))
 
-    def has_done(self, number: int, *, ended: bool) -> None:
-        """Count a job that is done. ``ended``: so is the worker's iterable."""
-        worker = self.given[number][0]
-        self._num_jobs[worker] -= 1
-        if ended:
-            self._active.discard(worker)
+    def has_ended(self, number: int) -> None:
+        """Note that the iterable of the worker has ended that had this job."""
+        self._active.discard(self.given[number][0])

@@ -369,7 +369,8 @@ class CrewIterator(EpochIterator):
                 return
 
     def _submit_next(self) -> None:
-        worker = self._dealing.next_worker()
+        held = self._held
+        worker = self._dealing.next_worker(None if held is None else held.number)
         if worker is None:
             return
         taken = self._take_index()
@@ -388,13 +389,12 @@ class CrewIterator(EpochIterator):
     def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
         self._dealing.given[self._num_submitted] = worker, self._num_taken - 1
         self._crew.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
-        self._dealing.has_got(worker)
         self._num_submitted += 1
 
     def _next_data(self) -> Any:
         while self._has_result():
             if self._held is None:
-                self._held = self._answer()
+                self._held = self._receive()
                 if self._tuner is not None:
                     self._tuner.after(getattr(self._held, "batch", None))
             self._submit_more()
@@ -465,13 +465,19 @@ class CrewIterator(EpochIterator):
         self._finalizer()
         self._crew.stop()
 
-    def _answer(self) -> Any:
-        """Return the next result; its worker has one job less."""
+    def _receive(self) -> Any:
+        """Return the next result."""
         try:
-            result = self._receive()
+            try:
+                result = self._crew.get(self._timeout or stall.STALL_SECONDS)
+            except TimeoutError:
+                result = None
+            if result is None:
+                result = self._receive_late()
         except ChannelClosed:  # by another thread: the interpreter's exit, or close()
             raise PipelineStopped(_STOPPED) from None
-        self._dealing.has_done(result.number, ended=isinstance(result, Exhausted))
+        if type(result) is Exhausted:
+            self._dealing.has_ended(result.number)
         return result
 
     def _note(self, result: Any) -> None:
@@ -492,13 +498,9 @@ class CrewIterator(EpochIterator):
             # The iterable has ended: the worker only answers that, with its state.
             self._submit([None], worker, 0, wants_state=True)
         for _ in workers:
-            self._note(self._answer())
+            self._note(self._receive())
 
-    def _receive(self) -> Any:
-        try:
-            return self._crew.get(self._timeout or stall.STALL_SECONDS)
-        except TimeoutError:
-            pass
+    def _receive_late(self) -> Any:
         if not self._timeout:
             return stall.warn_again(self._crew.get, self._log_stall, stall.STALL_SECONDS)
         at_work = self._at_work()

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .epoch import Epoch
-    from .jobs import Result
     from .stats import Source
 
 
@@ -24,6 +23,9 @@ class Seats(Protocol):
     """Where they are, and why; None = nobody has said."""
     look_seconds: float
     """The interval at which a waiting loop calls ``tend``; inf = never."""
+    errors: dict[int, BaseException]
+    """Those of workers that could not start, by the batch in whose place the loop gets each: the
+    one that torch gives to this worker first, whoever has made it."""
 
     @property
     def counts(self) -> Source:
@@ -51,10 +53,6 @@ class Seats(Protocol):
 
     def tend(self, epoch: Epoch) -> None:
         """Do what is due before the loop waits for a batch."""
-        ...
-
-    def checked(self, result: Result) -> Result:
-        """Return the result, or what comes in its place."""
         ...
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:

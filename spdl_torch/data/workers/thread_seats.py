@@ -31,7 +31,7 @@ from .counts import WorkerCounts
 from .dataset_copies import Copying
 from .device import most_pieces
 from .epoch import Epoch, Shift
-from .jobs import Failed, Job
+from .jobs import Job
 from .private_state import shared_remark
 from .resting import Rest
 from .thread_failures import ThreadFailures
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
-    from .jobs import Result
     from .load_spec import LoadSpec
     from .transfer_stage import DeviceStage
 
@@ -91,6 +90,7 @@ class ThreadSeats:
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
         self._failures = ThreadFailures()
+        self.errors = self._failures.of_workers
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
@@ -128,7 +128,9 @@ class ThreadSeats:
         self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
     ) -> None:
         """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
-        shift = self._at_work()
+        shift = self._shift
+        if shift is None:
+            raise ChannelClosed
         contention, hands = shift.contention, 1
         if contention is not None:
             hands = contention.hands(index, self._spec.num_workers)
@@ -140,22 +142,15 @@ class ThreadSeats:
     def tend(self, epoch: Epoch) -> None:
         """Do nothing: threads need nobody."""
 
-    def checked(self, result: Result) -> Result:
-        """Return the result, or the error of a worker that could not start in its place: another
-        thread may have made the batch that torch would give to this worker first.
-        """
-        if not self._failures.of_workers:
-            return result
-        error = self._failures.of_workers.pop(result.number, None)
-        return result if error is None else Failed(result.number, error)
-
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that share one queue; see ``Seats.resize``.
 
         Surplus workers leave before their next job. If ``worker_init_fn`` fails on an added worker,
         that worker stops, the log says so, and the number no longer changes.
         """
-        shift, more = self._at_work(), num_workers - self._spec.num_workers
+        shift, more = self._shift, num_workers - self._spec.num_workers
+        if shift is None:
+            raise ChannelClosed
         if not self._failures.is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = shift.jobs[0]
@@ -274,12 +269,6 @@ class ThreadSeats:
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
         join_probing(_JOIN_SECONDS)
-
-    def _at_work(self) -> Shift:
-        shift = self._shift
-        if shift is None:
-            raise ChannelClosed
-        return shift
 
     def _begin_shift(self, epoch: Epoch) -> Shift:
         spec = self._spec
