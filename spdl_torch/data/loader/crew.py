@@ -223,13 +223,7 @@ class Crew:
             budget.lend()
         if self.mover is not None:
             self.mover.look(self)
-        result = self._awaited(inf if timeout is None else monotonic() + timeout)
-        if self.mover is not None:
-            self.mover.after(self, result)
-        return result if self._stage is None else self._stage.hand_over(result)
-
-    def _awaited(self, deadline: float) -> Result:
-        """Wait for the next result, and meanwhile do what the workers need of the loop."""
+        deadline = inf if timeout is None else monotonic() + timeout
         while True:
             epoch, seconds = self._running(), None
             if not epoch.outlet.has_next:  # a batch that is there comes first
@@ -238,17 +232,19 @@ class Crew:
             epoch.consumer.ask(epoch.outlet)
             try:
                 result = epoch.outlet.get_numbered(seconds)[1]
+                break
             except TimeoutError:
                 if monotonic() >= deadline:
                     raise
             except ChannelClosed:
                 self._raise_loss()
                 raise
-            else:
-                epoch.consumer.got(result.number)
-                if self.lead.errors:
-                    return self._or_error(result)
-                return result
+        epoch.consumer.got(result.number)
+        if self.lead.errors:
+            result = self._or_error(result)
+        if self.mover is not None:
+            self.mover.after(self, result)
+        return result if self._stage is None else self._stage.hand_over(result)
 
     def _or_error(self, result: Result) -> Result:
         """Return the result, or the error that comes in its place."""

@@ -209,7 +209,11 @@ class EpochIterator(_BaseDataLoaderIter):
         """
         if drawing is not None:
             return drawing.look_ahead()
-        first = self._draw()
+        try:
+            first = unshared(next(self._sampler_iter, _END))
+        except BaseException as error:
+            self._note_draw(error)
+            raise
         if first is _END:
             return []
         self._sampler_iter = itertools.chain((first,), self._sampler_iter)
@@ -277,9 +281,14 @@ class EpochIterator(_BaseDataLoaderIter):
             # iter(), so the epoch given last to set_epoch() counts.
             self._progress.sampler_epoch = epoch_of(self._index_sampler)
         while True:
-            index, first = self._draw(), self._num_samples_submitted
+            try:
+                index = unshared(next(self._sampler_iter, _END))
+            except BaseException as error:
+                self._note_draw(error)
+                raise
             if index is _END:
                 return None
+            first = self._num_samples_submitted
             if type(index) is list and self._auto_collation:
                 self._num_samples_submitted += len(index)
             else:
@@ -292,16 +301,11 @@ class EpochIterator(_BaseDataLoaderIter):
                 return index, first
             # Received out of order before the state was taken: it is not loaded again.
 
-    def _draw(self) -> Any:
-        """Return the sampler's next index; ``_END`` = there is none left."""
-        try:
-            index = next(self._sampler_iter, _END)
-        except BaseException as error:
-            self._is_cut_short = self._is_cut_short or not isinstance(error, Exception)
-            where = f"in the sampler ({self._name_of_sampler()})"
-            add_thread_note(error, where, f"asked for batch {self._num_taken}")
-            raise
-        return unshared(index)
+    def _note_draw(self, error: BaseException) -> None:
+        """Note on an error that it came from the sampler, as it was asked for an index."""
+        self._is_cut_short = self._is_cut_short or not isinstance(error, Exception)
+        where = f"in the sampler ({self._name_of_sampler()})"
+        add_thread_note(error, where, f"asked for batch {self._num_taken}")
 
     def _name_of_sampler(self) -> str:
         """Return the classes of the sampler and of those inside it, from the outside in."""

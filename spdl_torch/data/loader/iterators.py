@@ -392,8 +392,10 @@ class CrewIterator(EpochIterator):
         self._num_submitted += 1
 
     def _next_data(self) -> Any:
-        while self._has_result():
+        while self._state is not EpochState.OVER and self._state is not EpochState.LOST:
             if self._held is None:
+                if self._crew.num_taken >= self._num_submitted:
+                    break  # no batch, or what comes in its place, is under way
                 self._held = self._receive()
                 if self._tuner is not None:
                     self._tuner.after(getattr(self._held, "batch", None))
@@ -430,12 +432,6 @@ class CrewIterator(EpochIterator):
         failure = self._failure_at_end()
         self._progress.finished = True  # last, for the reason in _end_epoch
         raise failure or StopIteration
-
-    def _has_result(self) -> bool:
-        """Whether a batch, or what comes in its place, is here or under way."""
-        if self._state is EpochState.OVER or self._state is EpochState.LOST:
-            return False
-        return self._held is not None or self._crew.num_taken < self._num_submitted
 
     def __next__(self) -> Any:
         try:

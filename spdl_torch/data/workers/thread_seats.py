@@ -131,11 +131,12 @@ class ThreadSeats:
         shift = self._shift
         if shift is None:
             raise ChannelClosed
-        contention, hands = shift.contention, 1
-        if contention is not None:
+        contention, hands, jobs = shift.contention, 1, shift.jobs[0]
+        if contention is None:
+            jobs = shift.jobs_of(worker)
+        else:
             hands = contention.hands(index, self._spec.num_workers)
         job = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
-        jobs = shift.jobs_of(worker)
         for _ in range(hands):
             jobs.put(job)
 
