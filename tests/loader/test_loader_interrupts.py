@@ -20,6 +20,7 @@ from spdl_torch import DataLoader
 from spdl_torch.data.rng.dispatch import is_led
 from spdl_torch.data.rng.patches import of_thread
 from spdl_torch.machine.starting import start
+from spdl_torch.measuring.hand_over import wait_for_batch
 
 PROGRAM = HELPERS / "_interrupts.py"
 INTERRUPTS_PER_SECOND = 10
@@ -163,13 +164,15 @@ def test_ctrl_c_without_workers_leaves_the_trainer_its_generators():
 NUM_SAMPLES = 40
 
 
-def samples_after_ctrl_c(kind, isolation, place):
+def samples_after_ctrl_c(kind, options, place):
     """All samples of an epoch whose loop goes on after Ctrl-C at that place of a batch's way to it,
     whether Ctrl-C came, and whether the loop had to begin again."""
-    loader = DataLoader(kind(NUM_SAMPLES), 4, num_workers=2, isolation=isolation)
+    loader = DataLoader(kind(NUM_SAMPLES), 4, **options)
     iterator = iter(loader)
     seen = next(iterator).tolist()
     came = has_begun_again = False
+    if options["isolation"] == "process":  # else a place is another one each time
+        wait_for_batch(iterator)
     try:
         with AtCall(place):
             batch = next(iterator)
@@ -192,16 +195,23 @@ def samples_after_ctrl_c(kind, isolation, place):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("kind", [Indices, IndexStream])
 @pytest.mark.parametrize(
-    ("isolation", "step"),
-    [("thread", 1), ("process", 11), pytest.param("process", 2, marks=pytest.mark.long)],
+    ("options", "step"),
+    [
+        ({"num_workers": 2, "isolation": "thread"}, 1),
+        ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 1),
+        ({"num_workers": 1, "prefetch_factor": 1, "in_order": False, "isolation": "thread"}, 1),
+        ({"num_workers": 2, "isolation": "process"}, 5),
+        pytest.param({"num_workers": 2, "isolation": "process"}, 2, marks=pytest.mark.long),
+    ],
+    ids=["threads", "one job", "one job, as they come", "processes", "processes, longer"],
 )
-def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, isolation, step):
+def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, options, step):
     """Wherever it comes while a batch is awaited: only that batch may be missing, and where more
     would be, or one would come twice, an error says so. With processes, which take long, the short
-    form looks at every eleventh place."""
+    form looks at every fifth place."""
     begun_again = []
     for place in itertools.count(1, step):
-        seen, came, has_begun_again = samples_after_ctrl_c(kind, isolation, place)
+        seen, came, has_begun_again = samples_after_ctrl_c(kind, options, place)
         assert len(set(seen)) == len(seen), f"twice, at place {place}: {sorted(seen)}"
         assert len(seen) >= NUM_SAMPLES - 4, f"missing, at place {place}: {sorted(seen)}"
         begun_again.append(has_begun_again)

@@ -38,21 +38,25 @@ class Dealing:
         """The worker of each job that the loop has not had yet, and the number of its batch in the
         sampler's order."""
 
-    def next_worker(self, held: int | None) -> int | None:
+    def next_worker(self, held: int | None, num_outstanding: int) -> int | None:
         """Return the worker whose turn it is; None = nobody's. ``held``: the number of a job that
-        is done, while the loop has not had its batch.
+        is done, while the loop has not had its batch; ``num_outstanding``: of jobs that are not.
 
         Where order does not matter, a worker with its full share of jobs is passed over:
         otherwise one that is stuck would in the end hold every place.
         """
         for worker in itertools.islice(self._turns, self._num_workers):
-            if worker in self._active and not (self._evenly and self._has_its_share(worker, held)):
+            if worker not in self._active:
+                continue
+            if not self._evenly or self._has_room(worker, held, num_outstanding):
                 return worker
         return None
 
-    def _has_its_share(self, worker: int, held: int | None) -> bool:
+    def _has_room(self, worker: int, held: int | None, num_outstanding: int) -> bool:
         jobs = sum(of == worker for number, (of, _) in self.given.items() if number != held)
-        return jobs >= max(1, self.max_outstanding // len(self._active))
+        # A batch that Ctrl-C has lost on its way to the loop stays in ``given``.
+        jobs = min(jobs, num_outstanding)
+        return jobs < max(1, self.max_outstanding // len(self._active))
 
     def has_ended(self, number: int) -> None:
         """Note that the iterable of the worker has ended that had this job."""

@@ -360,7 +360,7 @@ class CrewIterator(EpochIterator):
             # worker has and nobody has counted: another one would get its number.
             self._is_cut_short = True
             try:
-                self._submit_next()
+                self._submit_next(self._num_submitted - taken)
             except Exception:  # the sampler's own, or an index that cannot be pickled
                 self._is_cut_short = False
                 raise
@@ -368,9 +368,9 @@ class CrewIterator(EpochIterator):
             if self._num_submitted == num_submitted:
                 return
 
-    def _submit_next(self) -> None:
-        held = self._held
-        worker = self._dealing.next_worker(None if held is None else held.number)
+    def _submit_next(self, num_outstanding: int) -> None:
+        held = None if self._held is None else self._held.number
+        worker = self._dealing.next_worker(held, num_outstanding)
         if worker is None:
             return
         taken = self._take_index()
@@ -395,7 +395,9 @@ class CrewIterator(EpochIterator):
         while self._state is not EpochState.OVER and self._state is not EpochState.LOST:
             if self._held is None:
                 if self._crew.num_taken >= self._num_submitted:
-                    break  # no batch, or what comes in its place, is under way
+                    self._submit_more()  # Ctrl-C may have lost the only one that was under way
+                if self._crew.num_taken >= self._num_submitted:
+                    break
                 self._held = self._receive()
                 if self._tuner is not None:
                     self._tuner.after(getattr(self._held, "batch", None))
