@@ -12,7 +12,7 @@ import logging
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -78,10 +78,8 @@ class ThreadSeats:
 
     def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
         self.placement: Placement | None = None
-        self._memory: BatchMemory | None = None
         if device_stage is not None:
-            self._memory = device_stage.batch_memory(spec.max_outstanding)
-            spec = spec._replace(memory=self._memory)
+            spec = spec._replace(memory=device_stage.batch_memory(spec.max_outstanding))
         self._spec = spec
         self._settle = None if device_stage is None else device_stage.settle
         # A weak reference: with a strong one only a garbage collection would free the seats, and
@@ -191,8 +189,8 @@ class ThreadSeats:
     def _set_size(self, num_workers: int, max_outstanding: int) -> None:
         spec = self._spec
         self._spec = spec._replace(num_workers=num_workers, max_outstanding=max_outstanding)
-        if self._memory is not None:
-            self._memory.grow(most_pieces(max_outstanding))
+        if spec.memory is not None:
+            cast("BatchMemory", spec.memory).grow(most_pieces(max_outstanding))
         self.counts.workers.change(num_workers)
         budget.begin(self, num_workers)
 
