@@ -234,6 +234,8 @@ class ChildConnection:
                 self._listen(child)
         finally:
             self.line.close()
+            if self.is_up:
+                self.mappings.unmap()  # which takes milliseconds: meanwhile the child ends
             if child is not None:
                 self._reap(child)
 

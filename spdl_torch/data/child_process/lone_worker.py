@@ -106,7 +106,7 @@ class LoneWorker:
             if question == "at_work":
                 thread = threading.main_thread()
                 return describe_activities([self._activity], [thread], argument)
-            return None if self._recorder is None else self._recorder.timeline()
+            return None if self._recorder is None else self._recorder.stages_copied()
         except PipelineStopped:
             return None
 

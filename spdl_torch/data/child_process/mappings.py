@@ -188,6 +188,12 @@ class Mappings:
         """Unmap slabs that will not come again."""
         self._slabs.forget(slabs)
 
+    def unmap(self) -> None:
+        """Unmap the slabs of a child that sends nothing more, unless another child gets them: this
+        one may still write there."""
+        if self._shelf is None:
+            self.close()
+
     def close(self) -> None:
         """Leave the slabs of a child that has ended to another, or unmap all of them. Batches that
         the loop still holds keep their own memory alive.

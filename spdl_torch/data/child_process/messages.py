@@ -49,7 +49,7 @@ class Ask(NamedTuple):
     """To the child: a question, answered by a ``Reply``."""
 
     question: str
-    """The question: ``at_work`` or ``timeline``."""
+    """The question: ``at_work`` or ``rows``."""
     argument: Any = None
 
 

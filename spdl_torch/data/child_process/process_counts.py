@@ -22,6 +22,7 @@ from ..workers.counts import Readings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from ...pipeline.recorder.rings import RingRow
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
@@ -153,6 +154,10 @@ def _added(one: _Counters, other: _Counters) -> _Counters:
     return type(one)(*sums)
 
 
+_Recorded = tuple["tuple[RingRow, ...]", "tuple[Instant, ...]"]
+"""What one child has recorded."""
+
+
 class ProcessRows:
     """What the threads of an epoch's children did: asked for as long as they live, kept before they
     end."""
@@ -160,15 +165,15 @@ class ProcessRows:
     def __init__(self, counts: ProcessCounts, *, enabled: bool) -> None:
         self._counts = weakref.ref(counts)
         self._is_enabled = enabled
-        self._kept: list[Timeline] | None = None  # None = the children still have them
-        self._left: list[Timeline] = []  # of children that have left
+        self._kept: list[_Recorded] | None = None  # None = the children still have them
+        self._left: list[_Recorded] = []  # of children that have left
         self._silent: dict[int, Instant] = {}  # by place: children that were asked in vain
         self._keeper: threading.Thread | None = None
 
     def keep(self) -> None:
         """Keep the children's rows, before they are gone. Blocks, usually for a millisecond
         each."""
-        self._kept = self._timelines(_KEEP_SECONDS)
+        self._kept = self._of_all(_KEEP_SECONDS)
 
     def keep_before_the_end(self, children: Sequence[WorkerProcess], threads: ThreadGroup) -> None:
         """Have a thread keep the children's rows and then let them end, unless they are kept
@@ -200,13 +205,13 @@ class ProcessRows:
         if self._keeper is not None:
             self._keeper.join(_ASK_SECONDS)
         rows, instants = list(own.rows), list(own.instants)
-        kept = self._timelines(_ASK_SECONDS) if self._kept is None else self._kept
+        kept = self._of_all(_ASK_SECONDS) if self._kept is None else self._kept
         instants += self._silent.values()
-        for theirs in (*self._left, *kept):
-            rows += [replace(row, stage=_ROW) for row in theirs.rows if row.role == "stage"]
+        for their_rows, their_instants in (*self._left, *kept):
+            rows += [replace(each.read(), stage=_ROW) for each in their_rows]
             # The trainer has recorded the failures, before it got their batches; it still knows
             # them when the child is gone.
-            instants += [each for each in theirs.instants if each.name != FAILURE_EVENT]
+            instants += [each for each in their_instants if each.name != FAILURE_EVENT]
         return replace(
             own,
             rows=tuple(sorted(rows, key=lambda row: (row.stage_number, row.replica))),
@@ -217,12 +222,12 @@ class ProcessRows:
         """Keep the rows of a child that is about to leave."""
         self._left += self._answers_of([child], _KEEP_SECONDS)
 
-    def _timelines(self, seconds: float) -> list[Timeline]:
+    def _of_all(self, seconds: float) -> list[_Recorded]:
         """Ask the live children; each has ``seconds`` to answer."""
         counts = self._counts()
         return self._answers_of(() if counts is None else counts.children, seconds)
 
-    def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[Timeline]:
+    def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[_Recorded]:
         if not self._is_enabled:
             return []
         answers = []
@@ -230,7 +235,7 @@ class ProcessRows:
             connection = child.connection
             if connection.is_over:
                 continue
-            answer = connection.line.questions.ask("timeline", timeout=seconds)
+            answer = connection.line.questions.ask("rows", timeout=seconds)
             self._silent.pop(child.place, None)
             if answer is not None:
                 answers.append(answer)

@@ -22,12 +22,12 @@ from ...machine.probes import tell_of_garbage
 from ..failures import text_of
 from ..threads.shared_state import LiveObjects, SharedCounter
 from .moments import Instant, QueueTrack, Role, TwoClocks
-from .rings import ConsumerRing, Ring
+from .rings import ConsumerRing, Ring, RingRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-    from .timeline import Row, Timeline
+    from .timeline import Timeline
 
 Level = Literal["off", "batch", "item"]
 
@@ -62,7 +62,7 @@ class FlightRecorder:
         self.enabled = enabled
         self._owner: weakref.ref[Any] | None = None
         self._clock = TwoClocks.now()
-        self._rows: list[tuple[str, int, int, Role, Ring]] = []
+        self._rows: list[RingRow] = []
         self._queues: list[QueueTrack] = []
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
@@ -136,7 +136,8 @@ class FlightRecorder:
     def set_level(self, level: Level) -> None:
         """Set the level, which decides how short a recorded turn may be."""
         for *_, ring in tuple(self._rows):
-            ring.shortest_ns = self._shortest_ns(level)
+            if isinstance(ring, Ring):
+                ring.shortest_ns = self._shortest_ns(level)
 
     # Called by readers, on any thread:
 
@@ -158,18 +159,25 @@ class FlightRecorder:
     def _consumers(self) -> list[ConsumerRing]:
         return [ring for *_, ring in tuple(self._rows) if isinstance(ring, ConsumerRing)]
 
+    def stages_copied(self) -> tuple[tuple[RingRow, ...], tuple[Instant, ...]]:
+        """Return what the threads of stages did, to be read later or elsewhere, and the moments of
+        note."""
+        stages = [row for row in tuple(self._rows) if row.role == "stage"]
+        rows = tuple(row._replace(ring=row.ring.copied()) for row in stages)
+        return rows, self._all_instants()
+
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""
         # Most programs never read one.
         from .recorded_rows import row_since, with_outputs, without_outputs
         from .timeline import Timeline
 
-        rows = [_read_row(*row) for row in tuple(self._rows)]
+        rows = [row.read() for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
             rows = with_outputs(rows, stage_number, *progress())
         if not self._is_chain:
             rows = [without_outputs(row) for row in rows]
-        instants = (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
+        instants = self._all_instants()
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]
             instants = tuple(instant for instant in instants if instant.time_ns >= since_ns)
@@ -183,6 +191,9 @@ class FlightRecorder:
         )
         return timeline if self._complete is None else self._complete(timeline)
 
+    def _all_instants(self) -> tuple[Instant, ...]:
+        return (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
+
     def _add_row(
         self, kind: type[_AnyRing], stage: str, stage_number: int, replica: int, role: Role
     ) -> _AnyRing:
@@ -190,7 +201,7 @@ class FlightRecorder:
         capacity = _process.capacity if self.enabled else 1
         ring = kind(capacity, self._shortest_ns(_process.level))
         # No lock: readers on other threads copy the list in one step.
-        self._rows.append((stage, stage_number, replica, role, ring))
+        self._rows.append(RingRow(stage, stage_number, replica, role, ring))
         return ring
 
     def _shortest_ns(self, level: Level) -> int:
@@ -199,15 +210,6 @@ class FlightRecorder:
 
 def _same(value: tuple[int, int]) -> tuple[int, int]:
     return value
-
-
-def _read_row(stage: str, stage_number: int, replica: int, role: Role, ring: Ring) -> Row:
-    from .timeline import Row
-
-    turns, parts, num_lost = ring.read()
-    return Row(
-        stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
-    )
 
 
 class _Process:

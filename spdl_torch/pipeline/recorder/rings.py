@@ -12,13 +12,14 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from .moments import Outcome
+from ...named_tuples import NamedTuple
+from .moments import Outcome, Role
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Sized
 
-    from .timeline import Part, Turn
+    from .timeline import Part, Row, Turn
 
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
@@ -98,28 +99,74 @@ class Ring:
         kind = _TURN_KINDS + self._part_names.index(name)
         self.add(started_ns, started_ns, ended_ns, ended_ns, cpu_ns, -1, -1, None, None, kind)
 
-    def read(self) -> tuple[list[Turn], list[Part], int]:
-        """Return turns, parts, and how many of them were overwritten. Any thread may call this."""
-        from .timeline import Part, Turn
-
-        added, copy = self._num_added, bytes(self._buffer)
+    def copied(self) -> RingCopy:
+        """Return what it holds now. Any thread may call this."""
         # No lock: the thread writes on. The count is read first, then the buffer is copied. What
         # the thread wrote in between, while it was copied as well, and the record it may be writing
         # now, replaced the oldest ones, which are left out.
+        added, content = self._num_added, bytes(self._buffer)
         unsafe = self._num_added + 1 - self._capacity
         first = max(0, added - self._capacity, unsafe)
+        names = tuple(self._part_names)
+        return RingCopy(self.thread_id, self._capacity, first, added, content, names)
+
+    def read(self) -> tuple[list[Turn], list[Part], int]:
+        """Return turns, parts, and how many of them were overwritten. Any thread may call this."""
+        return self.copied().read()
+
+
+class RingCopy(NamedTuple):
+    """What a ring held at one moment: quick to send to another process, and read when somebody
+    asks."""
+
+    thread_id: int
+    capacity: int
+    first: int
+    """The number of the first record that it holds; those before were overwritten."""
+    end: int
+    content: bytes
+    part_names: tuple[str, ...]
+
+    def copied(self) -> RingCopy:
+        """Return the copy."""
+        return self
+
+    def read(self) -> tuple[list[Turn], list[Part], int]:
+        """Return turns, parts, and how many of them were overwritten."""
+        from .timeline import Part, Turn  # most programs never read one
+
         turns: list[Turn] = []
         parts: list[Part] = []
-        for place in range(first, added):
-            *fields, kind = _RECORD.unpack_from(copy, place % self._capacity * _SIZE)
+        for place in range(self.first, self.end):
+            *fields, kind = _RECORD.unpack_from(self.content, place % self.capacity * _SIZE)
             if kind < _TURN_KINDS:
                 turns.append(Turn(*fields))
                 if kind != Outcome.PASSED:
                     turns[-1] = replace(turns[-1], outcome=Outcome(kind))
             else:
-                name = self._part_names[kind - _TURN_KINDS]
+                name = self.part_names[kind - _TURN_KINDS]
                 parts.append(Part(name, fields[0], fields[2], fields[4]))
-        return turns, parts, max(first, 0)
+        return turns, parts, self.first
+
+
+class RingRow(NamedTuple):
+    """A row of a timeline, whose ring is yet to be read."""
+
+    stage: str
+    stage_number: int
+    replica: int
+    role: Role
+    ring: Ring | RingCopy
+
+    def read(self) -> Row:
+        """Return the row as it is now."""
+        from .timeline import Row
+
+        stage, stage_number, replica, role, ring = self
+        turns, parts, num_lost = ring.read()
+        return Row(
+            stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
+        )
 
 
 class ConsumerRing(Ring):
