@@ -32,6 +32,7 @@ from _readings import shown
 
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process import process_counts, process_seats
+from spdl_torch.measuring.hand_over import wait_for_batch
 from spdl_torch.observe.trace.tracing import profile_of_run
 
 __all__ = ["nothing_left"]
@@ -472,7 +473,7 @@ def test_batches_are_heard_while_a_handler_interrupts_the_sending_of_a_job(tmp_p
     batches = iter(loader)
     next(batches)
     child, profiles = children_of(batches)[0], []
-    until(lambda: list(child.jobs) == [2])
+    wait_for_batch(batches)  # the first thing that is sent then is the next job
 
     def handle(*_):
         with open(tmp_path / "held", "w", encoding="utf-8"):  # batch 2 comes now
