@@ -170,15 +170,15 @@ def samples_after_ctrl_c(kind, options, place):
     loader = DataLoader(kind(NUM_SAMPLES), 4, **options)
     iterator = iter(loader)
     seen = next(iterator).tolist()
-    came = has_begun_again = False
+    has_begun_again = False
     if options["isolation"] == "process":  # else a place is another one each time
         wait_for_batch(iterator)
     try:
-        with AtCall(place):
+        with AtCall(place) as ctrl_c:
             batch = next(iterator)
         seen += batch.tolist()
     except KeyboardInterrupt:
-        came = True
+        pass  # in a finalizer it is swallowed
     try:
         for batch in iterator:
             seen += batch.tolist()
@@ -189,7 +189,7 @@ def samples_after_ctrl_c(kind, options, place):
         loader.load_state_dict(loader.state_dict())
         for batch in loader:
             seen += batch.tolist()
-    return seen, came, has_begun_again
+    return seen, ctrl_c.where is not None, has_begun_again
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -218,7 +218,8 @@ def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, options, ste
         if not came:
             break
     assert not all(begun_again), "there are places where the loop goes on"
-    assert any(begun_again), "there are places where it cannot"
+    if step == 1:  # others may miss them
+        assert any(begun_again), "there are places where it cannot"
     assert_threads_end()
 
 
