@@ -215,11 +215,11 @@ def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, options, ste
         assert len(set(seen)) == len(seen), f"twice, at place {place}: {sorted(seen)}"
         assert len(seen) >= NUM_SAMPLES - 4, f"missing, at place {place}: {sorted(seen)}"
         begun_again.append(has_begun_again)
-        if not came:
+        # A batch that is there already has a shorter way, which may end before this place.
+        if not came and (any(begun_again) or place > 1_000):
             break
     assert not all(begun_again), "there are places where the loop goes on"
-    if step == 1:  # others may miss them
-        assert any(begun_again), "there are places where it cannot"
+    assert any(begun_again), "there are places where it cannot"
     assert_threads_end()
 
 
