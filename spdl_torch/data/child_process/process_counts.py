@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...machine.probes import ProbeCounters
 from ...pipeline.recorder.flight_recorder import FAILURE_EVENT, NO_ANSWER_EVENT
 from ...pipeline.recorder.moments import Instant
+from ...pipeline.recorder.rings import read_row
 from ...pipeline.stats.counters import TaskCounters
 from ...pipeline.stats.thread_time import ThreadCount
 from ..workers.counts import Readings
@@ -22,7 +23,7 @@ from ..workers.counts import Readings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ...pipeline.recorder.rings import RingRow
+    from ...pipeline.recorder.rings import RowCopy
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
@@ -154,7 +155,7 @@ def _added(one: _Counters, other: _Counters) -> _Counters:
     return type(one)(*sums)
 
 
-_Recorded = tuple["tuple[RingRow, ...]", "tuple[Instant, ...]"]
+_Recorded = tuple["tuple[RowCopy, ...]", "tuple[Instant, ...]"]
 """What one child has recorded."""
 
 
@@ -208,7 +209,7 @@ class ProcessRows:
         kept = self._of_all(_ASK_SECONDS) if self._kept is None else self._kept
         instants += self._silent.values()
         for their_rows, their_instants in (*self._left, *kept):
-            rows += [replace(each.read(), stage=_ROW) for each in their_rows]
+            rows += [replace(read_row(*each), stage=_ROW) for each in their_rows]
             # The trainer has recorded the failures, before it got their batches; it still knows
             # them when the child is gone.
             instants += [each for each in their_instants if each.name != FAILURE_EVENT]

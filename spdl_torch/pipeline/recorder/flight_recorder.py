@@ -22,11 +22,12 @@ from ...machine.probes import tell_of_garbage
 from ..failures import text_of
 from ..threads.shared_state import LiveObjects, SharedCounter
 from .moments import Instant, QueueTrack, Role, TwoClocks
-from .rings import ConsumerRing, Ring, RingRow
+from .rings import ConsumerRing, Ring, read_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
+    from .rings import RowCopy
     from .timeline import Timeline
 
 Level = Literal["off", "batch", "item"]
@@ -62,7 +63,7 @@ class FlightRecorder:
         self.enabled = enabled
         self._owner: weakref.ref[Any] | None = None
         self._clock = TwoClocks.now()
-        self._rows: list[RingRow] = []
+        self._rows: list[tuple[str, int, int, Role, Ring]] = []
         self._queues: list[QueueTrack] = []
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
@@ -136,8 +137,7 @@ class FlightRecorder:
     def set_level(self, level: Level) -> None:
         """Set the level, which decides how short a recorded turn may be."""
         for *_, ring in tuple(self._rows):
-            if isinstance(ring, Ring):
-                ring.shortest_ns = self._shortest_ns(level)
+            ring.shortest_ns = self._shortest_ns(level)
 
     # Called by readers, on any thread:
 
@@ -159,11 +159,14 @@ class FlightRecorder:
     def _consumers(self) -> list[ConsumerRing]:
         return [ring for *_, ring in tuple(self._rows) if isinstance(ring, ConsumerRing)]
 
-    def stages_copied(self) -> tuple[tuple[RingRow, ...], tuple[Instant, ...]]:
+    def stages_copied(self) -> tuple[tuple[RowCopy, ...], tuple[Instant, ...]]:
         """Return what the threads of stages did, to be read later or elsewhere, and the moments of
         note."""
-        stages = [row for row in tuple(self._rows) if row.role == "stage"]
-        rows = tuple(row._replace(ring=row.ring.copied()) for row in stages)
+        rows = tuple(
+            (stage, stage_number, replica, role, ring.copied())
+            for stage, stage_number, replica, role, ring in tuple(self._rows)
+            if role == "stage"
+        )
         return rows, self._all_instants()
 
     def timeline(self, since_ns: int = 0) -> Timeline:
@@ -172,7 +175,7 @@ class FlightRecorder:
         from .recorded_rows import row_since, with_outputs, without_outputs
         from .timeline import Timeline
 
-        rows = [row.read() for row in tuple(self._rows)]
+        rows = [read_row(*row) for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
             rows = with_outputs(rows, stage_number, *progress())
         if not self._is_chain:
@@ -201,7 +204,7 @@ class FlightRecorder:
         capacity = _process.capacity if self.enabled else 1
         ring = kind(capacity, self._shortest_ns(_process.level))
         # No lock: readers on other threads copy the list in one step.
-        self._rows.append(RingRow(stage, stage_number, replica, role, ring))
+        self._rows.append((stage, stage_number, replica, role, ring))
         return ring
 
     def _shortest_ns(self, level: Level) -> int:

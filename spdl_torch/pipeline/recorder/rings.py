@@ -127,10 +127,6 @@ class RingCopy(NamedTuple):
     content: bytes
     part_names: tuple[str, ...]
 
-    def copied(self) -> RingCopy:
-        """Return the copy."""
-        return self
-
     def read(self) -> tuple[list[Turn], list[Part], int]:
         """Return turns, parts, and how many of them were overwritten."""
         from .timeline import Part, Turn  # most programs never read one
@@ -149,24 +145,18 @@ class RingCopy(NamedTuple):
         return turns, parts, self.first
 
 
-class RingRow(NamedTuple):
-    """A row of a timeline, whose ring is yet to be read."""
+def read_row(stage: str, stage_number: int, replica: int, role: Role, ring: Ring | RingCopy) -> Row:
+    """Return a row of a timeline, whose ring is read now."""
+    from .timeline import Row
 
-    stage: str
-    stage_number: int
-    replica: int
-    role: Role
-    ring: Ring | RingCopy
+    turns, parts, num_lost = ring.read()
+    return Row(
+        stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
+    )
 
-    def read(self) -> Row:
-        """Return the row as it is now."""
-        from .timeline import Row
 
-        stage, stage_number, replica, role, ring = self
-        turns, parts, num_lost = ring.read()
-        return Row(
-            stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
-        )
+RowCopy = tuple[str, int, int, Role, RingCopy]
+"""What ``read_row`` takes, of one moment."""
 
 
 class ConsumerRing(Ring):
