@@ -20,7 +20,6 @@ from spdl_torch import DataLoader
 from spdl_torch.data.rng.dispatch import is_led
 from spdl_torch.data.rng.patches import of_thread
 from spdl_torch.machine.starting import start
-from spdl_torch.measuring.hand_over import wait_for_batch
 
 PROGRAM = HELPERS / "_interrupts.py"
 INTERRUPTS_PER_SECOND = 10
@@ -171,8 +170,6 @@ def samples_after_ctrl_c(kind, options, place):
     iterator = iter(loader)
     seen = next(iterator).tolist()
     has_begun_again = False
-    if options["isolation"] == "process":  # else a place is another one each time
-        wait_for_batch(iterator)
     try:
         with AtCall(place) as ctrl_c:
             batch = next(iterator)

@@ -735,23 +735,31 @@ def test_report_is_strict_json():
 # -- from a file -----------------------------------------------------------------------------------
 
 
-def test_report_of_a_file_is_that_of_the_run(tmp_path):
-    """The same bottleneck, cause and figures, long after the run; of the last run by default."""
+def two_runs(path):
+    """The report of the second of two runs that the file has."""
     for source, op in ((range(5), str), (range(150), waiting)):
-        with SQLiteStatsWriter(tmp_path / "s.db") as writer:
+        with SQLiteStatsWriter(path) as writer:
             builder = PipelineBuilder().add_source(source).pipe(op, name="op", concurrency=2)
             builder.aggregate(4).add_sink()
             dataset = PipelineDataset(builder, **recorders(writer.log, interval=0.1))
             list(dataset)
-    live, stored = dataset.report(), report_of_file(tmp_path / "s.db")
-    # What the verdict would be of the same figures over a longer time. Where other programs are
-    # busy the threads lack a core, and it may take that time.
-    is_quiet = (live.probes.run_delay_ratio or 0.0) < 0.1
-    for each in (live, stored):
+    return dataset.report()
+
+
+def test_report_of_a_file_is_that_of_the_run(tmp_path):
+    """The same bottleneck, cause and figures, long after the run; of the last run by default."""
+    live = two_runs(tmp_path / "s.db")
+    for _ in range(9):
+        if not live.probes.run_delay_ratio or live.probes.run_delay_ratio < 0.1:
+            break
+        # Other programs have taken the threads' cores, which the verdict would name: once more.
+        (tmp_path / "s.db").unlink()
+        live = two_runs(tmp_path / "s.db")
+    stored = report_of_file(tmp_path / "s.db")
+    assert live.verdict.cause is stored.verdict.cause is Cause.SHORT
+    for each in (live, stored):  # what the verdict would be of the same figures over a longer time
         found = find(each.stats, each.probes, each.pooled)
-        assert found.stage.name == "op", str(each)
-        if is_quiet:
-            assert (each.verdict.cause, found.cause) == (Cause.SHORT, Cause.IO), str(each)
+        assert (found.cause, found.stage.name) == (Cause.IO, "op"), str(each)
     assert stored.verdict.wait_ratio == pytest.approx(live.verdict.wait_ratio, abs=0.2)
     for one, other in zip(live.stats.stages, stored.stats.stages, strict=True):
         assert one.tasks.num_tasks == other.tasks.num_tasks
