@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..machine.probes import probe_counters, probes_between
+from ..machine.probes import probe_counters
+from ..machine.readings import probes_between
 from ..named_tuples import NamedTuple
 from ..observe.verdict.intervals import interval_between, sum_of_intervals
 from .window import Part
 
 if TYPE_CHECKING:
-    from ..machine.probes import Probes
+    from ..machine.readings import Probes
     from ..pipeline.stats.perf_stats import PipelineStats
 
 PARTS = 4

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..machine.probes import Probes
+from ..machine.readings import Probes
 from ..observe.verdict.intervals import thread_seconds
 
 if TYPE_CHECKING:

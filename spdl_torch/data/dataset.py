@@ -24,7 +24,7 @@ from .fetching.stacking import collate_into, is_torchs_collate
 from .sampling.parts import length_of_shard, padding_of_shard
 from .sampling.sharding import OwnRank, check_tail
 from .workers.device import AHEAD, check_device, most_pieces
-from .workers.stats import with_remarks, with_remarks_of
+from .workers.remarks import with_remarks, with_remarks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from .sampling.division import is_shared_out
 from .sampling.parts import take_shard
-from .sampling.sharding import is_shared_out, worker_shard
+from .sampling.sharding import worker_shard
 from .user_warnings import warn
 
 if TYPE_CHECKING:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .probes import probe_counters, probes_between, start_probing, stop_probing
+from .probes import probe_counters, start_probing, stop_probing
+from .readings import probes_between
 
 if TYPE_CHECKING:
-    from .probes import ProbeCounters, Probes
+    from .probes import ProbeCounters
+    from .readings import Probes
 
 
 class Probing:

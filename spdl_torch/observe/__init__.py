@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import spdl_torch.lazy_names as lazy_names
 
 if TYPE_CHECKING:
-    from ..machine.probes import Probes
+    from ..machine.readings import Probes
     from .page.showing import showing
     from .plot.plot import plot_queue_stats, plot_stats, plot_task_stats
     from .store.entries import (
@@ -140,7 +140,7 @@ _HOMES = {
     ".trace.tracing": ("tracing",),
     ".trace.user_events": ("trace_counter", "trace_event"),
     ".verdict.causes": ("Cause",),
-    "..machine.probes": ("Probes",),
+    "..machine.readings": ("Probes",),
     ".verdict.placement": ("Placement",),
     ".verdict.report": ("Report", "make_report"),
     ".verdict.verdict": ("Verdict", "judge"),

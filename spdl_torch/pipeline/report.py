@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..machine.probes import Probes
+    from ..machine.readings import Probes
     from ..observe.trace.profile import Profile as Profile
     from ..observe.verdict.report import Report as Report
     from .recorder.timeline import Timeline

@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
 from spdl_torch.data import user_warnings
-from spdl_torch.data.workers import stats as workers_stats
+from spdl_torch.data.workers import remarks
 from spdl_torch.errors import UnsupportedOptionError
 
 SAMPLES = range(12)
@@ -138,12 +138,12 @@ def test_report_recommends_to_keep_processes_that_epochs_start_anew(
     options, is_recommended, monkeypatch
 ):
     """From the second epoch on, and only where there is something to keep."""
-    monkeypatch.setattr(workers_stats, "_VISIBLE_START", -math.inf)  # however long it takes
+    monkeypatch.setattr(remarks, "_VISIBLE_START", -math.inf)  # however long it takes
     loader = DataLoader(SAMPLES, batch_size=4, num_workers=1, **options)
     for expected in (False, is_recommended):
         assert len(list(loader)) == 3
-        remarks = " ".join(loader.report().verdict.remarks)
-        assert ("persistent_workers=True keeps them" in remarks) is expected
-    numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", remarks)
+        said = " ".join(loader.report().verdict.remarks)
+        assert ("persistent_workers=True keeps them" in said) is expected
+    numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", said)
     assert (numbers is not None) is is_recommended
     assert numbers is None or float(numbers[1]) <= float(numbers[2])

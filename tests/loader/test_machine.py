@@ -19,7 +19,8 @@ from spdl_torch.data import user_warnings
 from spdl_torch.data.workers.budget import ThreadBudget
 from spdl_torch.io._transfer import team
 from spdl_torch.machine import limits
-from spdl_torch.machine.probes import probe_counters, probes_between
+from spdl_torch.machine.probes import probe_counters
+from spdl_torch.machine.readings import probes_between
 from spdl_torch.observe import Cause, make_report
 from spdl_torch.pipeline import PipelineBuilder
 

@@ -38,8 +38,8 @@ from spdl_torch.data.loader.held_up import are_held_up
 from spdl_torch.data.loader.mover import FOLLOWING, State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
+from spdl_torch.data.workers.figures import Figures
 from spdl_torch.data.workers.moving import Moving
-from spdl_torch.data.workers.stats import Figures
 from spdl_torch.observe import (
     Probes,
     SQLiteStatsWriter,

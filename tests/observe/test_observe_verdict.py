@@ -28,10 +28,10 @@ from spdl_torch.machine.probes import (
     is_probing,
     join_probing,
     probe_counters,
-    probes_between,
     start_probing,
     stop_probing,
 )
+from spdl_torch.machine.readings import probes_between
 from spdl_torch.observe import (
     Cause,
     Probes,

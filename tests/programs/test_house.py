@@ -63,6 +63,7 @@ ROOMS = {
         "cpu_time",
         "thread_times",
         "probes",
+        "readings",
         "probing",
         "__init__",
     ],

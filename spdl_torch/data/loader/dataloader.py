@@ -15,9 +15,9 @@ from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
 from ..fetching.sample_calls import is_read_at_once
-from ..sampling.sharding import divides_itself, is_shared_out
+from ..sampling.division import divides_itself, is_shared_out
 from ..user_warnings import warn_once
-from ..workers.stats import start_remark, with_remarks, with_remarks_of
+from ..workers.remarks import start_remark, with_remarks, with_remarks_of
 from .accelerate import AcceleratePrepared
 from .arguments import (
     check_arguments,

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...machine.probes import probe_counters, probes_between
+from ...machine.probes import probe_counters
+from ...machine.readings import probes_between
 from ...observe.verdict.causes import (
     bottleneck_of,
     load_of,

@@ -8,7 +8,8 @@ from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UnsupportedOptionError
-from .sharding import Shard, is_shared_out
+from .division import is_shared_out
+from .sharding import Shard
 
 if TYPE_CHECKING:
     from .sharding import Tail

@@ -1,15 +1,13 @@
-"""Which part of the data belongs to this rank and worker, and who has its part already."""
+"""Which part of the data belongs to this rank and worker."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch.distributed
-from torch.utils.data import DistributedSampler, get_worker_info
-
-_MOST_WRAPPERS = 8
+from torch.utils.data import get_worker_info
 
 Tail = Literal["drop", "pad", "uneven"]
 """The treatment of a last round that is too short for every rank to get an item."""
@@ -84,30 +82,3 @@ def worker_shard() -> Shard:
     """Return the shard of the DataLoader worker that calls this; outside of workers, everything."""
     info = get_worker_info()
     return Shard() if info is None else Shard(info.id, info.num_workers)
-
-
-def is_shared_out(source: Any) -> bool:
-    """Return whether each rank already has its own part: a DistributedSampler, one of
-    ``spdl_torch.spdl.source``, or a wrapper of one, such as a batch sampler or a loader.
-    """
-    for _ in range(_MOST_WRAPPERS):  # an object with any attribute name would never end
-        if source is None or _is_one_ranks(source):
-            break
-        inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
-        source = next((part for part in inner if part is not None), None)
-    return _is_one_ranks(source)
-
-
-def divides_itself(dataset: object) -> bool:
-    """Return whether the dataset gives each rank its own part: a ``PipelineDataset``.
-
-    Its class says so, and is not asked for by name: its module brings the engine, which most
-    loaders do not need. The class is asked, as an object may answer to any attribute name.
-    """
-    return getattr(type(dataset), "_divides_itself", False) is True
-
-
-def _is_one_ranks(source: Any) -> bool:
-    if isinstance(source, DistributedSampler):
-        return True
-    return getattr(source, "is_shared_out", False) is True

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...machine import gil
 from ...machine.limits import whole_cores
-from ...machine.probes import probe_counters, probes_between
+from ...machine.probes import probe_counters
 from ...pipeline.channel.waits import ChannelClosed
 
 if TYPE_CHECKING:
@@ -306,6 +306,8 @@ def _without(pools: _Pools, pool: Member) -> _Pools:
 
 
 def _has_room(before: ProbeCounters, after: ProbeCounters, num_cores: int) -> bool:
+    from ...machine.readings import probes_between  # few programs are short of cores
+
     found = probes_between(before, after)
     used, waits = found.cores_used, found.gil_seconds
     if used is None or used >= _ROOM * num_cores:

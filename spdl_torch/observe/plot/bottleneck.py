@@ -13,7 +13,7 @@ from ..verdict.verdict import judge
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from .data import Recording
 
 

@@ -14,7 +14,7 @@ from ..verdict.placement import PLACEMENT_EVENT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
     from ..verdict.report import Report
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...machine.probes import is_probing, probe_counters, probes_between
+from ...machine.probes import is_probing, probe_counters
+from ...machine.readings import probes_between
 from ...pipeline.hooks.stats_queue import StatsQueue
 from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
 from ...scopes import scope

@@ -16,7 +16,7 @@ from .what_if import Question, limiting, predict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
     from .causes import Load
     from .finding import Finding

@@ -16,7 +16,7 @@ from ...named_tuples import NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
 _RUN_DELAY = 0.10

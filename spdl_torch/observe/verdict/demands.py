@@ -20,7 +20,7 @@ from .intervals import thread_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
     from .causes import Load
     from .placement import Placement

@@ -23,7 +23,7 @@ from .causes import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
 _BUSY = 0.5

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...machine.gil import has_gil
-from ...machine.probes import Probes
+from ...machine.readings import Probes
 from .advice import advise
 from .causes import SHORT_SECONDS, Cause, num_delivered
 from .finding import find

@@ -19,7 +19,7 @@ from .demands import Between, NotKnown, demands_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ...pipeline.stats.perf_stats import PipelineStats
     from .demands import Demands
     from .placement import Placement

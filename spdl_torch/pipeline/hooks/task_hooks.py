@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...machine.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
 from ..stats.counters import TaskCounters
-from ..stats.perf_stats import TaskPerfStats, task_stats
 from .callbacks import call_back, check_interval, is_heard
 from .stage_info import StageInfo
 
 if TYPE_CHECKING:
     from ..recorder.rings import Ring
+    from ..stats.perf_stats import TaskPerfStats
     from .context_managers import AnyContext, LazyRunner
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -122,6 +122,8 @@ class TaskStatsHook(TaskHook):
         """Call ``interval_stats_callback`` with the statistics since the last call."""
         if not is_heard(self.interval_stats_callback, TaskStatsHook.interval_stats_callback):
             return
+        from ..stats.perf_stats import task_stats  # a loader's own hooks report no intervals
+
         now = self.counters()
         interval, self._last = now.since(self._last), now
         call_back(self.interval_stats_callback, task_stats(interval), self.info, runner)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...errors import PipelineFailure
-    from ...machine.probes import Probes
+    from ...machine.readings import Probes
     from ..definition.specs import PipelineSpec
     from ..hooks.stage_info import StageInfo
     from ..hooks.stats_queue import StatsQueue

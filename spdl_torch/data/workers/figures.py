@@ -1,0 +1,170 @@
+"""The figures of an epoch, computed from what was counted in it once somebody asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...machine.readings import Probes, helper_cores, probes_between
+from ...named_tuples import NamedTuple
+from ...pipeline.stats.counters import QueueCounters
+from ...pipeline.stats.perf_stats import PipelineStats, StageStats, queue_stats, task_stats
+from .remarks import with_remarks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...observe.verdict.placement import Placement
+    from ...observe.verdict.report import Report
+    from ...pipeline.stats.counters import TaskCounters
+    from ...pipeline.stats.perf_stats import QueuePerfStats
+    from .measured import InlineReading, Measured
+
+_POOLED = ("fetch", "collate")
+
+
+class Figures(NamedTuple):
+    """What a report is made of."""
+
+    stats: PipelineStats
+    probes: Probes
+    placements: tuple[Placement, ...] = ()
+    remarks: tuple[str, ...] = ()
+    pooled: tuple[str, ...] = _POOLED
+
+    def report(self) -> Report:
+        """Return the report on these figures."""
+        from ...observe.verdict.report import make_report  # judges: statistics alone need none
+
+        report = make_report(self.stats, self.probes, pooled=self.pooled)
+        return with_remarks(replace(report, placements=self.placements), *self.remarks)
+
+
+def figures_of(measured: Measured | None) -> Figures:
+    """Return the figures on workers; None = nothing has run yet."""
+    if measured is None:
+        return Figures(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()), Probes())
+    *before, now = measured.placements or (None,)
+    return Figures(
+        stats=stats_of(measured),
+        probes=_probes_of(measured),
+        placements=() if now is None else (*before, _with_workers(now, measured.num_workers)),
+        remarks=measured.remarks,
+    )
+
+
+def stats_of(measured: Measured) -> PipelineStats:
+    """Return the statistics alone."""
+    readings, (results, outlet, transfer) = measured.readings, measured.queues
+    elapsed_ns, parked_ns = outlet.elapsed_ns, readings.parked_ns
+    stages = [
+        _stage_stats(
+            name,
+            measured.num_workers,
+            measured.thread_ns,
+            tasks._replace(elapsed_ns=elapsed_ns),
+            queue_stats(results),
+            readings.jobs_wait_ns,
+            parked_ns=parked_ns,
+        )
+        for name, tasks in (("fetch", readings.fetch), ("collate", readings.collate))
+    ]
+    if measured.has_transfer:
+        waits_ns = results.get_wait[0], outlet.put_wait[0]
+        ready = queue_stats(outlet)
+        stages.append(_stage_stats("transfer", 1, transfer.elapsed_ns, transfer, ready, *waits_ns))
+    return PipelineStats(
+        elapsed=elapsed_ns / 1e9,
+        consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, elapsed_ns)),
+        stages=tuple(stages),
+        data=readings.data,
+    )
+
+
+def _probes_of(measured: Measured) -> Probes:
+    """Return the probes' readings: of workers in processes of their own those are theirs, with the
+    cores of the trainer and theirs together."""
+    readings = measured.readings
+    before, now = readings.probes_before, readings.probes_now
+    probes = probes_between(before, now)
+    probes = replace(probes, one_at_a_time=readings.one_at_a_time)
+    if measured.own_probes is None:
+        return probes
+    own = probes_between(*measured.own_probes)
+    wall_ns = max(1, measured.queues.outlet.elapsed_ns)
+    theirs = (now.cpu_ns - before.cpu_ns) / wall_ns
+    helpers = max(0, now.helpers_ns - before.helpers_ns) / wall_ns
+    return replace(
+        probes,
+        own_gil=True,  # each worker has its process
+        helper_cores=None if probes.helper_cores is None else helpers,
+        cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
+    )
+
+
+def inline_figures_of(
+    stats: PipelineStats, before: InlineReading, now: InlineReading, remarks: tuple[str, ...]
+) -> Figures:
+    """Return the figures on loading without workers. Nobody probes for it."""
+    delay: float | None = None
+    if before.run_delay_ns is not None and now.run_delay_ns is not None:
+        seconds_ns = now.probes.wall_ns - before.probes.wall_ns
+        delay = min(1.0, (now.run_delay_ns - before.run_delay_ns) / max(1, seconds_ns))
+    probes = replace(
+        probes_between(before.probes, now.probes),
+        gil_seconds=None,
+        gil_held_ratio=None,
+        gc_ratio=None,
+        run_delay_ratio=delay,
+        helper_cores=None if delay is None else helper_cores(before.probes, now.probes),
+    )
+    return Figures(stats, probes, remarks=remarks)
+
+
+def inline_stats_of(stages: Mapping[str, TaskCounters], data: Mapping[str, int]) -> PipelineStats:
+    """Return the statistics of loading without workers; the first stage has the epoch's clock."""
+    elapsed_ns = max(1, next(iter(stages.values())).elapsed_ns)
+    waited_ns = sum(tasks.busy_ns for tasks in stages.values())
+    nothing = queue_stats(QueueCounters())
+    return PipelineStats(
+        elapsed=elapsed_ns / 1e9,
+        consumer_wait_ratio=min(1.0, waited_ns / elapsed_ns),
+        stages=tuple(
+            _stage_stats(name, 1, tasks.elapsed_ns, tasks, nothing, 0)
+            for name, tasks in stages.items()
+        ),
+        data=data,
+    )
+
+
+def _with_workers(placement: Placement, count: int) -> Placement:
+    """Return the placement with the number of workers that tuning has come to."""
+    num_processes = count if placement.num_processes else 0
+    return replace(placement, num_workers=count, num_processes=num_processes)
+
+
+def _stage_stats(
+    name: str,
+    num_threads: int,
+    all_ns: int,
+    tasks: TaskCounters,
+    queue: QueuePerfStats,
+    wait_in_ns: int,
+    wait_out_ns: int = 0,
+    parked_ns: int = 0,
+) -> StageStats:
+    """Return a stage's statistics. Its threads had ``all_ns`` together; those that were parked for
+    ``parked_ns`` count as absent for that time."""
+    all_ns = max(1, all_ns)
+    thread_ns = max(1, all_ns - parked_ns)
+    return StageStats(
+        name=name,
+        concurrency=max(1, round(num_threads * thread_ns / all_ns)),
+        tasks=task_stats(tasks),
+        queue=queue,
+        num_dropped=0,
+        busy_ratio=min(1.0, tasks.busy_ns / thread_ns),
+        wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
+        wait_out_ratio=min(1.0, wait_out_ns / thread_ns),
+        thread_time=thread_ns / 1e9,
+    )

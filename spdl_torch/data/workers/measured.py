@@ -1,0 +1,52 @@
+"""What the figures of an epoch are computed from: counts, read at one moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...named_tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from ...machine.probes import ProbeCounters
+    from ...observe.verdict.placement import Placement
+    from ...pipeline.stats.counters import QueueCounters, TaskCounters
+    from .counts import Readings
+
+
+class Queues(NamedTuple):
+    """Readings of the way of an epoch's batches from the workers to the loop."""
+
+    results: QueueCounters
+    outlet: QueueCounters
+    transfer: TaskCounters
+
+    def since(self, before: Queues) -> Queues:
+        """Return what was counted after ``before``."""
+        return Queues(
+            self.results.since(before.results),
+            self.outlet.since(before.outlet),
+            self.transfer.since(before.transfer),
+        )
+
+
+class Measured(NamedTuple):
+    """What the figures on some workers in an epoch are computed from, read at one moment."""
+
+    readings: Readings
+    queues: Queues
+    has_transfer: bool
+    own_probes: tuple[ProbeCounters, ProbeCounters] | None
+    """This process's, at the begin and now; None = the workers are in this process."""
+    num_workers: int
+    thread_ns: int
+    """The time that all workers together had."""
+    placements: tuple[Placement, ...]
+    remarks: tuple[str, ...]
+
+
+class InlineReading(NamedTuple):
+    """What the probes say of this process, and of the thread that loads."""
+
+    probes: ProbeCounters
+    run_delay_ns: int | None
+    """The time that the loading thread had no core; None = unknown."""

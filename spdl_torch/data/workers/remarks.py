@@ -1,0 +1,91 @@
+"""Remarks on a loader's report: on its dataset, its samples, its cores and its start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...objects.datasets import all_datasets
+
+if TYPE_CHECKING:
+    from ...io._transfer.near import Near
+    from ...observe.verdict.report import Report
+    from ..fetching.bad_samples import SkippedSamples
+
+_VISIBLE_START = 0.05
+"""The share of an epoch from which the start of its workers is worth a remark."""
+
+_SHORT_SAMPLE_SECONDS = 50e-6
+_ENOUGH_SAMPLES = 1_000
+
+
+def remarks_on_skipped(skipped: SkippedSamples | None) -> tuple[str, ...]:
+    """Return the remarks that name the skipped samples."""
+    return () if skipped is None else tuple(skipped.remarks())
+
+
+def remarks_on_cores(near: Near | None, num_workers: int) -> tuple[str, ...]:
+    """Return the remark on what is near the device of the batches."""
+    return () if near is None else (near.remark(num_workers),)
+
+
+def with_remarks_of(
+    dataset: object, report: Report, *, one_by_one: bool, given: tuple[int, int] | None = None
+) -> Report:
+    """Return the report with the remarks of ``loading_remarks()`` of the dataset and of those in
+    it, and a remark on short samples. ``one_by_one``: each sample takes its own call. ``given``:
+    the epoch, and the samples of it that the loop has had on all ranks, for ``progress_remarks()``
+    of a dataset that has it; None = unknown.
+    """
+    if one_by_one:
+        report = with_remarks(report, *_remarks_on_short_samples(dataset, report))
+    if given is not None and hasattr(type(dataset), "progress_remarks"):
+        asked: Any = dataset
+        report = with_remarks(report, *asked.progress_remarks(*given))
+    remarks: dict[str, None] = {}  # each once: several datasets may say the same
+    for each in all_datasets(dataset):
+        # Ask the class: an object that answers to any attribute name would seem to have it.
+        if hasattr(type(each), "loading_remarks"):
+            remarks.update(dict.fromkeys(each.loading_remarks()))
+    return with_remarks(report, *remarks)
+
+
+def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...]:
+    fetch = next((stage.tasks for stage in report.stats.stages if stage.name == "fetch"), None)
+    if fetch is None or fetch.num_tasks < _ENOUGH_SAMPLES or report.verdict.stage != "fetch":
+        return ()
+    if fetch.ave_time >= _SHORT_SAMPLE_SECONDS:
+        return ()
+    return (
+        f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
+        f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of "
+        "a batch's samples, they are made in one call: index the data once with all of them.",
+    )
+
+
+def start_remark(report: Report, first_seconds: float, start_seconds: float) -> str:
+    """Return the remark on worker processes that every epoch starts anew, "" if that takes little
+    of it. ``report``: of the whole epoch. ``first_seconds``: the time to the first batch;
+    ``start_seconds``: the part of it before the report begins."""
+    placement, stages = report.placement, report.stats.stages
+    if placement is None or not placement.num_processes or not stages:
+        return ""
+    # A batch takes its time whoever makes it.
+    num_batches = max(1, stages[-1].queue.num_items)
+    batch_seconds = sum(stage.tasks.busy_time for stage in stages) / num_batches
+    seconds, of_epoch = first_seconds - batch_seconds, start_seconds + report.stats.elapsed
+    if seconds < _VISIBLE_START * of_epoch:
+        return ""
+    return (
+        f"Each epoch starts its worker processes anew: {seconds:.2g} s of the {of_epoch:.2g} s of "
+        "the last one. persistent_workers=True keeps them, with the dataset as it was when they "
+        "started."
+    )
+
+
+def with_remarks(report: Report, *remarks: str) -> Report:
+    """Return the report with these remarks after its own."""
+    if not remarks:
+        return report
+    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
+    return replace(report, verdict=verdict)

@@ -1,0 +1,79 @@
+"""What the probes' counters say of a window: the difference of two of them, in shares and seconds.
+
+By itself, because only who reports or steers needs it, and most epochs end with nobody asking.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .gil import could_go_without_gil, has_gil
+from .histogram import bucket_of, percentile
+from .limits import usable_cores
+
+if TYPE_CHECKING:
+    from .probes import ProbeCounters
+
+_MIN_SAMPLES = 5  # below this a median means nothing
+_HELD_NS = 500_000
+"""The least delay with which the probe wakes if a thread held the GIL for a while (measured with
+threads that wait or compute without it: 0.06 to 0.2 ms)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probes:
+    """The readings of the machine in a window; None = not measured."""
+
+    gil_seconds: float | None = None
+    """The median time that a thread waits for the GIL when it wakes up."""
+    run_delay_ratio: float | None = None
+    """Share of the loader threads' time in which they had no core, 0 to 1."""
+    gc_ratio: float | None = None
+    """Share of the time in which garbage was collected, 0 to 1."""
+    step_slowdown: float | None = None
+    """Step time over step time with cached batches, minus 1."""
+    num_cores: float | None = None
+    """The cores that this process may use: its part, where several ranks share them."""
+    switch_interval: float = 0.005
+    """``sys.getswitchinterval()``, seconds."""
+    one_at_a_time: bool = False
+    """Whether a loader's workers only contended for the GIL, and so run one at a time."""
+    own_gil: bool = False
+    """Whether no worker shares a GIL with another: each has a process, or Python has no GIL."""
+    gil_held_ratio: float | None = None
+    """Share of the time in which some thread held the GIL for a while (0.5 ms or more), 0 to 1."""
+    cores_used: float | None = None
+    """Cores in use by the training process and its workers together, on average."""
+    helper_cores: float | None = None
+    """The part of them in use by threads that ops started, such as a codec's."""
+    could_go_without_gil: bool = False
+    """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
+
+
+def helper_cores(before: ProbeCounters, after: ProbeCounters) -> float:
+    """Return how many cores threads that ops started have used, where the system can tell."""
+    wall_ns = max(1, after.wall_ns - before.wall_ns)
+    return max(0, after.helpers_ns - before.helpers_ns) / wall_ns
+
+
+def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
+    """Return the readings of a window."""
+    late = tuple(b - a for a, b in zip(before.late, after.late, strict=True))
+    wall_ns, thread_ns = after.wall_ns - before.wall_ns, after.thread_ns - before.thread_ns
+    delay_ns = after.run_delay_ns - before.run_delay_ns
+    is_known = has_gil() and sum(late) >= _MIN_SAMPLES
+    held = sum(late[bucket_of(_HELD_NS) :])
+    return Probes(
+        gil_seconds=percentile(late, 0.5) / 1e9 if is_known else None,
+        run_delay_ratio=min(1.0, delay_ns / thread_ns) if thread_ns > 0 else None,
+        gc_ratio=(after.gc_ns - before.gc_ns) / wall_ns if wall_ns > 0 else None,
+        num_cores=usable_cores(),
+        switch_interval=sys.getswitchinterval(),
+        own_gil=not has_gil(),
+        gil_held_ratio=held / sum(late) if is_known else None,
+        helper_cores=helper_cores(before, after) if thread_ns > 0 else None,
+        cores_used=(after.cpu_ns - before.cpu_ns) / wall_ns if wall_ns > 0 else None,
+        could_go_without_gil=could_go_without_gil(),
+    )
