@@ -1,6 +1,8 @@
 """Counters, percentiles and the figures computed from them."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -190,3 +192,42 @@ def test_percentile_of_one_value_is_the_middle_of_its_bucket():
     """The bucket's width is an eighth of its power of two."""
     middle = percentile(histogram_of([1000]), 0.9)
     assert math.floor(middle / 64) == math.floor(1000 / 64)
+
+
+AN_EPOCH = """
+import sys
+from torch.utils.data import Dataset
+from spdl_torch import DataLoader
+
+class Squares(Dataset):
+    thread_safe = True
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return index * index
+
+loader = DataLoader(Squares(), batch_size=2, {options})
+assert len(list(loader)) == 4
+computing = ("workers.figures", "stats.perf_stats", "machine.readings", "verdict.verdict")
+print(*(name for name in sys.modules if name.endswith(computing)))
+stats = loader.report().stats
+print(len(stats.stages), stats.stages[0].tasks.num_tasks)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "num_workers=0",
+        "num_workers=2, isolation='thread'",
+        "num_workers=2, isolation='process', multiprocessing_context='fork'",
+    ],
+)
+def test_epoch_computes_no_figures_before_somebody_asks(options):
+    """What computes them is not even imported until then; afterwards they are those of the epoch,
+    which is over."""
+    program = AN_EPOCH.format(options=options)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+    )
+    assert (result.returncode, result.stdout.splitlines()) == (0, ["", "2 8"]), result.stderr
