@@ -14,6 +14,7 @@ import torch
 from _at_call import AtCall
 from _datasets import IndexStream, Indices
 from _folders import HELPERS
+from _gates import quiet_log
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
@@ -218,6 +219,103 @@ def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, options, ste
     assert not all(begun_again), "there are places where the loop goes on"
     assert any(begun_again), "there are places where it cannot"
     assert_threads_end()
+
+
+def samples_resumed_after_ctrl_c(dataset, options, place):
+    """All samples of an epoch that is resumed by another loader after Ctrl-C at that place of the
+    second batch's way to the loop, and whether Ctrl-C came."""
+    loader = DataLoader(dataset, 4, **options)
+    iterator, seen = iter(loader), []
+    for batch in iterator:
+        seen += batch.tolist()
+        break
+    try:
+        with AtCall(place) as ctrl_c:
+            # A statement, and no call of next(): no place lies between its end and the loop.
+            for batch in iterator:
+                received = batch
+                break
+        seen += received.tolist()
+    except KeyboardInterrupt:
+        pass
+    again = DataLoader(dataset, 4, **options)
+    again.load_state_dict(loader.state_dict())
+    for batch in again:
+        seen += batch.tolist()
+    return sorted(seen), ctrl_c.where
+
+
+class Flawed(Indices):
+    """Every eighth sample fails."""
+
+    def __getitem__(self, index):
+        if index % 8 == 3:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", [Indices, IndexStream, Flawed])
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({}, 1),
+        ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 3),
+        ({"num_workers": 2, "in_order": False, "isolation": "thread"}, 3),
+        ({"num_workers": 2, "isolation": "process"}, 7),
+    ],
+    ids=["none", "thread", "threads, as they come", "processes"],
+)
+def test_state_after_ctrl_c_has_what_the_loop_has_not_had(kind, options, step):
+    """Wherever it comes while a batch is awaited, or counted: resuming gives the rest, each sample
+    once."""
+    expected = list(range(NUM_SAMPLES))
+    if kind is Flawed:
+        expected = [n for n in expected if n % 8 != 3]
+        options = {**options, "on_error": "skip"}
+    with quiet_log():
+        for place in itertools.count(1, step):
+            seen, where = samples_resumed_after_ctrl_c(kind(NUM_SAMPLES), options, place)
+            assert seen == expected, f"at place {place}: {where}"
+            if where is None:
+                break
+    assert place > 10
+    assert_threads_end()
+
+
+class Resumable(IndexStream):
+    """It knows where it stands, from one iterator to the next."""
+
+    position = 0
+
+    def __iter__(self):
+        while self.position < NUM_SAMPLES:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
+    """Without workers it is asked where it stands, and may be past a batch that Ctrl-C cut off."""
+    numbers_lost = set()
+    for place in itertools.count(1):
+        dataset = Resumable(NUM_SAMPLES)
+        caplog.clear()
+        seen, where = samples_resumed_after_ctrl_c(dataset, {}, place)
+        assert len(set(seen)) == len(seen), where
+        lost = NUM_SAMPLES - len(seen)
+        said = re.findall(r"Resumable, which .* past its items, (\d+) at most", caplog.text)
+        assert lost <= sum(map(int, said)) <= lost + 1, where
+        numbers_lost.add(lost)
+        if where is None:
+            break
+    assert {0, 1, 4} <= numbers_lost
 
 
 def came_at_the_end(kind, place, **options):

@@ -96,8 +96,7 @@ class Progress:
             # A single statement, which Ctrl-C cannot split: there is no call inside it.
             self.local_samples, self._num_in_order = drawn[number][0], number + 1
             return
-        self.ahead.add(number)
-        self._advance()
+        self.ahead |= {number}  # likewise; ``_so_far`` advances
 
     def _advance(self) -> None:
         """Advance past the batches that were handed out in order.
@@ -111,9 +110,8 @@ class Progress:
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """Record that the trainer received a batch, or an error, of this worker's iterable."""
-        self._before = self._so_far()
-        self.workers[worker] = state
-        self.next_worker = (worker + 1) % len(self.workers)
+        self._before, following = self._so_far(), (worker + 1) % len(self.workers)
+        self.workers[worker], self.next_worker = state, following  # as in ``handed``
 
     def ended(self, worker: int, state: WorkerState) -> None:
         """Record the end of this worker's iterable."""
@@ -137,7 +135,10 @@ class Progress:
         """
         if self.workers or self.sampler_epoch is None:
             return None
-        return self.sampler_epoch, self.begun.start + self.local_samples * self.begun.world
+        number, samples = self._num_in_order, self.local_samples
+        while number in self.ahead and number in self._drawn:  # as ``_advance`` will
+            samples, number = self._drawn[number][0], number + 1
+        return self.sampler_epoch, self.begun.start + samples * self.begun.world
 
     @property
     def is_vague(self) -> bool:
@@ -242,6 +243,7 @@ class Progress:
         assert self.own is not None, "guaranteed by the callers"
         (worker,) = self.workers
         self.own.ask(worker.num_items, ended=worker.ended, now=True)
+        self.own.warn_of_lost(worker.num_items)
         return (self.own.reached(worker.num_items, ended=worker.ended),)
 
     def _so_far(self) -> _SoFar:

@@ -9,6 +9,7 @@ that they keep using.
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from torch.utils.data import get_worker_info
 from ...named_tuples import NamedTuple
 from ...objects.copies import deep_copy
 from ..error_notes import Reason, add_thread_note
+
+_logger = logging.getLogger("spdl_torch.data")
 
 _CHEAP_NS = 1_000_000
 _MOST_SHARE = 20
@@ -139,6 +142,8 @@ class OwnState:
         self._num_items = begun_from.num_items - begun_from.num_after  # items before it
         self._is_of_end = begun_from.ended
         self._cost_ns = self._last_cost_ns = self._asked_ns = 0
+        self.num_drawn = begun_from.num_items
+        """The number of items that were drawn from the iterable at most, handed out or not."""
 
     def ask(self, num_items: int, *, ended: bool, now: bool = False) -> None:
         """Take the state after ``num_items`` items; skip one that is expensive, unless ``now``.
@@ -163,6 +168,17 @@ class OwnState:
         self._asked_ns = perf_counter_ns()
         cost_ns = self._asked_ns - begun_ns
         self._cost_ns, self._last_cost_ns = min(cost_ns, self._last_cost_ns), cost_ns
+
+    def warn_of_lost(self, num_handed: int) -> None:
+        """Log that the state, just taken, has passed items that nobody has had: those of a batch
+        that Ctrl-C has cut off, or that is under way. The iterable alone knows where it stands."""
+        if self._can_ask and (num_lost := self.num_drawn - num_handed) > 0:
+            _logger.warning(
+                "state_dict: the loop has not had the last batch (Ctrl-C?), and %s, which keeps a "
+                "state of its own, is past its items, %d at most: they do not come again.",
+                type(self._owner).__name__,
+                num_lost,
+            )
 
     def reached(self, num_items: int, *, ended: bool) -> WorkerState:
         """Return the iterable's progress after ``num_items`` items."""

@@ -63,17 +63,30 @@ class Items:
         Raises: EndOfIterable: none is left, or too few for a batch with ``drop_last``.
         """
         items: list[Any] = []
-        if self._batch.tolerance is None:
-            self._take(items, index)
-        else:
-            for _ in index:
-                try:
-                    items.append(self._next_good())
-                except EndOfIterable:
-                    break
+        before = self.num_taken
+        try:
+            self._draw(items, index)
+        except Exception:
+            self.own_state.num_drawn = self.num_taken
+            raise
+        except BaseException:  # Ctrl-C, perhaps when an item was drawn that nobody has counted
+            self.own_state.num_drawn = max(self.num_taken, before + len(items)) + 1
+            raise
+        self.own_state.num_drawn = self.num_taken
         if not items or (self._drop_last and len(items) < len(index)):
             raise EndOfIterable
         return items
+
+    def _draw(self, items: list[Any], index: Sequence[Any]) -> None:
+        """Fill ``items``, as far as there are any."""
+        if self._batch.tolerance is None:
+            self._take(items, index)
+            return
+        for _ in index:
+            try:
+                items.append(self._next_good())
+            except EndOfIterable:
+                break
 
     def progress(self, *, wanted: bool) -> WorkerState:
         """Return the iterable's progress after the last batch. ``wanted``: include its own state,
@@ -205,4 +218,5 @@ class SingleItems(Items):
     """Fetches one item at a time, for a loader without batches."""
 
     def fetch(self, _: Any) -> Any:
-        return self._next_good()
+        (item,) = super().fetch((None,))
+        return item

@@ -58,7 +58,7 @@ class Samples:
         try:
             timed(self._cell, samples_into, samples, self._dataset, turns, into=samples)
         except BaseException as error:
-            place = len(samples)
+            place = min(len(samples), len(indices) - 1)  # Ctrl-C may come after the last one
             if not isinstance(error, Exception):
                 raise noted_sample(error, indices[place]) from cause_of(error)
             bad = cast("Exception", noted_sample(error, indices[place]))

@@ -136,19 +136,27 @@ class InlineIterator(EpochIterator):
             is_empty = batch is _NO_BATCH
             failure = None
             if self._skipped is not None:
+                record_bad(self._recorder, self._num_taken - 1, tries)
                 failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
             if failure is not None:
+                self._note()  # an error in place of a batch counts as handed out
                 try:
                     raise failure
                 finally:
                     del failure  # the error's traceback holds this frame: avoid the cycle
             if not is_empty:
                 break
+            self._note()
         if self._pin_memory:
             batch = _pinned(batch, self._pin_memory_device)
         if self._device_stage is not None:
             batch = self._device_stage.move(batch, self._num_taken - 1)
         self._ring.got(self._num_taken - 1)
+        # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming.
+        if self._maker.items is None:
+            self._progress.handed(self._num_taken - 1)
+        else:
+            self._note()
         return batch
 
     def close(self) -> None:
@@ -181,11 +189,6 @@ class InlineIterator(EpochIterator):
             self._failure_of(tries, self._num_taken, empty=False)  # logs what failed
             self._note()  # an error in place of a batch counts as handed out
             raise
-        if self._maker.items is None:
-            self._progress.handed(self._num_taken - 1)
-        else:
-            self._note()
-        record_bad(self._recorder, self._num_taken - 1, tries)
         return batch, tries
 
     def _end_epoch(self) -> NoReturn:
@@ -403,17 +406,16 @@ class CrewIterator(EpochIterator):
                     self._tuner.after(getattr(self._held, "batch", None))
             self._submit_more()
             result, self._held = self._held, None
-            self._note(result)
             if not self._num_yielded and isinstance(result, Loaded | Failed):
                 self._known.first_seconds = perf_counter() - self._began_seconds
-            if type(result) is Loaded and self._skipped is None:
-                return result
-            is_empty = isinstance(result, NoBatch)
-            failure = self._failure_of(result.tries, result.number, empty=is_empty)
-            if failure is not None and not isinstance(result, Failed):
-                return Failed(result.number, failure)
-            if not is_empty and not isinstance(result, Exhausted):
-                return result
+            handed = result if type(result) is Loaded and self._skipped is None else None
+            if handed is None:
+                handed = self._judged(result)
+            # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming. From
+            # here to the loop there is no call, and so no place where Python looks for Ctrl-C.
+            self._note(result)
+            if handed is not None:
+                return handed
         if self._state is EpochState.LOST:
             if not self._persistent_workers:
                 self._finalizer()
@@ -443,7 +445,7 @@ class CrewIterator(EpochIterator):
             if self._state is EpochState.RUNNING and self._crew.loss is not None:
                 self._advance(EpochState.LOST)
             raise
-        if isinstance(result, Failed):
+        if result.__class__ is Failed:
             self._num_yielded -= 1
             error = as_raised_in_loop(result.error)
             # The error's traceback holds this frame. Drop the iterator from it, which would keep
@@ -462,6 +464,16 @@ class CrewIterator(EpochIterator):
         super().close()
         self._finalizer()
         self._crew.stop()
+
+    def _judged(self, result: Any) -> Any:
+        """Count the samples that a result leaves out; return what the loop gets for it, an error if
+        they are too many. None = nothing.
+        """
+        is_empty = isinstance(result, NoBatch)
+        failure = self._failure_of(result.tries, result.number, empty=is_empty)
+        if failure is not None and not isinstance(result, Failed):
+            return Failed(result.number, failure)
+        return None if is_empty or isinstance(result, Exhausted) else result
 
     def _receive(self) -> Any:
         """Return the next result."""
