@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen call."""
+"""Ctrl-C, or another signal, at a chosen call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class AtCall:
     Ctrl-C in a finalizer is only printed.
     """
 
-    def __init__(self, number):
+    def __init__(self, number, signal_number=signal.SIGINT):
         self.number = number
+        self.signal_number = signal_number
         self.where = None
         # Held here because Python 3.11 does not hold it: where the frame of a call is made, a
         # finalizer may run whose own call raises, which unsets the profiler. The outer call then
@@ -45,4 +46,4 @@ class AtCall:
         self.number -= 1
         if self.number == 0:
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.signal_number)

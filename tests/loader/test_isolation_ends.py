@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import re
@@ -20,6 +21,7 @@ import _warm
 import psutil
 import pytest
 import torch
+from _at_call import AtCall
 from _folders import HELPERS
 from _forks import found_in_fork
 from _gates import shared_memory_of, until
@@ -32,7 +34,6 @@ from _readings import shown
 
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process import process_counts, process_seats
-from spdl_torch.measuring.hand_over import wait_for_batch
 from spdl_torch.observe.trace.tracing import profile_of_run
 
 __all__ = ["nothing_left"]
@@ -423,8 +424,9 @@ class Interrupting:
     ("part", "method", "found"),
     [
         ("outlet", "send", {"training", "worker process"}),  # questions have a pipe of their own
-        ("replies", "get", {"training"}),
         ("pipe", "send_bytes", {"training"}),
+        ("pipe", "poll", {"training"}),
+        ("pipe", "recv_bytes", {"training"}),
     ],
 )
 def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
@@ -452,40 +454,33 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     assert {row.stage for row in loader.profile().timelines[0].rows} >= {"training"}
 
 
-class Held(Images):
-    """Sample 2 waits until somebody opens the named pipe."""
-
-    def __init__(self, path):
-        super().__init__(40)
-        self.path = str(path)
-
-    def __getitem__(self, index):
-        if index == 2:
-            with open(self.path, encoding="utf-8"):
-                pass
-        return super().__getitem__(index)
-
-
-def test_batches_are_heard_while_a_handler_interrupts_the_sending_of_a_job(tmp_path):
-    """A handler that asks the child something waits for an answer that comes behind batches."""
-    os.mkfifo(tmp_path / "held")
-    loader = isolated(Held(tmp_path / "held"), 1, num_workers=1)
+def roles_seen_by_a_handler(place):
+    """Whose rows the profile has that a handler asks for, which interrupts the loop's thread at
+    that place of a batch's way to it; None = the way is shorter."""
+    loader = isolated(Images(12), 1, num_workers=2)
     batches = iter(loader)
-    next(batches)
-    child, profiles = children_of(batches)[0], []
-    wait_for_batch(batches)  # the first thing that is sent then is the next job
-
-    def handle(*_):
-        with open(tmp_path / "held", "w", encoding="utf-8"):  # batch 2 comes now
-            until(lambda: list(child.jobs) == [3])  # which is not sent yet
-        profiles.append(loader.profile())
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    outgoing = child.connection.line.outgoing
-    try:
-        outgoing.outlet = Interrupting(outgoing.outlet, "send")
+    for _ in range(2):  # one of each worker, which is up then
         next(batches)
+    profiles = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
+    try:
+        with AtCall(place, signal.SIGUSR1):
+            for _ in batches:
+                break
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert "worker process" in {row.stage for row in profiles[0].timelines[0].rows}
-    assert len(list(batches)) == 38
+    assert len(list(batches)) == 9
+    return [(row.stage, row.replica) for p in profiles for row in p.timelines[0].rows] or None
+
+
+@pytest.mark.parametrize("first", range(1, 5))
+def test_profile_in_a_signal_handler_has_all_rows(first):
+    """Wherever the loop's thread is, and whatever it holds: workers answer whoever asks. Every
+    fourth place each."""
+    for place in itertools.count(first, 4):
+        found = roles_seen_by_a_handler(place)
+        if found is None:
+            break
+        stages = [stage for stage, _ in found]
+        assert sorted(stages) == ["training", "worker process", "worker process"], place
+    assert place > 40

@@ -28,7 +28,7 @@ from .child import main
 from .ending import NO_GUARD, Ending
 from .framing import receive_descriptor
 from .line import Line
-from .messages import Answer, Fatal, LogLine, Reply, Up
+from .messages import Answer, Fatal, LogLine, Up
 from .process import ChildProcess, start_child
 from .signals import handlers_deferred
 from .start_methods import forks
@@ -296,8 +296,6 @@ class ChildConnection:
             self._hear(message)
         elif isinstance(message, Up):
             self._up()
-        elif isinstance(message, Reply):
-            self.line.questions.answered(message)
         elif isinstance(message, LogLine):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Fatal):

@@ -39,7 +39,7 @@ class Line:
     def open(self, context: BaseContext) -> tuple[Any, Any]:
         """Make the pipes, and return the process's ends."""
         self.connection, theirs = context.Pipe(duplex=True)
-        control, self.control = context.Pipe(duplex=False)
+        self.control, control = context.Pipe(duplex=True)
         with self._lock:
             self.hook = socket_of(self.connection)
         return theirs, control
@@ -89,6 +89,7 @@ class Line:
 
     def forget(self) -> None:
         """Close a forked process's copies of them, which must end with the parent."""
+        self.questions.forget()
         for each in (self.connection, self.control, self.hook):
             if each is not None:
                 each.close()

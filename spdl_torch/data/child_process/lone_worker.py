@@ -26,7 +26,8 @@ from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Job
 from ..workers.worker_info import use_one_intra_op_thread
 from ..workers.worker_thread import Worker
-from .messages import Free, Reply, Restart, Submit
+from .messages import Free, Restart, Submit
+from .questions import answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,10 +90,10 @@ class LoneWorker:
         """
         while True:
             try:
-                question, argument = pickle.loads(control.recv_bytes())
+                number, question, argument = pickle.loads(control.recv_bytes())
+                answer(control, number, self._reply(question, argument))
             except (EOFError, OSError):
                 break
-            self._uplink.send(Reply(question, self._reply(question, argument)))
         # The main thread finds the connection closed as well, and ends the process after its
         # sample. If that does not return, the process ends here.
         sleep(_FINISH_SECONDS)

@@ -46,8 +46,10 @@ class Restart(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """To the child: a question, answered by a ``Reply``."""
+    """To the child, by a pipe of its own: a question. The answer comes back by that pipe."""
 
+    number: int
+    """The question's, which its answer has as well."""
     question: str
     """The question: ``at_work`` or ``rows``."""
     argument: Any = None
@@ -73,13 +75,6 @@ class Answer(NamedTuple):
     """The slabs that will not be used again, because they were too small."""
     readings: bytes | None
     """The pickle of a ``Readings``, opened on demand; None = no newer ones."""
-
-
-class Reply(NamedTuple):
-    """From the child: the answer to an ``Ask``."""
-
-    question: str
-    value: Any
 
 
 class LogLine(NamedTuple):

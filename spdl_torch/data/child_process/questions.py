@@ -1,21 +1,37 @@
-"""Questions to a worker process, by a pipe of their own: its worker reads the jobs itself."""
+"""Questions to a worker process, by a pipe of their own, and its answers.
+
+Whoever asks reads the answer himself. It must not come through the receiver, which may be waiting
+for a lock: a signal handler that asks may have interrupted the thread that holds it.
+"""
 
 from __future__ import annotations
 
 import pickle
+import socket
+import struct
 import threading
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.channel.channel import Channel
-from ...pipeline.channel.waits import ChannelClosed
+from .framing import socket_of
 from .messages import Ask
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from .messages import Reply
+_PART_BYTES = 8_000
+"""The size of an answer's parts. A ``Connection`` writes so little in one call into the system,
+which ends without the GIL: the asker, who reads a whole part, never waits for it."""
 
-_MOST_REPLIES = 1_000
+_head = struct.Struct("<Q?")
+
+
+def answer(pipe: Connection, number: int, value: Any) -> None:
+    """Answer that question. Blocks until somebody reads. Raises: OSError: the trainer is gone."""
+    content = pickle.dumps(value, 5)
+    for first in range(0, len(content), _PART_BYTES):
+        is_last = first + _PART_BYTES >= len(content)
+        pipe.send_bytes(_head.pack(number, is_last) + content[first : first + _PART_BYTES])
 
 
 class Questions:
@@ -26,12 +42,17 @@ class Questions:
         # answer.
         self._lock = threading.RLock()
         self._is_asking = False
+        self._is_reading = False  # stays set by Ctrl-C in a part: what follows could not be read
+        self._num_asked = 0
         self.pipe: Connection | None = None
-        self._pipe_lock = threading.RLock()  # for one question, or to let go: nobody waits with it
-        self.replies = Channel["Reply"](_MOST_REPLIES)
+        # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
+        self._hook: socket.socket | None = None
+        self._hook_lock = threading.RLock()  # re-entrant: a finalizer may hang up
 
     def open(self, pipe: Connection) -> None:
         """Ask a process that is up."""
+        with self._hook_lock:
+            self._hook = socket_of(pipe)
         self.pipe = pipe
 
     def ask(self, question: str, argument: Any = None, *, timeout: float) -> Any:
@@ -41,45 +62,56 @@ class Questions:
         signal handler that interrupted another question.
         """
         with self._lock:
-            if self._is_asking:
+            pipe = self.pipe
+            if pipe is None or self._is_asking or self._is_reading:
                 return None
             self._is_asking = True
             try:
-                while len(self.replies):
-                    self.replies.get()  # a late answer, for a caller that has given up
-                if not self._put(Ask(question, argument)):
-                    return None
-                reply = self.replies.get(timeout)
-                while reply.question != question:
-                    reply = self.replies.get(timeout)
-            except (ChannelClosed, TimeoutError):
-                return None
+                self._num_asked += 1
+                asked = Ask(self._num_asked, question, argument)
+                pipe.send_bytes(pickle.dumps(tuple(asked), 5))
+                return self._answer(pipe, asked.number, monotonic() + timeout)
+            except (EOFError, OSError):
+                return None  # it is gone
             finally:
                 self._is_asking = False
-        return reply.value
 
-    def answered(self, reply: Reply) -> None:
-        """Hand a reply to whoever waits for it."""
-        try:
-            self.replies.put(reply)
-        except ChannelClosed:
-            pass
+    def _answer(self, pipe: Connection, number: int, end: float) -> Any:
+        """Return the answer to that question; None = it has not come in time."""
+        content = bytearray()
+        while pipe.poll(max(0.0, end - monotonic())):
+            self._is_reading = True
+            part = pipe.recv_bytes()
+            self._is_reading = False
+            of_question, is_last = _head.unpack_from(part)
+            if of_question != number:
+                continue  # late, for a caller that has given up
+            content += part[_head.size :]
+            if is_last:
+                return pickle.loads(content)
+        return None
 
     def hang_up(self) -> None:
-        """End every wait for a reply. Never blocks; safe in a finalizer."""
-        self.replies.close()
+        """End the wait for an answer. Never blocks; safe in a finalizer."""
+        with self._hook_lock:
+            hook = self._hook
+        if hook is not None:
+            try:
+                hook.shutdown(socket.SHUT_RDWR)
+            except (OSError, ValueError):
+                pass  # the other side, or this one, closed it first
 
     def detach(self) -> None:
-        """Let go of the pipe, which is about to be closed."""
-        with self._pipe_lock:
+        """Hang up, and let go of the pipe, which is about to be closed, once nobody asks."""
+        self.hang_up()
+        with self._lock:
             self.pipe = None
+        with self._hook_lock:
+            hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.close()
 
-    def _put(self, message: Ask) -> bool:
-        with self._pipe_lock:
-            if self.pipe is None:
-                return False
-            try:
-                self.pipe.send_bytes(pickle.dumps(tuple(message), 5))
-            except OSError:
-                return False
-        return True
+    def forget(self) -> None:
+        """Close a forked process's copy of the pipe's socket."""
+        if self._hook is not None:
+            self._hook.close()

@@ -50,15 +50,7 @@ class Roster:
                 child = self.children[places[worker % len(places)]]
             else:
                 child = self._idlest(places)
-            content = child.noted(job)
-        # Without the lock: a signal handler that interrupts this may ask the process something, and
-        # its answer comes behind batches, which are heard with the lock.
-        try:
-            child.connection.say(content)
-        except BaseException:  # Ctrl-C
-            with self.lock:
-                child.jobs.pop(job.number, None)
-            raise
+            child.submit(job)
 
     def made_elsewhere(self, job: Submit, child: WorkerProcess) -> bool:
         """Give a job of a process whose worker could not start, and has said so, to another one;

@@ -94,20 +94,19 @@ class WorkerProcess:
             equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
 
-    def noted(self, job: Submit) -> bytes:
-        """Note a job, and return the message that gives it to the child, with the slabs that are
-        free. Raises: what pickle raises.
-
-        Noted before it is sent: the answer may come at once, and sending to a child that has just
-        died raises nothing, while what is noted is made again. The roster's lock is held.
+    def submit(self, job: Submit) -> None:
+        """Give the child a job, and with it the slabs that are free. The roster's lock is held, and
+        answers are heard with it. Raises: what pickle raises.
         """
         content = pickle.dumps((*job, *self.mappings.freed()), 5)
+        # Noted first: sending to a child that has just died raises nothing, and what is noted is
+        # made again.
         self.jobs[job.number] = job
-        return content
-
-    def submit(self, job: Submit) -> None:
-        """Give the child a job; see ``noted``."""
-        self.connection.say(self.noted(job))
+        try:
+            self.connection.say(content)
+        except BaseException:  # Ctrl-C
+            self.jobs.pop(job.number, None)
+            raise
 
     def send_freed(self) -> None:
         """Send the slabs that have become free, if there are any."""
