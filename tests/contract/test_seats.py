@@ -315,6 +315,31 @@ def test_statistics_have_every_sample(seat, kind):
         assert collate.tasks.num_tasks == len(list(loader))
 
 
+class EvenRows(Rows):
+    """A batch in two has no good sample."""
+
+    def __getitem__(self, index):
+        if index // BATCH % 2:
+            raise Broken(index, "here")
+        return super().__getitem__(index)
+
+
+@with_workers
+@pytest.mark.parametrize("kind", [Rows, Stream, EvenRows])
+def test_figures_of_the_queue_count_batches_alone(seat, kind):
+    """The end of a worker's iterable passes through it, too, and so does what is left of a batch
+    without a good sample."""
+    loader = seat.loader(kind(LENGTH), BATCH, on_error="skip", error_budget=LENGTH)
+    for _ in range(2):  # workers of a stream move between epochs
+        num_batches = len(list(loader))
+    fetch, collate = loader.snapshot().stages
+    assert fetch.queue == collate.queue
+    if seat is MOVING:  # the figures are those since the move
+        assert fetch.queue.num_items <= num_batches
+    else:
+        assert fetch.queue.num_items == num_batches
+
+
 @in_every_seat
 @both_lives
 def test_report_and_trace_are_of_the_whole_epoch(seat, persistent, tmp_path):

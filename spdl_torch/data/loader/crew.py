@@ -27,7 +27,7 @@ from ..workers.activity import describe_activities
 from ..workers.budget import budget
 from ..workers.device import AHEAD
 from ..workers.epoch import Epoch
-from ..workers.jobs import Failed, Result
+from ..workers.jobs import NO_BATCHES, Failed, Result
 from ..workers.stats import CrewStats
 from ..workers.worker_info import use_one_intra_op_thread
 
@@ -171,8 +171,8 @@ class Crew:
 
     def _new_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec, stage = self._spec, self._stage
-        results = Channel[Result](spec.max_outstanding)
-        outlet = results if stage is None else Channel[Result](AHEAD)
+        results = Channel[Result](spec.max_outstanding, marks=NO_BATCHES)
+        outlet = results if stage is None else Channel[Result](AHEAD, marks=NO_BATCHES)
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         recorder.belongs_to(self.stats)
         recorder.add_queue(1, "batches", results.capacity)

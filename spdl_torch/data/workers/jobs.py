@@ -54,6 +54,9 @@ class Exhausted(NamedTuple):
 
 Result = Loaded | Failed | Exhausted | NoBatch
 
+NO_BATCHES = frozenset({Exhausted, NoBatch})
+"""The results that bring the loop nothing; no statistic of a queue counts them."""
+
 
 class Job:
     """One batch to make; if several workers share it, also which samples are taken and done."""

@@ -31,12 +31,13 @@ from .sentinels import SKIPPED, Sentinel, SentinelNumbers
 from .waits import ChannelClosed, Dismissed, EndOfChannel, Waiter, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from ..stats.counters import QueueCounters
 
 T = TypeVar("T")
 
+_MARKS: Final = frozenset({Sentinel})
 _NOTHING: Final = object()  # "would block": never an item, so that None can be one
 
 
@@ -61,8 +62,12 @@ class Channel(AsyncMethods, Generic[T]):
     did not get to do. A method that is cut off therefore wakes everybody, still under the lock.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, marks: Collection[type] = _MARKS) -> None:
+        """``marks``: the types of what passes among the items and is none: it takes room, and no
+        statistic counts it.
+        """
         self._capacity = Capacity(capacity)
+        self._marks = marks
         self._lock = threading.RLock()
         self._items: deque[Any] = deque()
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
@@ -216,7 +221,7 @@ class Channel(AsyncMethods, Generic[T]):
         """Return the number of items that wait, those before their turn included."""
         if not self._early and not self._sentinels:
             return len(self._items)
-        early = sum(type(item) is not Sentinel for item in self._early.copy().values())
+        early = sum(type(item) not in self._marks for item in self._early.copy().values())
         with self._lock:
             return len(self._items) - self._sentinels.count_waiting(self.num_got) + early
 
@@ -324,7 +329,7 @@ class Channel(AsyncMethods, Generic[T]):
             self._occupancy.peak = max(self._occupancy.peak, waiting)
 
     def _append(self, item: Any) -> None:
-        if type(item) is Sentinel:
+        if type(item) in self._marks:
             if item is SKIPPED:
                 return
             self._sentinels.append(self._num_put)
