@@ -4,6 +4,7 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -78,6 +79,29 @@ def test_daemon_thread_that_loads_at_the_exit_is_told_so():
     output, errors = run(program)
     assert "ChannelClosed" not in output + errors
     assert not output or output.startswith("PipelineStopped DataLoader: the worker")
+
+
+def test_batches_are_made_after_torch_has_taken_out_operators():
+    """As for a daemon thread that loads while the program ends: torch takes out what Python code
+    has registered before that thread is stopped."""
+    program = """
+        import atexit
+        atexit.register(lambda: print(next(batches).tolist()))  # after torch's own functions
+        import torch
+        from spdl_torch import DataLoader
+
+        class Squares(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return torch.tensor(index * index)
+
+        batches = iter(DataLoader(Squares(), 2))
+        print(next(batches).tolist())
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["[0, 1]", "[4, 9]"]), done.stderr
 
 
 class ThreadContext(SpawnContext):

@@ -17,6 +17,7 @@ False and ``function_mode.py`` takes over, with the same bits at a higher cost.
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +93,7 @@ def install(thread: Thread) -> bool:
         below = _C._dispatch_keyset_full_after(key)
         libraries += [_Library(space, "IMPL", _KEY_NAME) for space in ("_", "aten")]
         libraries[0].fallback(torch.library.fallthrough_kernel)
+        _keep_at_exit(libraries[0])
         for name in DRAWING:
             kernel = _kernel(_operator(name), below, thread)
             libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
@@ -106,6 +108,16 @@ def install(thread: Thread) -> bool:
             library._destroy()
         raise
     return is_led
+
+
+def _keep_at_exit(library: Any) -> None:
+    """Leave these kernels where they are when the program ends, after torch has taken out all
+    others: a daemon thread may be in the middle of a sample, and its calls fall through them.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        found = finalizer.peek()
+        if found is not None and found[0] is library:
+            finalizer.atexit = False
 
 
 def _redirects(include: Callable[[bool], None], thread: Any) -> bool:
