@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import IterableDataset
+
 from ..progress_bar import ProgressBar
 from ._both_ways import BothWays
 from ._differences import path_of_difference
@@ -62,10 +64,15 @@ def assert_thread_safe(
     Raises: AssertionError: which batch and sample differs, which attribute, global or call the
             threads share, and what to do; or what loading changed in the process. The switch
             interval, the process's settings and its generators are restored.
-        ValueError: a number < 1, or fewer than two workers.
+        ValueError: a number < 1, or fewer than two workers. TypeError: no such dataset.
         Whatever the dataset raises when it is loaded alone.
     """
     _check_numbers(num_workers=num_workers, num_batches=num_batches, num_rounds=num_rounds)
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        raise TypeError(
+            "assert_thread_safe: dataset must have __getitem__ and __len__, or be an "
+            f"IterableDataset, got {type(dataset).__name__}. Pass the dataset itself."
+        )
     both_ways = BothWays(
         dataset=dataset,
         num_workers=num_workers,

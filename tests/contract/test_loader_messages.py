@@ -31,6 +31,8 @@ SAMPLES = range(12)
         ({"batch_sampler": 5}, "batch_sampler must be iterable, got 5"),
         ({"sampler": RandomSampler}, "sampler must be iterable, got <class"),
         ({"collate_fn": 5}, "collate_fn must be a function or None, got 5"),
+        ({"generator": 3}, r"generator must be a torch\.Generator or None, got 3\. .* as seed=\."),
+        ({"stats": "no"}, "stats must be True or False, got 'no'"),
         ({"worker_init_fn": "seed"}, "worker_init_fn must be a function or None, got 'seed'"),
         ({"dataset": None}, "dataset must have __getitem__ .* got NoneType"),
         (

@@ -305,3 +305,11 @@ def test_numbers_that_check_nothing_are_refused(option):
     """One thread has nobody to share with."""
     with pytest.raises(ValueError, match=f"assert_thread_safe: {option} must be >= "):
         assert_thread_safe([1, 2], **{option: 1 if option == "num_workers" else 0})
+
+
+@pytest.mark.parametrize("dataset", [None, iter([1, 2])])
+def test_what_is_no_dataset_is_refused(dataset):
+    """It says what is expected and what was given."""
+    name = type(dataset).__name__
+    with pytest.raises(TypeError, match=f"must have __getitem__ and __len__, .*, got {name}"):
+        assert_thread_safe(dataset)

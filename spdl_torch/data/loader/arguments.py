@@ -27,6 +27,8 @@ def check_arguments(
     batch_sampler: object,
     collate_fn: object,
     worker_init_fn: object,
+    generator: object,
+    stats: object,
     snapshot_every_n_steps: Any,
 ) -> None:
     """Refuse values of the wrong type on which torch would fail later, or less clearly.
@@ -56,6 +58,13 @@ def check_arguments(
     for name, function in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
         if function is not None and not callable(function):
             raise TypeError(f"DataLoader: {name} must be a function or None, got {function!r}.")
+    if isinstance(generator, numbers.Number | str):
+        raise TypeError(
+            f"DataLoader: generator must be a torch.Generator or None, got {generator!r}. Pass "
+            "torch.Generator().manual_seed(number), or the number as seed=."
+        )
+    if not isinstance(stats, bool):
+        raise TypeError(f"DataLoader: stats must be True or False, got {stats!r}.")
     if not isinstance(dataset, IterableDataset) and not any(
         hasattr(dataset, name) for name in ("__getitem__", "__getitems__", "__len__")
     ):

@@ -158,6 +158,8 @@ class DataLoader(BaseLoader[T_co]):
             batch_sampler=batch_sampler,
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
+            generator=generator,
+            stats=stats,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
         check_options(dataset, num_workers, device, isolation, processes, seed, rng)
