@@ -107,7 +107,7 @@ class ProcessSeats:
             self._prepare_again(key, workers)
             return
         if self.are_copies:
-            install()  # once: each child would take 5 ms for it, and 16 MB of memory of its own
+            install()  # once: each child would take 10 ms for it, and 16 MB of its own
         try:
             new = [self._new_child(place, key, workers) for place in self.roster.places]
             for child in new:
