@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 import threading
+from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
+from typing import TYPE_CHECKING
 
 from ..named_tuples import NamedTuple
 from .starting import started_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _OURS = "spdl-"
 _CODECS = "av:"
 _TASKS = "/proc/self/task"
 _LONGEST_NAME = 15  # as Linux has it
+_SET_NAME = 15  # prctl(2): PR_SET_NAME
 
 _BRIEF_NS = 20_000_000
 """A thread that ends, and was without a core for no longer since it was read, counts as one that
@@ -195,14 +202,28 @@ class OwnRunDelay:
 
 def call_itself(name: str) -> None:
     """Tell the system the name of the calling thread, which threads that it starts inherit."""
+    prctl = _prctl()
+    if prctl is not None:
+        prctl(_SET_NAME, name.encode()[:_LONGEST_NAME])
+
+
+@cache
+def _prctl() -> Callable[[int, bytes], int] | None:
+    """Return the system's function; None = this is not Linux.
+
+    It is called with the GIL held. A file in which the name could be written as well takes three
+    calls that let go of it, for which threads that begin together then wait in turn.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes  # torch has imported it
+
     try:
-        file = os.open(f"{_TASKS}/{threading.get_native_id()}/comm", os.O_WRONLY)
-        try:
-            os.write(file, name.encode()[:_LONGEST_NAME])
-        finally:
-            os.close(file)
-    except OSError:
-        pass  # not Linux
+        prctl = ctypes.PyDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+    prctl.argtypes = ctypes.c_int, ctypes.c_char_p
+    return prctl
 
 
 def run_delay_ns(native_id: int) -> int | None:

@@ -1,7 +1,7 @@
 """Questions to a worker process, by a pipe of their own, and its answers.
 
-Whoever asks reads the answer himself. It must not come through the receiver, which may be waiting
-for a lock: a signal handler that asks may have interrupted the thread that holds it.
+The thread that asks also reads the answer. It must not come through the receiver, which may be
+waiting for a lock: a signal handler that asks may have interrupted the thread that holds it.
 """
 
 from __future__ import annotations
