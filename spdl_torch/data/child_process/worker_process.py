@@ -98,7 +98,13 @@ class WorkerProcess:
         """Give the child a job, and with it the slabs that are free. The roster's lock is held, and
         answers are heard with it. Raises: what pickle raises.
         """
-        content = pickle.dumps((*job, *self.mappings.freed()), 5)
+        freed = self.mappings.freed()
+        try:
+            content = pickle.dumps((*job, *freed), 5)
+        except BaseException:
+            if any(freed):
+                self.connection.send(freed)  # nobody reports them again
+            raise
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
