@@ -9,7 +9,6 @@ and by every thread of ours that ends: see :mod:`.thread_times`.
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import weakref
@@ -17,6 +16,7 @@ from time import monotonic, perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING
 
 from ..named_tuples import NamedTuple
+from .garbage import Collections
 from .histogram import Histogram
 from .starting import start
 from .thread_times import OwnRunDelay, ThreadTimes
@@ -61,7 +61,7 @@ class _Probe:
         self._thread: threading.Thread | None = None
         self._late = Histogram()
         self._gc_ns = 0
-        self._gc_began_ns = 0
+        self._garbage = Collections()
         self._times = ThreadTimes(_OWN_NAME)
 
     def start(self, user: object) -> None:
@@ -73,8 +73,7 @@ class _Probe:
             # A bare lock, because a finalizer may release it: see Reporter.
             self._going_on = going_on = threading.Lock()
             going_on.acquire()
-            if self._on_gc not in gc.callbacks:
-                gc.callbacks.append(self._on_gc)
+            self._garbage.begin()
         self._times.begin()
         # Without the lock: starting takes another one, and a finalizer that wants our lock may run
         # on a thread that holds that one.
@@ -87,13 +86,18 @@ class _Probe:
             self._users.discard(user)
             if not self._users:
                 # Ctrl-C may have come in the middle of start().
-                self._ignore_gc()
+                self.ignore_garbage()
                 if self._going_on.locked():
                     self._going_on.release()
 
-    def _ignore_gc(self) -> None:
-        if self._on_gc in gc.callbacks:
-            gc.callbacks.remove(self._on_gc)
+    def hear_of_garbage(self) -> None:
+        for began_ns, ended_ns, info in self._garbage.taken():
+            self._gc_ns += ended_ns - began_ns
+            for told in _told_of_garbage:
+                told(began_ns, ended_ns, info["generation"])
+
+    def ignore_garbage(self) -> None:
+        self._garbage.end()
 
     def join(self, timeout: float) -> None:
         with self._lock:
@@ -115,6 +119,7 @@ class _Probe:
 
     def read(self, *, run_delays: bool = True) -> ProbeCounters:
         times = self._times
+        self.hear_of_garbage()
         if run_delays:
             times.read()
         return ProbeCounters(
@@ -140,6 +145,7 @@ class _Probe:
                 if monotonic() >= due:
                     due = monotonic() + _SCHEDSTAT_SECONDS
                     self._times.read()
+                    self.hear_of_garbage()
                 if not self._is_wanted(going_on):
                     return
         finally:
@@ -150,18 +156,8 @@ class _Probe:
         unannounced, and another thread may have been started for new ones since."""
         with self._lock:
             if not self._users:
-                self._ignore_gc()
+                self.ignore_garbage()
             return bool(self._users) and self._going_on is going_on
-
-    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
-        now = perf_counter_ns()
-        if phase == "start":
-            self._gc_began_ns = now
-        elif self._gc_began_ns:
-            for told in _told_of_garbage:
-                told(self._gc_began_ns, now, info["generation"])
-            self._gc_ns += now - self._gc_began_ns
-            self._gc_began_ns = 0
 
 
 _told_of_garbage: list[Callable[[int, int, int], None]] = []
@@ -169,8 +165,13 @@ _told_of_garbage: list[Callable[[int, int, int], None]] = []
 
 def tell_of_garbage(told: Callable[[int, int, int], None]) -> None:
     """Have ``told`` called with the begin, the end and the generation of every collection that
-    happens while somebody probes: on any thread, which may hold any lock."""
+    happens while somebody probes: after it, on whichever thread reads the probes or asks for it."""
     _told_of_garbage.append(told)
+
+
+def hear_of_garbage() -> None:
+    """Have what was noted of collections told now."""
+    _probe.hear_of_garbage()
 
 
 _probe = _Probe()
@@ -219,8 +220,7 @@ def probe_counters(*, run_delays: bool = True) -> ProbeCounters:
 
 def _forget_parent() -> None:
     """Start afresh in a forked child, which has the parent's counts and callback, but no thread."""
-    if _probe._on_gc in gc.callbacks:
-        gc.callbacks.remove(_probe._on_gc)
+    _probe.ignore_garbage()
     _probe.__init__()  # type: ignore[misc]  # as if made anew
 
 

@@ -62,6 +62,7 @@ ROOMS = {
         "numa",
         "cpu_time",
         "thread_times",
+        "garbage",
         "probes",
         "readings",
         "probing",

@@ -1,23 +1,31 @@
-"""Hooks and queues that log a pipeline's statistics, and a callback for garbage collections."""
+"""Hooks and queues that log a pipeline's statistics, and a block that logs collections."""
 
 from __future__ import annotations
 
-import gc
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...machine.garbage import Collections
 from ...machine.probes import is_probing, probe_counters
 from ...machine.readings import probes_between
+from ...machine.starting import start
 from ...pipeline.hooks.stats_queue import StatsQueue
 from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
+from ...pipeline.recorder.moments import TwoClocks
 from ...scopes import scope
 from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
 
 if TYPE_CHECKING:
     from ...pipeline.hooks.stage_info import StageInfo
     from ...pipeline.stats.perf_stats import QueuePerfStats, TaskPerfStats
+
+_logger = logging.getLogger("spdl_torch.observe")
+
+_PASS_ON_SECONDS = 0.2
 
 Log = Callable[[LogEntry], Any]
 
@@ -94,16 +102,35 @@ def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
 
     generation: the youngest generation to log; 2 = full collections only, which take long.
 
-    ``log`` is called inside the collection, on whichever thread it happens: it must not take a
-    lock that this thread may hold. ``SQLiteStatsWriter.log`` is safe, ``queue.Queue.put`` is not.
+    ``log`` is called some moments after the collection, with the times of its start and stop, on a
+    thread of its own, or when the block ends. What it raises on that thread is logged.
     """
+    collections, clock = Collections(), TwoClocks.now()
 
-    def on_gc(phase: str, info: dict[str, int]) -> None:
-        if info["generation"] >= generation:
-            log(EventLogEntry(time.time(), f"gc_{phase}", info))
+    def pass_on() -> None:
+        for began_ns, ended_ns, info in collections.taken():
+            if info["generation"] >= generation:
+                at_start = {**info, "collected": 0, "uncollectable": 0}  # as Python has it
+                log(EventLogEntry(clock.system(began_ns) / 1e9, "gc_start", at_start))
+                log(EventLogEntry(clock.system(ended_ns) / 1e9, "gc_stop", info))
 
-    gc.callbacks.append(on_gc)
+    is_over = threading.Lock()
+    is_over.acquire()
+
+    def run() -> None:
+        try:
+            while not is_over.acquire(timeout=_PASS_ON_SECONDS):
+                pass_on()
+        except Exception:
+            _logger.exception("recording_gc: what log() raised; no more collections are logged")
+
+    thread = threading.Thread(target=run, name="spdl-collections", daemon=True)
+    collections.begin()
     try:
+        start(thread)
         yield
     finally:
-        gc.callbacks.remove(on_gc)
+        collections.end()
+        is_over.release()
+        thread.join()
+        pass_on()

@@ -18,7 +18,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ...machine.probes import tell_of_garbage
+from ...machine.probes import hear_of_garbage, tell_of_garbage
 from ..failures import text_of
 from ..threads.shared_state import LiveObjects, SharedCounter
 from .moments import Instant, QueueTrack, Role, TwoClocks
@@ -268,7 +268,6 @@ _collections: deque[tuple[int, int, int]] = deque(maxlen=_MOST_INSTANTS)
 
 def _garbage_was_collected(started_ns: int, ended_ns: int, generation: int) -> None:
     """Record a garbage collection, if it took long."""
-    # Without a lock: a collection may begin on a thread that holds any.
     if ended_ns - started_ns >= _SHORTEST_NS["batch"]:
         _collections.append((started_ns, ended_ns, generation))
 
@@ -280,6 +279,7 @@ def _collections_since(begin_ns: int) -> list[Instant]:
     # The copy is one step that no thread can interrupt; building a list from the deque itself is
     # not, and a collection in between would append to it. The latest first, and only those asked
     # for: in a long process the deque is full.
+    hear_of_garbage()
     latest = itertools.takewhile(lambda each: each[1] >= begin_ns, reversed(_collections.copy()))
     return [
         Instant(started, "gc", {"generation": generation, "seconds": (ended - started) / 1e9})
