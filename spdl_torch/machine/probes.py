@@ -56,7 +56,9 @@ class _Probe:
         # finalizer, which calls stop_probing(), on a thread that holds it.
         self._lock = threading.RLock()
         # Weak, so that one that went away unannounced (Ctrl-C hit its finalizer) no longer counts.
-        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        # Not a WeakSet: its callbacks are written in Python, see ``garbage``. Replaced and never
+        # changed, so that any thread may look.
+        self._users: dict[int, weakref.ref[object]] = {}
         self._going_on = threading.Lock()
         self._thread: threading.Thread | None = None
         self._late = Histogram()
@@ -66,8 +68,9 @@ class _Probe:
 
     def start(self, user: object) -> None:
         with self._lock:
-            is_first = not self._users
-            self._users.add(user)
+            is_first = not self.is_used
+            alive = {key: each for key, each in self._users.items() if each() is not None}
+            self._users = {**alive, id(user): weakref.ref(user)}
             if not is_first:
                 return
             # A bare lock, because a finalizer may release it: see Reporter.
@@ -83,8 +86,8 @@ class _Probe:
 
     def stop(self, user: object) -> None:
         with self._lock:
-            self._users.discard(user)
-            if not self._users:
+            self._users = {key: each for key, each in self._users.items() if each() is not user}
+            if not self.is_used:
                 # Ctrl-C may have come in the middle of start().
                 self.ignore_garbage()
                 if self._going_on.locked():
@@ -101,7 +104,7 @@ class _Probe:
 
     def join(self, timeout: float) -> None:
         with self._lock:
-            thread = None if self._users else self._thread
+            thread = None if self.is_used else self._thread
         # A garbage collection on that thread may be what ends the last user.
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
@@ -110,12 +113,12 @@ class _Probe:
         self._times.count_alone()
 
     def thread_ends(self) -> None:
-        if self._users:
+        if self.is_used:
             self._times.ends()
 
     @property
     def is_used(self) -> bool:
-        return bool(self._users)
+        return any(each() is not None for each in self._users.values())
 
     def read(self, *, run_delays: bool = True) -> ProbeCounters:
         times = self._times
@@ -155,9 +158,9 @@ class _Probe:
         """Return whether the thread with this lock is to go on: users may have gone away
         unannounced, and another thread may have been started for new ones since."""
         with self._lock:
-            if not self._users:
+            if not self.is_used:
                 self.ignore_garbage()
-            return bool(self._users) and self._going_on is going_on
+            return self.is_used and self._going_on is going_on
 
 
 _told_of_garbage: list[Callable[[int, int, int], None]] = []

@@ -93,7 +93,8 @@ def unfinalized(own: Any, original: Any) -> Any:
         _set_class(own, kind)
     number = id(own)
     try:
-        ref = weakref.ref(own, lambda _: _originals.pop(number, None))
+        # The reference is pop's default. No line of Python runs there, where Ctrl-C might be lost.
+        ref = weakref.ref(own, functools.partial(_originals.pop, number))
     except TypeError:  # a class with slots, and without one for weak references
         return own
     _originals[number] = ref, original
