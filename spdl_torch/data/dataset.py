@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
-    from ..pipeline.definition.specs import MaxFailures, PipelineSpec
+    from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
     from ..pipeline.hooks.stats_queue import StatsQueue
     from ..pipeline.hooks.task_hooks import HookFactory
     from ..pipeline.run.tunable import Tuner
     from ..pipeline.stats.perf_stats import PipelineStats
+    from .checkpoint.pipeline_state import PassProgress
     from .sampling.sharding import Tail
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -145,7 +146,18 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
-        source, progress = self._state.begin(self._own_rank.shard(), self._tail)
+        yield from self._items_of(*self._new_pass())
+
+    def _new_pass(self) -> tuple[SourceSpec, PassProgress]:
+        return self._state.begin(self._own_rank.shard(), self._tail)
+
+    def _begun_pass(self) -> Iterator[T_co]:
+        """Return an iterator whose pass has begun, resumed or not, though no thread has: the next
+        ``iter()`` begins another one. For a mixture, which resumes a pass that it may not need.
+        """
+        return self._items_of(*self._new_pass())
+
+    def _items_of(self, source: SourceSpec, progress: PassProgress) -> Iterator[T_co]:
         spec = replace(self._spec, src=source)
         target, ended = check_device(self._device), threading.Event()
         give_back: Callable[[], None] | None = None
@@ -264,6 +276,9 @@ class PipelineDataset(IterableDataset[T_co]):
         ones of its part, which repeat other ranks'. Raises: TypeError: the source has no len.
         """
         return padding_of_shard(self._spec.src.source, self._own_rank.shard(), self._tail)
+
+    def _next_pass_state(self) -> dict[str, Any]:
+        return self._state.of_next_pass()
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the pass: what the loop has received, not what is in flight. It

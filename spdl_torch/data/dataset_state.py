@@ -85,8 +85,7 @@ class DatasetState:
         if self._to_resume is not None:
             return self._to_resume.as_dict()
         if self._progress is None:
-            state = PassState(epoch=self._next_epoch, finished=True, begun=False)
-            return {**state.as_dict(), "made_by": self._made_by()}
+            return self.of_next_pass()
         unordered = unordered_stage(self._spec.pipes)
         if unordered is not None and not self._has_warned:
             self._has_warned = True
@@ -96,6 +95,13 @@ class DatasetState:
                 unordered,
             )
         state = self._progress.state(before_last=before_last)
+        return {**state.as_dict(), "made_by": self._made_by()}
+
+    def of_next_pass(self) -> dict[str, Any]:
+        """Return the state before the first item of the pass that ``iter()`` would begin now."""
+        if self._to_resume is not None:
+            return self._to_resume.as_dict()
+        state = PassState(epoch=self._next_epoch, finished=True, begun=False)
         return {**state.as_dict(), "made_by": self._made_by()}
 
     def ends_empty_tail(self, length: int) -> bool:

@@ -601,6 +601,49 @@ def test_stream_that_turns_out_empty_is_an_error():
         list(itertools.islice(mixed, 10))
 
 
+def piped(name, length):
+    """A dataset that keeps its place, and begins anew at each iter()."""
+    builder = PipelineBuilder().add_source([(name, i) for i in range(length)]).add_sink()
+    return spdl_torch.PipelineDataset(builder)
+
+
+def kept(name, length):
+    """A dataset whose iterators keep their place."""
+    return Counting(name, length, keeps=True)
+
+
+@pytest.mark.parametrize("kind", [piped, kept])
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["none", "persistent"]
+)
+def test_every_state_of_some_epochs_resumes_them(kind, stop, options):
+    """Also where a source was left in the middle of its pass, and was not drawn from since."""
+
+    def loader():
+        mixture = mix({"a": kind("a", 4), "b": kind("b", 10)}, {"a": 1, "b": 1}, stop=stop)
+        return spdl_torch.DataLoader(mixture, batch_size=2, collate_fn=list, **options)
+
+    def epoch(of):
+        batches, states = [], [of.state_dict()]
+        for batch in of:
+            batches.append(batch)
+            states.append(of.state_dict())
+        return batches, states
+
+    whole = loader()
+    whole.state_dict()
+    epochs = [epoch(whole) for _ in range(4)]
+    for number, (batches, states) in enumerate(epochs[:-1]):
+        for done, state in enumerate(states):
+            resumed = loader()
+            resumed.load_state_dict(state)
+            rest = list(resumed)
+            assert rest == batches[done:], (number, done)
+            following = list(resumed)
+            assert following == epochs[number + 1][0], (number, done)
+
+
 def test_state_of_another_mixture_is_refused():
     """Names must be those of then; what is not a state is named."""
     state = iter(mix({"a": Counting("a", 3, keeps=True)})).state_dict()

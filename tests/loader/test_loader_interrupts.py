@@ -221,6 +221,21 @@ def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, options, ste
     assert_threads_end()
 
 
+def test_iterable_that_ctrl_c_ends_without_workers_is_no_end_of_the_epoch():
+    """A generator that it meets is over. The loop is told, and resuming gives the rest."""
+    begun_again = []
+    for place in itertools.count(1):
+        seen, came, has_begun_again = samples_after_ctrl_c(IndexStream, {}, place)
+        assert len(set(seen)) == len(seen), f"twice, at place {place}: {sorted(seen)}"
+        missing = NUM_SAMPLES - len(seen)
+        assert missing <= 4, f"missing, at place {place}: {sorted(seen)}"
+        assert not (missing and has_begun_again), f"at place {place}"
+        begun_again.append(has_begun_again)
+        if not came:
+            break
+    assert {False, True} == set(begun_again)
+
+
 def samples_resumed_after_ctrl_c(dataset, options, place):
     """All samples of an epoch that is resumed by another loader after Ctrl-C at that place of the
     second batch's way to the loop, and whether Ctrl-C came."""

@@ -179,6 +179,9 @@ class InlineIterator(EpochIterator):
         try:
             batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
         except EndOfIterable:
+            if self._maker.items is not None and self._maker.items.is_cut_off:
+                self._advance(EpochState.LOST)
+                raise RuntimeError(_CUT_SHORT) from None
             self._end_epoch()
         except NoGoodSample as nothing:
             batch, tries = _NO_BATCH, nothing.args[0]

@@ -17,6 +17,7 @@ False and ``function_mode.py`` takes over, with the same bits at a higher cost.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from functools import partial
 from itertools import compress, count
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ...machine.starting import start
 from ...scopes import scope
 
 if TYPE_CHECKING:
@@ -123,21 +125,33 @@ def _keep_at_exit(library: Any) -> None:
 
 
 def _redirects(include: Callable[[bool], None], thread: Any) -> bool:
-    """Return whether a draw on this thread asks its streams for a generator."""
-    streams, thread.streams = thread.streams, _Trial()
-    include(True)
-    try:
-        torch.empty(1, device="cpu").uniform_()
-        return bool(thread.streams.was_asked)
-    finally:
-        include(False)
-        thread.streams = streams
+    """Return whether a draw asks its thread's streams for a generator. It is tried on a thread of
+    its own: a signal handler, which runs on the main one, must not find the trial's streams there.
+    """
+    trial = _Trial()
+
+    def draw() -> None:
+        thread.streams = trial
+        try:
+            include(True)
+            torch.empty(1, device="cpu").uniform_()
+            trial.has_drawn = True
+        except Exception:  # whatever a release of torch has changed
+            return
+        finally:
+            thread.streams = None
+            include(False)
+
+    drawing = threading.Thread(target=draw, name="spdl-trial", daemon=True)
+    start(drawing)
+    drawing.join()
+    return trial.was_asked and trial.has_drawn
 
 
 class _Trial:
-    """Streams that note whether they were asked for a generator."""
+    """Streams that note whether they were asked for a generator, and whether it was drawn from."""
 
-    was_asked = False
+    was_asked = has_drawn = False
 
     def lead(self) -> torch.Generator:
         self.was_asked = True
