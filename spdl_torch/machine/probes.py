@@ -94,10 +94,11 @@ class _Probe:
                     self._going_on.release()
 
     def hear_of_garbage(self) -> None:
-        for began_ns, ended_ns, info in self._garbage.taken():
-            self._gc_ns += ended_ns - began_ns
-            for told in _told_of_garbage:
-                told(began_ns, ended_ns, info["generation"])
+        with self._lock:  # several threads may add to the sum
+            for began_ns, ended_ns, info in self._garbage.taken():
+                self._gc_ns += ended_ns - began_ns
+                for told in _told_of_garbage:
+                    told(began_ns, ended_ns, info["generation"])
 
     def ignore_garbage(self) -> None:
         self._garbage.end()
