@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torchvision.datasets
@@ -15,13 +15,14 @@ from spdl_torch.io._cache.opening import open_store
 from spdl_torch.io._image.codec import check_codec, image_codec
 from spdl_torch.io._image.decode import decode_pil, decode_tensor, pil_info
 from spdl_torch.io._image.images import image_loader, load_planned
-from spdl_torch.io._image.kernel import is_compiled
+from spdl_torch.io._image.kernel import Seeds, is_compiled
 from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage
 
 from .caching.files import CachedFiles
 from .rng.dispatch import not_redirected
+from .rng.sample_contexts import torch_seeds
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spdl_torch.io._image.codec import Codec
+    from spdl_torch.io._image.geometry import Generators
     from spdl_torch.io._image.kernel import PicturePlan
 
 SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
@@ -234,6 +236,8 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             if context is None or not recipe.plans_draw:
                 return recipe.plans([*sizes.values()])
             if recipe.is_batched and self.target_transform is None:  # nothing else draws
+                if (seeds := torch_seeds(context, sizes)) is not None:
+                    return _drawn(recipe, [*sizes.values()], Seeds(seeds))
                 generators = [_own_generator(stream(k)) for k in sizes]
                 if None not in generators:
                     return _drawn(recipe, [*sizes.values()], generators)
@@ -292,15 +296,16 @@ def _own_generator(
 
 
 def _drawn(
-    recipe: Recipe, sizes: list[tuple[int, int]], generators: list[torch.Generator | None]
+    recipe: Recipe,
+    sizes: list[tuple[int, int]],
+    generators: Sequence[torch.Generator | None] | Seeds,
 ) -> list[PicturePlan]:
-    """Return the plans of pictures from one generator each; None: torch's functions draw from a
-    sample's stream by themselves.
+    """Return the plans of pictures from one generator or seed each; None: torch's functions draw
+    from a sample's stream by themselves.
     """
-    own = [generator for generator in generators if generator is not None]
-    if len(own) < len(sizes):
+    if not isinstance(generators, Seeds) and None in generators:
         return recipe.plans(sizes)
     # The draws name their generators: nobody has to look at each, for which compiled code would
     # take the GIL again.
     with torch._C.DisableTorchFunction(), not_redirected():
-        return recipe.plans(sizes, own)
+        return recipe.plans(sizes, cast("Generators", generators))

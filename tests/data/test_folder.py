@@ -13,7 +13,11 @@ from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+import spdl_torch
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
+from spdl_torch.data.rng.keys import StreamKey
+from spdl_torch.data.rng.sample_contexts import SampleContexts, contexts_of_part
+from spdl_torch.data.rng.streams import SampleStreams
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_loader
 from spdl_torch.io._image import kernel
@@ -269,6 +273,82 @@ def test_batch_is_drawn_in_one_call(root, name, monkeypatch):
         calls.clear()
         dataset.__getitems__(indices)
         assert calls == ["read_files", "draw_boxes", "fill_batch"]
+
+
+RANDOM = ["train, v1", "train, v2", "train without flip", "fixed size", "uint8", "sequential"]
+
+
+@pytest.fixture(params=["compiled", "eager"])
+def kernel_runs(request, monkeypatch):
+    """The kernel's functions run in either of their two ways."""
+    if request.param == "eager":
+        monkeypatch.setattr(kernel, "_compiled", lambda: None)
+    assert kernel.is_compiled() == (request.param == "compiled")
+
+
+def images_of(dataset, indices, streams, key, place):
+    """The images of a loader's batch, which begins at that place of the epoch."""
+    streams.begin(key, place)
+    return dataset.__getitems__(indices).collated[0]
+
+
+@pytest.mark.usefixtures("kernel_runs")
+@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("name", RANDOM)
+def test_seeds_of_a_batch_draw_what_its_contexts_draw(root, name, place):
+    """A loader's batch from the seeds of its samples, and entered one by one; the whole batch and a
+    part of it; from its beginning and further on in an epoch."""
+    streams = SampleStreams(5)
+    dataset, contexts = ImageFolder(root, EVERY[name]), SampleContexts(streams)
+    indices, part = [4, 9, 1, 0, 11, 6], [5, 1, 2]
+    with streams:
+        for context, taken in (
+            (contexts, indices),
+            (contexts_of_part(contexts, part), [indices[each] for each in part]),
+            (contexts_of_part(contexts_of_part(contexts, part), [1]), [indices[part[1]]]),
+        ):
+            dataset.sample_context = context
+            found = [images_of(dataset, taken, streams, StreamKey(77), place)]
+            dataset.sample_context = lambda k, context=context: context(k)
+            found += [
+                images_of(dataset, taken, streams, StreamKey(seed), place) for seed in (77, 78)
+            ]
+            assert torch.equal(found[0], found[1])
+            assert len(taken) == 1 or not torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("name", [name for name in RANDOM if name != "fixed size"])
+def test_batch_goes_on_where_a_sample_has_drawn(root, name):
+    """Whoever wraps the dataset may have drawn from a sample's stream before."""
+    streams = SampleStreams(5)
+    dataset, contexts = ImageFolder(root, EVERY[name]), SampleContexts(streams)
+    found = []
+    with streams:
+        for way in (contexts, lambda k: contexts(k)):
+            streams.begin(StreamKey(77), 0)
+            with way(1):
+                torch.rand(3)
+            dataset.sample_context = way
+            found.append(dataset.__getitems__([4, 9, 1, 0]))
+        assert_same(*found)
+        streams.begin(StreamKey(77), 0)
+        untouched = dataset.__getitems__([4, 9, 1, 0])
+    assert not torch.equal(untouched[1][0], found[0][1][0])
+    assert_same(untouched[2:], found[0][2:])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_no_sample_of_a_batch_is_entered(root, num_workers, monkeypatch):
+    """A context holds the GIL for 20 us; without them a batch's threads hold it half as long."""
+    entered = []
+    monkeypatch.setattr(
+        SampleStreams, "sample_context", lambda streams, place: entered.append(place)
+    )
+    loader = spdl_torch.DataLoader(
+        ImageFolder(root, EVERY["train, v1"]), 4, num_workers=num_workers, isolation="thread"
+    )
+    assert len(list(loader)) == 3
+    assert not entered
 
 
 def test_pickles(root):

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from ..error_notes import add_thread_note
 from ..fetching.sample_calls import takes_batches
+from ..rng.sample_contexts import contexts_of_part
 from ..rng.streams import borrowers_in
 from ..sampling.distributed_sampler import DistributedSampler
 from ..sources._base import seed_of
@@ -194,7 +195,7 @@ class Mixture(Dataset[T_co]):
         borrowers = borrowers_in(dataset)
         try:
             for each in borrowers:
-                each.sample_context = lambda k: context(places[k])
+                each.sample_context = contexts_of_part(context, places)
             samples: list[Any] = dataset.__getitems__(indices)
         except Exception as error:
             where = f"in samples {', '.join(map(str, indices[:8]))} of the source {name!r}"

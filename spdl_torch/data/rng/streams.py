@@ -27,10 +27,11 @@ from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
 from .own_generators import NumpyStream, PythonStream, TorchStream
 from .patches import install, of_thread
+from .sample_contexts import SampleContexts
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
 
@@ -172,6 +173,14 @@ class SampleStreams:
         finally:
             self._leave(place)
 
+    def torch_seeds(self, places: Sequence[int]) -> list[int] | None:
+        """Return the seeds with which torch's streams of these places begin; None if one of them
+        has begun already."""
+        if not places or not self._left.keys().isdisjoint(places):
+            return None
+        seeds = self._batch.key.seeds(self._batch.first, max(places) + 1, TORCH)
+        return [seeds[place] for place in places]
+
     def lead(self) -> torch.Generator:
         """Return torch's generator for an operator that is about to draw; see
         ``dispatch.Leader``."""
@@ -284,7 +293,7 @@ class Lending:
     def __enter__(self) -> None:
         self.is_open = True
         for dataset in self._datasets:
-            dataset.sample_context = self._streams.sample_context
+            dataset.sample_context = SampleContexts(self._streams)
 
     def __exit__(self, *_: object) -> None:
         for dataset, context in zip(self._datasets, self._contexts, strict=True):

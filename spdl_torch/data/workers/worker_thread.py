@@ -25,6 +25,7 @@ from ..fetching.items import EndOfIterable
 from ..fetching.stacking import collate_read_only, is_torchs_collate
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
+from ..rng.sample_contexts import SampleContexts
 from ..rng.streams import SampleStreams, borrowers_in
 from .budget import budget
 from .fork_rest import begin_job, take_part
@@ -178,7 +179,7 @@ class Worker:
             if self._copying is not None:
                 dataset = self._copying.dataset(dataset, self._private)
             for each in borrowers_in(dataset) if self._spec.draws.per_sample else ():
-                each.sample_context = self._streams.sample_context
+                each.sample_context = SampleContexts(self._streams)
         except BaseException as error:
             return self._spec.recipe.dataset, self._failed_to_start(error, "in copying the dataset")
         finally:

@@ -23,6 +23,9 @@ class Crop(NamedTuple):
     """Mirror left and right, after the resize."""
 
 
+Generators: TypeAlias = Sequence[torch.Generator] | kernel.Seeds | None
+"""One for each picture, or its seed; None = torch's global one, for one picture after the other."""
+
 CropFunction: TypeAlias = Callable[[int, int], Crop]
 """Gets a picture's height and width in pixels, returns the box to load."""
 
@@ -82,14 +85,14 @@ def random_crops(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     flip: float | None,
-    generators: Sequence[torch.Generator] | None = None,
+    generators: Generators = None,
 ) -> list[Crop]:
     """Draw the boxes and flips of many pictures in one call: see :func:`random_resized_crop`.
 
-    sizes: height and width of each picture. generators: one for each; None = torch's global one.
+    sizes: height and width of each picture.
     """
     probability = -1.0 if flip is None else _float32(flip)
-    own = None if generators is None else list(generators)
+    own = [*generators] if isinstance(generators, Sequence) else generators
     drawn = kernel.draw_boxes(list(sizes), scale, _float32_logs(*ratio), probability, own)
     return [
         Crop(*box)

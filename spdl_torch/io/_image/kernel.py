@@ -25,7 +25,7 @@ from torch import Tensor
 from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Generator
 
@@ -46,6 +46,19 @@ class PicturePlan(NamedTuple):
     window: tuple[int, int] = (0, 0)
     """Top and left of the output within the resized box; negative: zeros come first."""
     flip: bool = False
+
+
+class Seeds:
+    """A seed for each picture, in place of a generator."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.seeds = seeds
+
+    def __iter__(self) -> Iterator[Generator]:
+        """Seed one generator for each picture in turn."""
+        generator = torch.Generator()
+        for seed in self.seeds:
+            yield generator.manual_seed(seed)
 
 
 def read_files(paths: list[str]) -> list[Tensor]:
@@ -93,17 +106,21 @@ def draw_boxes(
     scale: tuple[float, float],
     log_ratio: tuple[float, float],
     flip: float,
-    generators: list[Generator] | None,
+    generators: list[Generator] | Seeds | None,
 ) -> list[tuple[int, int, int, int, bool]]:
     """Draw the boxes of ``RandomResizedCrop`` and the flips that follow, in torchvision's order.
 
     sizes: height and width of each picture. flip: the probability, as a float32; negative = no
-    number is drawn for it. generators: one for each picture; None = torch's global one for all.
+    number is drawn for it. generators: one for each picture, or its seed; None = torch's global one
+    for all.
 
     Returns: top, left, height and width of each box, and whether to flip; a height of 0 = none of
         ten boxes lay within the picture.
     """
-    args = sizes, scale, log_ratio, flip, generators
+    seeds: list[int] = []
+    if isinstance(generators, Seeds):
+        seeds, generators = generators.seeds, [torch.Generator()]
+    args = sizes, scale, log_ratio, flip, generators, seeds
     # A mode of torch's functions may redirect what names no generator, and sees nothing of what
     # compiled code draws.
     if generators is None and torch._C._len_torch_function_stack():
@@ -207,13 +224,16 @@ def _draw_boxes(
     log_ratio: tuple[float, float],
     flip: float,
     generators: list[Generator] | None,
+    seeds: list[int],
 ) -> list[tuple[int, int, int, int, bool]]:
     low, high = scale
     log_low, log_high = log_ratio
     number = torch.empty([1])
     boxes: list[tuple[int, int, int, int, bool]] = []
     for i in range(len(sizes)):
-        generator = None if generators is None else generators[i]
+        generator: Generator | None = None
+        if generators is not None:
+            generator = generators[0].manual_seed(seeds[i]) if len(seeds) > 0 else generators[i]
         height, width = sizes[i]
         top, left, box_height, box_width = 0, 0, 0, 0
         for _ in range(10):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .decode import to_pil
-from .geometry import center_crop_window, draw_flip, random_crops, resized_size
+from .geometry import Generators, center_crop_window, draw_flip, random_crops, resized_size
 from .kernel import PicturePlan
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
-Generators = Sequence[torch.Generator] | None
-"""One for each picture; None = torch's global one, for one picture after the other."""
 Geometry = Callable[[Sequence[Size], float | None, Generators], list[PicturePlan]]
 
 
