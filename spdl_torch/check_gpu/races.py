@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KIBI = 1 << 10
 MEBI = 1 << 20
+_SELF_TESTS = 5
 
 
 class Filled(Dataset[torch.Tensor]):
@@ -123,12 +124,18 @@ def check_isolation(
 
 
 def check_self_test(gpu: Gpu, sheet: Sheet, device: str = "cuda") -> None:
-    """Check that the race is found where the guard is missing."""
+    """Check that the race is found where the guard is missing. One find is proof; where other
+    programs use the GPU, it may take several tries.
+    """
     data = Filled([MEBI] * 100)
     transfer = Transfer(device)
+    wrong = 0
     with unguarded():
-        staged = (transfer.stage(data[index]).receive() for index in range(len(data)))
-        wrong = num_wrong(gpu, staged, data.expected())
+        for _ in range(_SELF_TESTS):
+            staged = (transfer.stage(data[index]).receive() for index in range(len(data)))
+            wrong = num_wrong(gpu, staged, data.expected())
+            if wrong:
+                break
     sheet.at_least("race_self_test", wrong, 1)
 
 

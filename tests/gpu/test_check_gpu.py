@@ -80,6 +80,14 @@ def test_self_test_fails_when_nothing_is_late(monkeypatch):
     assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "FAIL")]
 
 
+def test_self_test_is_done_again_until_it_finds_a_race(gpu, monkeypatch):
+    """Beside other programs, kernels may be late at another time than copies."""
+    found = [0, 0, 3, 0]
+    monkeypatch.setattr(races, "num_wrong", lambda *args: found.pop(0))
+    assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "PASS")]
+    assert found == [0]
+
+
 def test_unguarded_leaves_no_trace():
     """torch's own method is back, and not in another place."""
     assert "record_stream" not in vars(torch.Tensor)
@@ -353,8 +361,17 @@ def test_quantile_is_of_all_values(share, value):
     assert quantile([float(number) for number in reversed(range(100))], share) == value
 
 
+@pytest.fixture
+def single_calls_own_transfers(monkeypatch):
+    """Transfers of functions that copy by themselves end with the test, and their threads too."""
+    monkeypatch.setattr(transfer, "shared_transfers", {})
+
+
 @pytest.mark.cuda
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("single_calls_own_transfers")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch.compile's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("group", [name for name in command.CHECKS if name != "rates"])
 def test_group_of_checks_passes_on_this_gpu(group, tmp_path, capsys):
     """What the other tests here show to find what is wrong finds nothing."""
