@@ -31,7 +31,8 @@ from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
-from ..rng.streams import Lending, SampleStreams, borrowers_in
+from ..rng.sample_contexts import Lending, borrowers_in
+from ..rng.streams import SampleStreams
 from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
 from ..workers.load_spec import Draws, LoadSpec

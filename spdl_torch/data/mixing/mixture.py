@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 
 from ..error_notes import add_thread_note
 from ..fetching.sample_calls import takes_batches
-from ..rng.sample_contexts import contexts_of_part
-from ..rng.streams import borrowers_in
+from ..rng.sample_contexts import borrowers_in, contexts_of_part
 from ..sampling.distributed_sampler import DistributedSampler
 from ..sources._base import seed_of
 from .plan import MAX_POSITIONS, MixturePlan

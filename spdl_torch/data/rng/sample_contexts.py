@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ...objects.datasets import nested_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Generator
 
+    from .owned import OwnedGenerators
     from .streams import SampleStreams
 
     SampleContext = Callable[[int], AbstractContextManager[Generator | None]]
@@ -58,3 +61,40 @@ def contexts_of_part(context: SampleContext, places: Sequence[int]) -> SampleCon
 def torch_seeds(context: SampleContext, samples: Iterable[int]) -> list[int] | None:
     """Return the seeds of torch's generator for the samples; None: only the contexts know."""
     return context.torch_seeds(samples) if isinstance(context, SampleContexts) else None
+
+
+def borrowers_in(dataset: Any) -> list[Any]:
+    """Return the datasets, this one and those inside it, that make whole batches and enter the
+    stream of each sample: their class has ``sample_context``, which the loader sets."""
+    return [each for each in nested_datasets(dataset) if hasattr(type(each), "sample_context")]
+
+
+class Lending:
+    """A context in which ``streams``, which the trainer's thread has entered, are lent to datasets.
+
+    These and ``owned`` are the trainer's own objects: their contexts and generators are restored
+    afterwards. Whoever enters it leaves it again if ``is_open`` is still True then: Ctrl-C may come
+    where ``__exit__`` begins.
+    """
+
+    def __init__(
+        self, streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
+    ) -> None:
+        self.is_open = False
+        self._streams = streams
+        self._datasets = datasets
+        self._owned = owned
+        self._contexts = [vars(dataset).get("sample_context") for dataset in datasets]
+        self._states = [] if owned is None else owned.states()
+
+    def __enter__(self) -> None:
+        self.is_open = True
+        for dataset in self._datasets:
+            dataset.sample_context = SampleContexts(self._streams)
+
+    def __exit__(self, *_: object) -> None:
+        for dataset, context in zip(self._datasets, self._contexts, strict=True):
+            dataset.sample_context = context
+        if self._owned is not None:
+            self._owned.restore(self._states)
+        self.is_open = False

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ...objects.datasets import nested_datasets
 from ...scopes import scope
 from . import dispatch
 from .batch_seeds import COLLATE, ITERABLE, TORCH, WORKER, BatchSeeds
@@ -27,7 +26,6 @@ from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
 from .own_generators import NumpyStream, PythonStream, TorchStream
 from .patches import install, of_thread
-from .sample_contexts import SampleContexts
 
 if TYPE_CHECKING:
     import random
@@ -264,40 +262,3 @@ class SampleStreams:
 
     def _own_generators(self) -> tuple[TorchStream | PythonStream | NumpyStream, ...]:
         return self._torch, self._python, self._numpy
-
-
-def borrowers_in(dataset: Any) -> list[Any]:
-    """Return the datasets, this one and those inside it, that make whole batches and enter the
-    stream of each sample: their class has ``sample_context``, which the loader sets."""
-    return [each for each in nested_datasets(dataset) if hasattr(type(each), "sample_context")]
-
-
-class Lending:
-    """A context in which ``streams``, which the trainer's thread has entered, are lent to datasets.
-
-    These and ``owned`` are the trainer's own objects: their contexts and generators are restored
-    afterwards. Whoever enters it leaves it again if ``is_open`` is still True then: Ctrl-C may come
-    where ``__exit__`` begins.
-    """
-
-    def __init__(
-        self, streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
-    ) -> None:
-        self.is_open = False
-        self._streams = streams
-        self._datasets = datasets
-        self._owned = owned
-        self._contexts = [vars(dataset).get("sample_context") for dataset in datasets]
-        self._states = [] if owned is None else owned.states()
-
-    def __enter__(self) -> None:
-        self.is_open = True
-        for dataset in self._datasets:
-            dataset.sample_context = SampleContexts(self._streams)
-
-    def __exit__(self, *_: object) -> None:
-        for dataset, context in zip(self._datasets, self._contexts, strict=True):
-            dataset.sample_context = context
-        if self._owned is not None:
-            self._owned.restore(self._states)
-        self.is_open = False

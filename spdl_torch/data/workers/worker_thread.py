@@ -25,8 +25,8 @@ from ..fetching.items import EndOfIterable
 from ..fetching.stacking import collate_read_only, is_torchs_collate
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
-from ..rng.sample_contexts import SampleContexts
-from ..rng.streams import SampleStreams, borrowers_in
+from ..rng.sample_contexts import SampleContexts, borrowers_in
+from ..rng.streams import SampleStreams
 from .budget import budget
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
