@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,6 +24,7 @@ from .rng.dispatch import not_redirected
 from .rng.sample_contexts import torch_seeds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from PIL.Image import Image
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.geometry import Generators
     from spdl_torch.io._image.kernel import PicturePlan
 
-SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
+    from .rng.sample_contexts import SampleContext
 
 
 class CollatedSamples(list[tuple[Any, Any]]):

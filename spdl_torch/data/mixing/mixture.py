@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -17,16 +16,14 @@ from .plan import MAX_POSITIONS, MixturePlan
 from .positions import Positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
 
+    from ..rng.sample_contexts import SampleContext
     from ..sampling.sharding import Tail
     from .weights import Shares
 
-SampleContext = Callable[[int], "AbstractContextManager[torch.Generator | None]"]
 T_co = TypeVar("T_co", covariant=True)
 
 Stop = Literal["first", "all", "never"]
