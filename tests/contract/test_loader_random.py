@@ -9,6 +9,7 @@ from random import gauss as gauss_imported_early
 from random import randint as randint_imported_early
 from random import seed as seed_imported_early
 
+import _ways_of_draws
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,6 @@ from torch.utils.data import (
 from torchvision.transforms import v2
 
 from spdl_torch.data.rng.keys import Purpose, StreamKey
-from spdl_torch.data.rng.patches import install
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.testing import assert_reproducible
 
@@ -80,11 +80,11 @@ class InOneCall(Augmented):
         return samples
 
 
-@pytest.fixture(params=["key", "mode"])
+@pytest.fixture(params=["key", "mode", "unseen, then key"])
 def led_by(request, monkeypatch):
-    """Draws are led by the dispatch key, or by what takes its place where torch has none."""
-    if request.param == "mode":
-        monkeypatch.setattr("spdl_torch.data.rng.streams.install", lambda: install() and False)
+    """Draws are led by the dispatch key, or by what takes its place where torch has none; or not
+    seen at first."""
+    _ways_of_draws.take(request.param, monkeypatch)
     return request.param
 
 

@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 
 import _warm
+import _ways_of_draws
 import numpy as np
 import pytest
 import torch
@@ -142,8 +143,10 @@ class DrawsByItself(Draws):
         return *super().__getitem__(index), torch.rand((), generator=self.generator)
 
 
-def test_ctrl_c_without_workers_leaves_the_trainer_its_generators():
+@pytest.mark.parametrize("way", ["key", "unseen, then key"])
+def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, monkeypatch):
     """Wherever it comes while a batch is made: afterwards nothing draws from a sample's stream."""
+    _ways_of_draws.take(way, monkeypatch)
     for kind in (Draws, DrawsByItself):
         for place in itertools.count(1):
             iterator = iter(DataLoader(kind(NUM_SAMPLES), 4))

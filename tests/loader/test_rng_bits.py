@@ -8,6 +8,7 @@ import json
 import random
 from pathlib import Path
 
+import _ways_of_draws
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,6 @@ from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.data.rng.keys import Purpose, StreamKey, epoch_seed
-from spdl_torch.data.rng.patches import install
 
 KEPT = Path(__file__).with_name("rng_bits.json")
 NOTE = (
@@ -139,13 +139,11 @@ def test_seeds_of_the_streams_are_those_of_before():
     assert seeds() == json.loads(KEPT.read_text())["seeds"]
 
 
-@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
+@pytest.mark.parametrize("way", _ways_of_draws.WAYS)
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_draws_are_those_of_before(num_workers, by_mode, monkeypatch):
-    """Whole numbers exactly; others to 5 digits, for vectorised kernels differ among processors.
-    By the dispatch key, and by the mode that takes its place where torch has none."""
-    if by_mode:
-        monkeypatch.setattr("spdl_torch.data.rng.streams.install", lambda: install() and False)
+def test_draws_are_those_of_before(num_workers, way, monkeypatch):
+    """Whole numbers exactly; others to 5 digits, for vectorised kernels differ among processors."""
+    _ways_of_draws.take(way, monkeypatch)
     kept = json.loads(KEPT.read_text())["draws"]
     found = loads(num_workers)
     assert set(found) == set(kept) - ({"iterable"} if num_workers > 1 else set())

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import _ways_of_draws
 import pytest
 import torch
 from _datasets import Drawing
@@ -138,11 +139,13 @@ def drawn_by_samples(streams, draw):
         return [draw() for _ in streams.over(iter([0, 1, 2]), 3)]
 
 
+@pytest.mark.parametrize("way", ["key", "unseen"])
 @pytest.mark.parametrize("name", RUNNING)
-def test_operator_draws_from_the_samples_stream(name):
+def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
     """Watched and seeded, the bits are those of a generator with the sample's seed. A generator
     that is named is used; the process's own stands still; other devices are left alone.
     """
+    _ways_of_draws.take(way, monkeypatch)
     expected = []
     for position in range(3):
         generator = torch.Generator().manual_seed(KEY.seed(10 + position))
@@ -158,7 +161,8 @@ def test_operator_draws_from_the_samples_stream(name):
 
         assert all(map(same, drawn_by_samples(streams, draw), expected))
         are_samples = seeds == [KEY.seed(10 + position) for position in range(3)]
-        assert are_samples is (streams is seeding), "each of the two ways was taken"
+        is_seeded = streams is seeding or way == "unseen"
+        assert are_samples is is_seeded, "each of the two ways was taken"
     again = call(name, generator=torch.Generator().manual_seed(5))
     for named in drawn_by_samples(
         streams, lambda: call(name, generator=torch.Generator().manual_seed(5))

@@ -19,7 +19,7 @@ import torch.library
 
 from ...named_tuples import NamedTuple
 from ...scopes import scope
-from ..rng.patches import install
+from ..rng.patches import install_functions
 from .batch_packing import SlabWriter
 from .lone_worker import LoneWorker
 from .messages import Up
@@ -135,7 +135,7 @@ def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
         os.environ.update(environment)
     # Before the dataset is unpickled, and its modules are imported: a function of random that it
     # keeps is found by its name there, and has to be the one that follows the samples' streams.
-    install()
+    install_functions()
     spec: LoadSpec = beginning.spec.open()
     writer = SlabWriter(uplink.slabs)
     return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)

@@ -19,7 +19,7 @@ from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
-from ..rng.patches import install
+from ..rng.patches import install_for_copies
 from ..workers.jobs import Failed, Loaded, Result
 from ..workers.worker_info import use_one_intra_op_thread
 from .batch_packing import unpack
@@ -107,7 +107,7 @@ class ProcessSeats:
             self._prepare_again(key, workers)
             return
         if self.are_copies:
-            install()  # once: each child would take 10 ms for it, and 16 MB of its own
+            install_for_copies()
         try:
             new = [self._new_child(place, key, workers) for place in self.roster.places]
             for child in new:

@@ -26,7 +26,7 @@ from .arguments import (
     refuse_foreign_state,
 )
 from .base_loader import BaseLoader
-from .iterators import CrewIterator, InlineIterator
+from .iterators import CrewIterator, InlineIterator, import_workers
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ class DataLoader(BaseLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if self.num_workers:
+            import_workers(isolation)
         # Accelerate would divide among its ranks a second time what they already share.
         if is_shared_out(self) or divides_itself(dataset):
             self._is_accelerate_prepared = True

@@ -580,6 +580,18 @@ def _most_workers(loader: BaseLoader[Any]) -> int:
     return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
 
 
+def import_workers(isolation: str) -> None:
+    """Import what most loaders with workers need. Called when one is made: 45 modules are 10 ms for
+    which the first batch need not wait, and who loads without workers never."""
+    with collected_later():
+        from . import crew  # noqa: F401
+
+        if isolation == "thread":
+            from ..workers import thread_seats  # noqa: F401
+        else:
+            from ..child_process import process_seats  # noqa: F401
+
+
 def _open_crew(
     loader: BaseLoader[Any],
     placement: Placement,

@@ -7,6 +7,9 @@ import threading
 
 _LOOK_EVERY = 64
 """The interval, in batches (or samples without batches), at which draws are looked for."""
+_MOST_UNSEEN = 2_000
+"""The samples after which draws are looked for the first time: seeding for as many takes 4 ms, and
+the means of seeing draws 7 to 15, which would keep the first batch waiting."""
 
 _main_thread = threading.main_thread().ident  # cached: the lookup would dominate the cost
 
@@ -35,24 +38,38 @@ class Borrowing:
         self.has_drawn = True
         """Whether a sample has drawn since they were last looked for. Whoever sees a draw says
         so."""
+        self.is_blind = False
+        """Whether nobody sees draws yet, so that all that may draw begins with it seeded."""
+        self.num_samples = 0
+        """The samples for which it was seeded."""
         self._is_main = False
         self._num_batches = self._num_threads = 0
         self._has_company = False
 
-    def enter(self) -> None:
-        """Begin on the calling thread."""
+    def enter(self, *, are_seen: bool) -> None:
+        """Begin on the calling thread. ``are_seen``: whether draws can be seen without delay."""
         self._is_main = threading.get_ident() == _main_thread
+        self.is_blind = self._is_main and not are_seen and self._may_be_blind()
 
-    def begin(self) -> None:
+    def begin(self, *, are_seen: bool) -> None:
         """Choose for a batch that begins."""
         if not self._is_main:  # as on all workers
             self.is_on = self.looks = False
             return
         self._num_batches += 1
-        self.is_on = self.has_drawn and self._is_alone()
-        self.looks = self.is_on and self._num_batches % _LOOK_EVERY == 1
+        was_blind, self.is_blind = self.is_blind, not are_seen and self._may_be_blind()
+        self.is_on = self.is_blind or (self.has_drawn and self._is_alone())
+        is_due = was_blind or self._num_batches % _LOOK_EVERY == 1
+        self.looks = self.is_on and is_due and not self.is_blind
         if self.looks:
             self.has_drawn = False  # until the first draw
+
+    def end(self) -> None:
+        """Never borrow it again."""
+        self._is_main = self.is_on = self.looks = self.is_blind = False
+
+    def _may_be_blind(self) -> bool:
+        return self.num_samples < _MOST_UNSEEN and self._is_alone()
 
     def _is_alone(self) -> bool:
         """Return whether the default generator is this thread's alone. A thread that begins is

@@ -109,6 +109,7 @@ def drawn_from() -> torch.Generator:
 
 
 _lock = threading.Lock()
+_have_functions = _has_copies = False
 _is_led_by_key: bool | None = None
 
 
@@ -120,14 +121,42 @@ def install() -> bool:
     leaves alone what it has done before.
     """
     global _is_led_by_key
+    install_functions()
     with _lock:
         if _is_led_by_key is None:
+            _is_led_by_key = dispatch.install(of_thread)
+    return _is_led_by_key
+
+
+def install_functions() -> None:
+    """Install every patch but the key, which takes most of the time, and which a thread can do
+    without where the process's default generator is its alone."""
+    global _have_functions
+    with _lock:
+        if not _have_functions:
             _install_torch_seeding()
             _install_python()
             _install_numpy()
             _install_worker_info()
-            _is_led_by_key = dispatch.install(of_thread)
-    return _is_led_by_key
+            _have_functions = True
+
+
+def install_for_copies() -> None:
+    """Install what children that are about to be forked should not install by themselves: the first
+    ones of this process do without the key until they need it, so that nobody waits for it; the
+    next epoch's would all need it again, which takes each of them 10 ms, and 16 MB of its own.
+    """
+    global _has_copies
+    if _has_copies:
+        install()
+    else:
+        install_functions()
+        _has_copies = True
+
+
+def can_see_draws() -> bool:
+    """Return whether :func:`install` is done."""
+    return _is_led_by_key is not None
 
 
 @scope

@@ -25,7 +25,7 @@ from .default_generator import Borrowing
 from .function_mode import FunctionMode
 from .keys import Purpose, StreamKey
 from .own_generators import NumpyStream, PythonStream, TorchStream
-from .patches import install, of_thread
+from .patches import can_see_draws, install, install_functions, of_thread
 
 if TYPE_CHECKING:
     import random
@@ -48,14 +48,16 @@ class SampleStreams:
     dispatch key sees each draw, which takes 2 µs, and asks here. *Seeding*: every sample begins
     with the default generator seeded, which takes 2 µs too, and all draws are torch's own. That is
     for the main thread, while the program has no other (but daemons) and samples do draw: now and
-    then the key looks whether they still do.
+    then the key looks whether they still do. There it is installed when that is due for the first
+    time, and no first batch waits for it.
 
     number: the worker's. by_mode: redirect draws as where torch lacks the dispatch key, which gives
     the same bits at a cost for every call.
     """
 
     def __init__(self, base_seed: int, number: int = 0, *, by_mode: bool = False) -> None:
-        self._mode = FunctionMode(self.generator) if not install() or by_mode else None
+        install_functions()
+        self._mode = FunctionMode(self.generator) if by_mode else None
         self._torch, self._python, self._numpy = TorchStream(), PythonStream(), NumpyStream()
         self._owned: OwnedGenerators | None = None
         self._left: dict[int, list[Any]] = {}  # states of streams that may be re-entered
@@ -74,24 +76,28 @@ class SampleStreams:
         if self._mode is not None:
             self._mode.enter()
         else:
-            self._borrowing.enter()
             self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
             try:
-                dispatch.lead(True)
+                self._borrowing.enter(are_seen=can_see_draws())
+                if self._borrowing.is_blind:
+                    self._draw_elsewhere()
+                else:
+                    self._watch()
             except BaseException:
-                dispatch.lead(self._outer_is_led)
+                self._outer, of_thread.streams = of_thread.streams, self
+                self.__exit__(None, None, None)
                 raise
         self._outer, of_thread.streams = of_thread.streams, self
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         of_thread.streams, self._outer = self._outer, None
-        if self._mode is not None:
-            self._mode.leave()
-            return
         state, self._process_state = self._process_state, None
         try:
-            dispatch.lead(self._outer_is_led)
+            if self._mode is None:
+                dispatch.lead(self._outer_is_led)
+            else:
+                self._mode.leave()
         finally:
             if state is not None:
                 torch.default_generator.set_state(state)
@@ -115,7 +121,7 @@ class SampleStreams:
         """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
         place is named, its samples share one stream."""
         self._batch.begin(key, first)
-        self._borrowing.begin()
+        self._borrowing.begin(are_seen=can_see_draws())
         self._go_to(0)
         if self._left:
             self._left.clear()
@@ -126,6 +132,7 @@ class SampleStreams:
         if self._borrowing.is_on:
             self._take_default()
             self._torch.seed(place, self._batch)
+            self._borrowing.num_samples += 1
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -137,6 +144,7 @@ class SampleStreams:
         """
         self._batch.num_samples, self._last = count, count - 1
         if self._borrowing.is_on:
+            self._borrowing.num_samples += count
             return self._seeded(turns)
         if self._owned is not None:
             return self._placed(turns)
@@ -151,10 +159,9 @@ class SampleStreams:
 
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
-        self._turns = None
+        self._place, self._turns = COLLATE, None
         if self._torch.is_default:
-            self._watch()
-        self._place = COLLATE
+            self._draw_elsewhere()
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -229,20 +236,38 @@ class SampleStreams:
             if self._process_state is None:
                 self._process_state = torch.default_generator.get_state()
             self._torch.take_default()
-            dispatch.lead(self._borrowing.looks)
+            if self._borrowing.looks:
+                self._watch()
+            else:
+                dispatch.lead(False)
+
+    def _draw_elsewhere(self) -> None:
+        """Draw for the present place, which is not that of a sample with the default generator:
+        from that one too as long as nobody sees draws, else from the thread's own."""
+        if self._borrowing.is_blind:
+            self._take_default()
+            self._torch.seed(self._place, self._batch)
+        else:
+            self._torch.leave_default()
+            self._watch()
 
     def _watch(self) -> None:
-        """Watch every draw from here on, and redirect it to the thread's own generator."""
-        self._torch.leave_default()
-        if self._mode is None:
+        """See every draw from here on, and redirect it to the generator of its stream."""
+        if self._mode is not None:
+            return
+        if install():
             dispatch.lead(True)
+        else:  # this torch has no key
+            self._borrowing.end()
+            self._mode = FunctionMode(self.generator)
+            self._mode.enter()
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""
         self._place, self._turns = place, None
         self._torch.at = self._python.at = self._numpy.at = None
         if self._torch.is_default:
-            self._watch()
+            self._draw_elsewhere()
         if self._owned is not None and place >= 0:
             self._seed_owned(self._owned)
 

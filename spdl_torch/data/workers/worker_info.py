@@ -9,7 +9,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ...scopes import scope
-from ..rng.patches import install, of_thread
+from ..rng.patches import install_functions, of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def acting_as_worker(
     would be that of a worker: ``torch.thread_safe_generator()`` returns it on threads and None
     elsewhere, so draws would depend on which thread makes a sample. None are the thread's streams.
     """
-    install()
+    install_functions()
     info = torch_worker.WorkerInfo(
         id=number,
         num_workers=num_workers,

@@ -1,0 +1,32 @@
+"""The ways in which torch's draws get to the streams of samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spdl_torch.data.rng.patches import install
+
+if TYPE_CHECKING:
+    import pytest
+
+WAYS = ("key", "mode", "unseen", "unseen, then key", "unseen, then mode")
+FEW_SAMPLES = 7
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process's streams see draws by the dispatch key, or by the mode that takes its
+    place where torch has none; from the beginning, or not until a few samples were made, as in a
+    program that has not loaded before.
+    """
+    are_seen = not way.startswith("unseen")
+
+    def see() -> bool:
+        nonlocal are_seen
+        are_seen = True
+        return install() and not way.endswith("mode")
+
+    streams = "spdl_torch.data.rng.streams"
+    monkeypatch.setattr(f"{streams}.install", see)
+    monkeypatch.setattr(f"{streams}.can_see_draws", lambda: are_seen)
+    if "then" in way:
+        monkeypatch.setattr("spdl_torch.data.rng.default_generator._MOST_UNSEEN", FEW_SAMPLES)
