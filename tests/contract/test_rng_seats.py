@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 from typing import Any
 
+import _warm
 import numpy as np
 import pytest
 import torch
+from _first_draws import KINDS, digest_of
+from _folders import HELPERS
 from _seats import DECLARED, FORKED, NONE, THREADS, in_every_seat, in_seats, with_workers
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
@@ -18,6 +22,7 @@ from spdl_torch.data.rng.patches import install
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 LENGTH, BATCH_SIZE = 12, 3
+HANG_SECONDS = 120
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +148,26 @@ def test_a_generator_that_is_seeded_again_repeats_its_numbers_in_a_new_loader(se
     assert passes() == passes(reseed=False) == [first, second]
     by_worker = passes(rng="worker")
     assert by_worker[0] == by_worker[1]
+
+
+@pytest.fixture(scope="module")
+def first_draws() -> Any:
+    """What the first loader of a program draws, by its kind and seat."""
+    done = _warm.run(["-W", "ignore", HELPERS / "_first_draws.py"], timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_loader_of_a_program_draws_what_later_ones_draw(
+    kind: Any, first_draws: Any
+) -> None:
+    """Forked workers and the main thread begin before anybody sees what torch's operators draw;
+    threads see it from the beginning."""
+    by_seat = dict(first_draws[kind])
+    if kind in ("stream", "by worker", "worker_init_fn", "persistent"):
+        # Of two workers the numbers count, and those that persist are seeded once.
+        assert by_seat.pop("none") != by_seat["threads"]
+    assert len(set(by_seat.values())) == 1, by_seat
+    assert all(by_seat.values())
+    assert digest_of(kind, "threads") == by_seat["threads"]

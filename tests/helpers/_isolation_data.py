@@ -299,6 +299,17 @@ class Contents(Holder):
         )
 
 
+class Layouts(Holder):
+    """Shows its tensors of any layout as the worker has them."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        parts = sorted(vars(self).items())
+        return {name: (str(part.layout), part.to_dense().tolist()) for name, part in parts}
+
+
 def facts_of(part):
     """What is to be the same in the child."""
     if isinstance(part, torch.Tensor):

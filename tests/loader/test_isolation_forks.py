@@ -13,10 +13,13 @@ import warnings
 from contextlib import contextmanager
 
 import pytest
+import torch
+from _datasets import Indices
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
+from torch.utils.data import RandomSampler
 
 from spdl_torch.data.child_process import connection, process_seats
 from spdl_torch.data.child_process.connection import start_all
@@ -268,3 +271,30 @@ def test_no_warning_of_forks_that_torch_would_not_give(action):
     )
     expected = "[0, 0] [2, 2] True" if action == "always" else "[0, 0] [0, 0] True"
     assert done.stdout.strip() == expected, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("is_in_the_middle", [False, True])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_persistent_workers_stay_with_the_process_that_started_them(isolation, is_in_the_middle):
+    """A forked process has workers of its own from its first iter() on; the trainer's go on."""
+    loader = DataLoader(
+        Indices(8),
+        4,
+        sampler=RandomSampler(range(8), generator=torch.Generator().manual_seed(3)),
+        num_workers=2,
+        persistent_workers=True,
+        isolation=isolation,
+        multiprocessing_context="fork" if isolation == "process" else None,
+    )
+    batches = iter(loader)
+    seen = next(batches).tolist()
+    if not is_in_the_middle:
+        seen += torch.cat(list(batches)).tolist()
+    with forked(lambda: [batch.tolist() for _ in range(2) for batch in loader]) as there:
+        found = there()
+    if is_in_the_middle:
+        seen += torch.cat(list(batches)).tolist()
+    assert sorted(seen) == list(range(8))
+    assert found == [batch.tolist() for _ in range(2) for batch in loader]
+    loader.close()

@@ -13,7 +13,7 @@ import torch.utils.data
 from _forks import found_in_fork
 from _gates import until
 from _isolated import nothing_left
-from _isolation_data import Contents, Table, as_list, mapped_blocks
+from _isolation_data import Contents, Layouts, Table, as_list, mapped_blocks
 from _loader_helpers import assert_threads_end
 
 import spdl_torch
@@ -101,6 +101,31 @@ def test_contents_are_those_of_torchs_workers(tmp_path):
     theirs = list(loader_of(dataset, torch.utils.data.DataLoader, num_workers=1))
     for mine, expected in zip(ours[0][0], theirs[0][0], strict=True):
         assert mine == expected
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support", "ignore:Sparse invariant checks")
+def test_sparse_tensors_are_those_of_torchs_workers(context):
+    """Of every layout, small and large."""
+    dense = torch.arange(36.0).reshape(6, 6)
+    dataset = Layouts(
+        coo=dense.to_sparse(),
+        coo_of_nothing=torch.zeros(3).to_sparse(),
+        not_coalesced=torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
+        large=torch.ones(MIB // 8).to_sparse(),
+        csr=dense.to_sparse_csr(),
+        csc=dense.to_sparse_csc(),
+        bsr=dense.to_sparse_bsr((2, 3)),
+        bsc=dense.to_sparse_bsc((2, 3)),
+        strided=dense,
+    )
+    (expected,) = torch.utils.data.DataLoader(
+        dataset, num_workers=1, collate_fn=as_list, multiprocessing_context="forkserver"
+    )
+    (found,) = spdl_torch.DataLoader(
+        dataset, num_workers=1, collate_fn=as_list, multiprocessing_context=context
+    )
+    assert found == expected == [dataset[0]]
 
 
 def test_blocks_exist_once_and_writes_stay_in_their_child():

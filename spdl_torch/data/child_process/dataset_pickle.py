@@ -17,7 +17,7 @@ import types
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ class _Pickler(ForkingPickler, TensorReducer):
             return _reduced_array(obj)
         if isinstance(obj, types.MethodType | types.BuiltinMethodType):
             return _reduced_method(obj)
-        if isinstance(obj, torch.Tensor | torch.UntypedStorage):
+        if isinstance(obj, torch.UntypedStorage) or _has_storage(obj):
             if obj.is_shared():
                 return NotImplemented
             if isinstance(obj, torch.Tensor) and _is_most_of_its_storage(obj):
@@ -127,6 +127,10 @@ def _load_view(
     strides: tuple[int, ...],
 ) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+
+
+def _has_storage(obj: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(obj, torch.Tensor) and obj.layout is torch.strided
 
 
 def _is_most_of_its_storage(tensor: torch.Tensor) -> bool:

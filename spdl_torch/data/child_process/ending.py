@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .process import ChildProcess
 
 NO_GUARD = (
-    ' The child runs a script again whose loop is not under `if __name__ == "__main__":`, and ends '
-    "this way."
+    " Before it begins, a child runs the script again and imports what that imports: it ends this "
+    'way where a loop is not under `if __name__ == "__main__":`, or where a module exits or fails.'
 )
 
 

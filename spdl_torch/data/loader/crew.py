@@ -328,6 +328,11 @@ class Crew:
         if self.mover is not None:
             self.mover.ends(self)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the workers belong to this process: a forked child has none of its parent's."""
+        return self._threads.is_here
+
     def request_stop(self) -> None:
         """End every wait and with it the workers. Never blocks; safe in a finalizer."""
         if not self._threads.is_here:

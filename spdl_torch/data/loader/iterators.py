@@ -322,6 +322,11 @@ class CrewIterator(EpochIterator):
             most_workers=_most_workers(loader) if loader._is_tuned else None,
         )
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its workers belong to this process."""
+        return self._crew.is_here
+
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
         try:

@@ -1,0 +1,124 @@
+"""A program that has not loaded before: the draws of its first loader, in every seat.
+
+Prints as JSON a digest for each kind of loader and each seat, each taken in a process of its own,
+in which nothing that redirects torch's draws is installed yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import warnings
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from spdl_torch import DataLoader
+from spdl_torch.data.rng.patches import can_see_draws
+
+MANY = 6_000
+"""More samples for each of two workers than are made before draws are looked for."""
+
+
+class Draws:
+    """Each sample draws from all that samples draw from."""
+
+    thread_safe = True
+
+    def __init__(self, length: int = 12, first: int = 0) -> None:
+        self.length = length
+        self.first = first  # samples before it draw nothing
+        self.own = np.random.default_rng(2)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> list[float]:
+        if index < self.first:
+            return [float(index)] * 6
+        drawn = [torch.rand(()).item(), random.random(), np.random.rand(), self.own.random()]
+        return [float(index), *drawn, torch.dropout(torch.ones(1), 0.5, True).item()]
+
+
+class InBatches(Draws):
+    """The same, made by the batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+        return [self[index] for index in indices]
+
+
+class Stream(IterableDataset):
+    """Draws at the beginning and in each item."""
+
+    thread_safe = True
+
+    def __iter__(self):
+        info, first = get_worker_info(), torch.rand(()).item()
+        for index in range(0 if info is None else info.id, 12, 1 if info is None else 2):
+            yield float(index), first, torch.rand(()).item(), random.random(), np.random.rand()
+
+
+def collate(samples):
+    """Draws too, as Mixup does."""
+    return default_collate(samples), torch.rand(2), random.random()
+
+
+def begin(number):
+    """Draws from the worker's stream, and moves it."""
+    torch.manual_seed(torch.initial_seed() + int(torch.randint(9, ())))
+    get_worker_info().dataset.first = int(torch.randint(4, ()))
+
+
+KINDS = {
+    "samples": (Draws(), {}),
+    "batches": (InBatches(), {}),
+    "stream": (Stream(), {}),
+    "collate": (Draws(), {"collate_fn": collate}),
+    "worker_init_fn": (Draws(), {"worker_init_fn": begin}),
+    "by worker": (Draws(), {"rng": "worker"}),
+    "persistent": (Draws(), {"persistent_workers": True}),
+    "one by one": (Draws(), {"batch_size": None}),
+    "many": (Draws(MANY), {"batch_size": 100}),
+    "late": (Draws(MANY, MANY - 300), {"batch_size": 100}),
+}
+SEATS = {
+    "none": {"num_workers": 0},
+    "threads": {"num_workers": 2, "isolation": "thread"},
+    "forked": {"num_workers": 2, "isolation": "process", "multiprocessing_context": "fork"},
+}
+
+
+def digest_of(kind: str, seat: str) -> str:
+    """What two epochs draw, and what the program draws afterwards."""
+    dataset, options = KINDS[kind]
+    options = {"batch_size": 3, "seed": 5, **options, **SEATS[seat]}
+    if seat == "none":
+        options.pop("persistent_workers", None)
+    torch.manual_seed(1)
+    loader = DataLoader(dataset, shuffle=not isinstance(dataset, Stream), **options)
+    found = [batch for _ in range(2) for batch in loader]
+    return hashlib.sha256(repr((found, torch.rand(1))).encode()).hexdigest()[:16]
+
+
+def main() -> None:
+    assert not can_see_draws()
+    warnings.simplefilter("ignore")
+    found: dict[str, dict[str, str]] = {}
+    for kind in KINDS:
+        for seat in SEATS:
+            reader, writer = os.pipe()
+            if not os.fork():
+                os.write(writer, digest_of(kind, seat).encode())
+                os._exit(0)
+            os.close(writer)
+            with os.fdopen(reader) as file:
+                found.setdefault(kind, {})[seat] = file.read()
+            os.wait()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
