@@ -417,6 +417,36 @@ def test_naming_another_epoch_begins_it():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["torch", "ours"])
+def test_the_epoch_that_was_named_before_a_state_is_the_next_one(kind, num_workers):
+    """Between two epochs: whether or not it is named again, before or after the state is loaded."""
+    from spdl_torch import DistributedSampler as Ours
+
+    make_sampler = DistributedSampler if kind == "torch" else Ours
+
+    def make(epoch=None):
+        sampler = make_sampler(Drawn(12), num_replicas=1, rank=0, seed=2)
+        if epoch is not None:
+            sampler.set_epoch(epoch)
+        options = {"batch_size": 4, "sampler": sampler, "seed": 5, "num_workers": num_workers}
+        return DataLoader(Drawn(12), **options)
+
+    loader = make(0)
+    epoch_of(loader)
+    loader.sampler.set_epoch(3)
+    state = loader.state_dict()
+    expected = epoch_of(loader)
+    for named_before, named_after in ((None, None), (3, None), (None, 3), (0, 3)):
+        resumed = make(named_before)
+        resumed.load_state_dict(state)
+        assert resumed.sampler.epoch == 3
+        if named_after is not None:
+            resumed.sampler.set_epoch(named_after)
+        assert epoch_of(resumed) == expected
+    assert expected != epoch_of(make(0))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_an_epoch_named_behind_iter_counts_if_it_was_heard(num_workers, batch_size):
     """Without workers the order may be drawn at the first ``next()``, as torch does it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -119,6 +120,8 @@ class LoaderState:
             if unknown and loader._iterator is not None:
                 loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
             state = progress.state(generators, before_last=before_last)
+            if state.finished:  # the next epoch is the one that set_epoch() has named since
+                state = replace(state, sampler_epoch=epoch_of(loader._index_sampler))
             if progress.is_vague or (progress.num_counted and not was_wanted):
                 _warn_counted(loader.dataset, progress)
         values = {**state.as_dict(), "made_by": made_by(loader)}

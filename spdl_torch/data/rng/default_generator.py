@@ -7,9 +7,11 @@ import threading
 
 _LOOK_EVERY = 64
 """The interval, in batches (or samples without batches), at which draws are looked for."""
-_MOST_UNSEEN = 2_000
-"""The samples after which draws are looked for the first time: seeding for as many takes 4 ms, and
-the means of seeing draws 7 to 15, which would keep the first batch waiting."""
+_MOST_UNSEEN, _BATCH_UNSEEN = 2_000, 8
+"""The samples of a program after which draws are looked for the first time: seeding for as many
+takes 4 ms, and the means of seeing draws 7 to 15, which would keep the first batch waiting. A batch
+counts for some more, for which the generator's own state is kept and restored."""
+_num_unseen = 0
 
 _main_thread = threading.main_thread().ident  # cached: the lookup would dominate the cost
 
@@ -40,8 +42,6 @@ class Borrowing:
         so."""
         self.is_blind = False
         """Whether nobody sees draws yet, so that all that may draw begins with it seeded."""
-        self.num_samples = 0
-        """The samples for which it was seeded."""
         self._is_main = False
         self._num_batches = self._num_threads = 0
         self._has_company = False
@@ -58,18 +58,25 @@ class Borrowing:
             return
         self._num_batches += 1
         was_blind, self.is_blind = self.is_blind, not are_seen and self._may_be_blind()
+        self.note_unseen(_BATCH_UNSEEN)
         self.is_on = self.is_blind or (self.has_drawn and self._is_alone())
         is_due = was_blind or self._num_batches % _LOOK_EVERY == 1
         self.looks = self.is_on and is_due and not self.is_blind
         if self.looks:
             self.has_drawn = False  # until the first draw
 
+    def note_unseen(self, num_samples: int) -> None:
+        """Count samples for which it is seeded."""
+        global _num_unseen
+        if self.is_blind:
+            _num_unseen += num_samples
+
     def end(self) -> None:
         """Never borrow it again."""
         self._is_main = self.is_on = self.looks = self.is_blind = False
 
     def _may_be_blind(self) -> bool:
-        return self.num_samples < _MOST_UNSEEN and self._is_alone()
+        return _num_unseen < _MOST_UNSEEN and self._is_alone()
 
     def _is_alone(self) -> bool:
         """Return whether the default generator is this thread's alone. A thread that begins is

@@ -132,7 +132,7 @@ class SampleStreams:
         if self._borrowing.is_on:
             self._take_default()
             self._torch.seed(place, self._batch)
-            self._borrowing.num_samples += 1
+            self._borrowing.note_unseen(1)
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -144,7 +144,7 @@ class SampleStreams:
         """
         self._batch.num_samples, self._last = count, count - 1
         if self._borrowing.is_on:
-            self._borrowing.num_samples += count
+            self._borrowing.note_unseen(count)
             return self._seeded(turns)
         if self._owned is not None:
             return self._placed(turns)
