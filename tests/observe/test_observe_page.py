@@ -699,3 +699,53 @@ def test_browser_draws_all_slices(tmp_path, browser, record_property, num_turns,
     assert starts == [1] * len(starts)
     assert len(starts) == 2
     assert browser.problems == []
+
+
+CONTRASTS = """
+(() => {
+  const levels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => levels(colour).slice(0, 3).map((level) => level / 255)
+    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+  const behind = (element) => {
+    const bar = element.previousElementSibling;
+    if (bar?.tagName === "I") return getComputedStyle(bar).backgroundColor;
+    for (let e = element; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (levels(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const texts = [...document.querySelectorAll("h1, h2, p, th, td, span")];
+  return texts.filter((e) => e.textContent.trim()).map((e) => {
+    const [one, two] = [light(getComputedStyle(e).color), light(behind(e))];
+    return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+  });
+})()
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_browser_shows_the_page_as_the_system_is(tmp_path, browser, scheme):
+    """Every text has the contrast that the web's guideline asks for (WCAG 2.2, 1.4.3: 4.5 to 1), on
+    bars and marked rows too; in dark the charts are turned, and on paper everything is light."""
+    profile = Profile(REPORT, (timeline(20),))
+    browser.call(
+        "Emulation.setEmulatedMedia",
+        media="screen",
+        features=[{"name": "prefers-color-scheme", "value": scheme}],
+    )
+    browser.open(profile.write_html(tmp_path / "p.html"))
+    contrasts = browser.evaluate(CONTRASTS)
+    assert len(contrasts) > 50
+    assert min(contrasts) >= 4.5
+    style = "getComputedStyle(document.body).backgroundColor"
+    turned = "getComputedStyle(document.getElementById('charts')).filter"
+    white = "rgb(255, 255, 255)"
+    assert (browser.evaluate(style) == white) is (scheme == "light")
+    assert (browser.evaluate(turned) == "none") is (scheme == "light")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate(style) == white
+    assert browser.evaluate(turned) == "none"
+    assert browser.problems == []
+    browser.call("Emulation.setEmulatedMedia", media="", features=[])

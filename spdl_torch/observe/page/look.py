@@ -9,30 +9,40 @@ POLICY = (
 """The Content-Security-Policy: only what the file itself holds; nothing is loaded or sent."""
 
 STYLE = """
-.spdl { font: 14px/1.45 system-ui, sans-serif; color: #222; background: #fff; }
+.spdl { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  color-scheme: light; --ink: #222; --paper: #fff; --soft: #555; --line: #999; --faint: #eee;
+  --share: #cfe3f1; --mark: #fdebe0; --verdict: #d55e00; --good: #009e73; --bad: #b2182b; }
+@media screen and (prefers-color-scheme: dark) {
+  .spdl { color-scheme: dark; --ink: #ddd; --paper: #1c1c1c; --soft: #aaa; --line: #777;
+    --faint: #333; --share: #24475e; --mark: #4a3020; --verdict: #e08030; --bad: #e06070; }
+  .spdl #charts { filter: invert(.89) hue-rotate(180deg); }
+}
 body.spdl { max-width: 1400px; margin: 1em auto; padding: 0 1em; }
 .spdl h1 { font-size: 1.3em; } .spdl h2 { font-size: 1.05em; margin: 1.4em 0 .3em; }
 .spdl p { margin: .35em 0; max-width: 75em; overflow-wrap: anywhere; }
 .spdl p.said { display: flex; gap: .6em; } .spdl p b { flex: none; min-width: 5.5em; }
 .spdl p.verdict, .spdl p.action { font-size: 1.1em; }
-.spdl p.verdict { border-left: 4px solid #d55e00; padding-left: .6em; }
-.spdl p.action, .spdl p.good { border-left: 4px solid #009e73; padding-left: .6em; }
-.spdl p.bad { border-left: 4px solid #b2182b; padding-left: .6em; }
-.spdl p.heading { font-size: 1.2em; margin-top: 1.2em; border-top: 1px solid #999; }
-.spdl p.note { color: #555; }
+.spdl p.verdict { border-left: 4px solid var(--verdict); padding-left: .6em; }
+.spdl p.action, .spdl p.good { border-left: 4px solid var(--good); padding-left: .6em; }
+.spdl p.bad { border-left: 4px solid var(--bad); padding-left: .6em; }
+.spdl p.heading { font-size: 1.2em; margin-top: 1.2em; border-top: 1px solid var(--line); }
+.spdl p.note { color: var(--soft); }
 .spdl .scroll { overflow-x: auto; }
 .spdl table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-.spdl th, .spdl td { padding: .2em .35em; text-align: right; border-bottom: 1px solid #eee; }
-.spdl th { font-weight: 600; border-bottom-color: #999; white-space: nowrap; }
-.spdl th[title]:not([title=""]) { cursor: help; text-decoration: underline dotted #999; }
+.spdl th, .spdl td { padding: .2em .35em; text-align: right; }
+.spdl th, .spdl td { border-bottom: 1px solid var(--faint); }
+.spdl th { font-weight: 600; border-bottom-color: var(--line); white-space: nowrap; }
+.spdl th[title]:not([title=""]) { cursor: help; text-decoration: underline dotted var(--line); }
 .spdl th.text, .spdl td.text { text-align: left; overflow-wrap: anywhere; }
 .spdl td.short { white-space: nowrap; }
 .spdl td.percent { position: relative; min-width: 4em; }
-.spdl td.percent i { position: absolute; left: 0; top: 15%; bottom: 15%; background: #cfe3f1; }
+.spdl td.percent i { position: absolute; left: 0; top: 15%; bottom: 15%; background: var(--share); }
 .spdl td.percent span { position: relative; }
-.spdl tr.marked { background: #fdebe0; }
+.spdl tr.marked { background: var(--mark); }
 @media print { .spdl .scroll { overflow: visible; } }
 """
+"""Light, or dark where the reader's system is. The charts are drawn once, for light, and turned: in
+dark their white becomes the paper's gray, and their hues stay."""
 
 # The attribute says when everything was drawn, in milliseconds after the page began to load.
 DRAW = """
