@@ -13,6 +13,7 @@ import pytest
 import torch
 from _first_draws import KINDS, digest_of
 from _folders import HELPERS
+from _loader_helpers import assert_threads_end
 from _seats import DECLARED, FORKED, NONE, THREADS, in_every_seat, in_seats, with_workers
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
@@ -171,3 +172,34 @@ def test_the_first_loader_of_a_program_draws_what_later_ones_draw(
     assert len(set(by_seat.values())) == 1, by_seat
     assert all(by_seat.values())
     assert digest_of(kind, "threads") == by_seat["threads"]
+
+
+class CleansUp(IterableDataset):
+    """Its generator draws, seeds and restores as it ends."""
+
+    def __iter__(self) -> Any:
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        try:
+            for index in range(LENGTH):
+                yield index, torch.rand(())
+        finally:
+            torch.rand(()), random.random(), np.random.rand()
+            torch.set_rng_state(before[0])
+            random.setstate(before[1])
+            np.random.set_state(before[2])
+
+
+@in_seats(NONE, THREADS, FORKED)
+@pytest.mark.parametrize("num_batches", [0, 1, 2, LENGTH])
+def test_a_generator_that_ends_leaves_the_trainers_generators_alone(
+    seat: Any, num_batches: int
+) -> None:
+    """Wherever the loop is left, what an iterable draws as it ends belongs to its own streams."""
+    loader = seat.loader(CleansUp(), BATCH_SIZE, seed=5, generator=torch.Generator())
+    before = states()
+    for number, _ in enumerate(loader, 1):
+        if number >= num_batches:
+            break
+    del loader
+    assert_threads_end()
+    assert states() == before

@@ -100,6 +100,10 @@ class Items:
             self.own_state.ask(self.num_taken, ended=self._ended)
         return self.own_state.reached(self.num_taken, ended=self._ended)
 
+    def end(self) -> None:
+        """Let go of the iterator. A generator that nobody else holds ends here."""
+        self._iterator = None
+
     def describe(self, _: Any) -> str:
         """Describe the item that is being fetched. Called from other threads."""
         number = self.num_taken + len(self._under_way)

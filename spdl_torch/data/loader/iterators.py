@@ -27,7 +27,7 @@ from ...pipeline.threads import stall
 from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from ..fetching.bad_samples import NoGoodSample, Tries, record_bad
 from ..fetching.batch_maker import BatchMaker
-from ..fetching.items import EndOfIterable
+from ..fetching.items import EndOfIterable, Items
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
@@ -126,6 +126,8 @@ class InlineIterator(EpochIterator):
         items = self._maker.items
         if items is not None and items.progress(wanted=False).keeper is not None:
             self._progress.own = items.own_state
+        if items is not None and self._streams is not None:
+            weakref.finalize(self, _end_within, self._streams, items).atexit = False
         if self._device_stage is not None:
             self._stages.append(self._device_stage.hook)
         self._advance(EpochState.RUNNING)
@@ -249,6 +251,12 @@ class InlineIterator(EpochIterator):
         alive.
         """
         return self._stats
+
+
+def _end_within(streams: SampleStreams, items: Items) -> None:
+    """Let a generator of the dataset's end where what it draws as it ends belongs."""
+    with streams:
+        items.end()
 
 
 class CrewIterator(EpochIterator):

@@ -251,7 +251,9 @@ class Worker:
                 since_ns = self._do(jobs.get(), maker, shift, ring, since_ns)
         finally:
             # An undelivered error keeps its frames alive, this one among them. Drop what leads
-            # from here back to the error, or the cycle would keep both.
+            # from here back to the error, or the cycle would keep both. And a generator of the
+            # dataset's that ends here may draw as it ends, which belongs to this worker's streams.
+            self._activity.maker = None
             del shift, jobs, maker
 
     def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
