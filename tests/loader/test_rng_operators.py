@@ -420,6 +420,23 @@ def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits():
     assert all(map(same, drawn_by_samples(streams, draws), by_key))
 
 
+@pytest.mark.parametrize("by_mode", [False, True])
+def test_default_device_that_was_set_and_taken_back_does_not_matter(by_mode):
+    """torch 2.9 then cannot say its default device; the bits are those of a program without."""
+
+    def draws():
+        return [torch.rand(3), torch.randperm(7)]
+
+    expected = drawn_by_samples(SampleStreams(0, by_mode=by_mode), draws)
+    torch.set_default_device("meta")
+    try:
+        on_meta = drawn_by_samples(SampleStreams(0, by_mode=by_mode), lambda: [torch.rand(3)])
+    finally:
+        torch.set_default_device(None)
+    assert all(drawn.device.type == "meta" for [drawn] in on_meta)
+    assert all(map(same, drawn_by_samples(SampleStreams(0, by_mode=by_mode), draws), expected))
+
+
 LIKE = {
     "rand_like": [{}, {"dtype": torch.float64}, {"requires_grad": True}],
     "randn_like": [{}, {"dtype": torch.float64}, {"memory_format": torch.contiguous_format}],

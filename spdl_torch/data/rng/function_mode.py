@@ -95,7 +95,8 @@ class FunctionMode(TorchFunctionMode):
         if tensors:
             return all(tensor.device.type == "cpu" for tensor in tensors)
         if self._is_cpu_default is None:
-            self._is_cpu_default = torch.get_default_device().type == "cpu"
+            # torch 2.9's get_default_device() raises once a default was set and taken back.
+            self._is_cpu_default = torch.empty(0).device.type == "cpu"
         return self._is_cpu_default
 
 
