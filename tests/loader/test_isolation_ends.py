@@ -370,8 +370,12 @@ def session_of(leader):
     return found
 
 
+METHODS = ["spawn", "forkserver"]
+
+
 @pytest.mark.parametrize(
-    ("method", "sample"), [("fork", "1"), ("forkserver", "1"), ("forkserver", "bytes(1 << 22)")]
+    ("method", "sample"),
+    [("fork", "1"), *[(m, n) for m in METHODS for n in ("1", "bytes(1 << 22)")]],
 )
 def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
     """The child runs it again, which multiprocessing refuses; the trainer's error says what to do.
@@ -391,6 +395,31 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
         return
     assert done.returncode == 1
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_children_run_the_script_at_the_same_time_however_large_the_dataset(method, tmp_path):
+    """Each waits there for the other, which is not kept from it until this one has its dataset."""
+    file = tmp_path / "program.py"
+    file.write_text(
+        textwrap.dedent(f"""
+            import pathlib, threading, uuid
+            from spdl_torch import DataLoader
+
+            if __name__ == "__main__":
+                loader = DataLoader([bytes(1 << 22)] * 4, num_workers=2, isolation="process",
+                                    multiprocessing_context={method!r})
+                assert sum(map(len, loader)) == 4
+            else:
+                folder = pathlib.Path({str(tmp_path)!r})
+                (folder / f"{{uuid.uuid4()}}.here").touch()
+                while len(list(folder.glob("*.here"))) < 2:
+                    threading.Event().wait(0.01)
+        """),
+        encoding="utf-8",
+    )
+    done = _warm.run([file], timeout=50, forks=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_garbage_that_keeps_a_batch_keeps_its_memory():

@@ -108,7 +108,7 @@ def _run_worker(
 ) -> None:
     number = beginning.number
     try:
-        spec = _opened(beginning, uplink)
+        spec = _opened(beginning, connection, uplink)
         threading.current_thread().name = f"spdl-worker-{number}"
         _seed_process(spec.draws.base_seed, number)
         worker = LoneWorker(number, spec, beginning.key, beginning.workers, uplink)
@@ -125,7 +125,7 @@ def _run_worker(
         uplink.send_fatal("the worker process failed", error)
 
 
-def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
+def _opened(beginning: Beginning, connection: Connection, uplink: Uplink) -> LoadSpec:
     """Return the loader's configuration, and apply the trainer's settings to this process."""
     torch.set_default_dtype(beginning.default_dtype)
     environment = beginning.environment
@@ -136,7 +136,7 @@ def _opened(beginning: Beginning, uplink: Uplink) -> LoadSpec:
     # Before the dataset is unpickled, and its modules are imported: a function of random that it
     # keeps is found by its name there, and has to be the one that follows the samples' streams.
     install_functions()
-    spec: LoadSpec = beginning.spec.open()
+    spec: LoadSpec = beginning.spec.open(connection)
     writer = SlabWriter(uplink.slabs)
     return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)
 

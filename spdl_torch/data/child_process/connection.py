@@ -248,8 +248,8 @@ class ChildConnection:
             child = start_child(self._context, main, (theirs, control, self._beginning))
         except BrokenPipeError as error:
             raise RuntimeError(
-                "DataLoader: the worker process ended while it was sent the dataset; its last "
-                f"words are on stderr.{NO_GUARD}"
+                "DataLoader: the worker process ended while it was sent what it begins with; its "
+                f"last words are on stderr.{NO_GUARD}"
             ) from error
         finally:
             theirs.close()
@@ -305,7 +305,8 @@ class ChildConnection:
 
     def _up(self) -> None:
         assert self._threads is not None, "guaranteed by start()"
-        self.line.process_is_up(self._threads)
+        assert self._beginning is not None, "guaranteed by _live()"
+        self.line.process_is_up(self._threads, self._beginning.spec.content)
         self.is_up, self._beginning = True, None
 
     def _reap(self, child: ChildProcess) -> None:

@@ -2,8 +2,11 @@
 its main function.
 
 Only while a process starts does multiprocessing pickle its own locks, queues and shared values. The
-pickle is opened late, so that an error in doing so can be reported to the trainer. Large arrays
-and tensors are not in the pickle, but in memory that all children map: see ``shared_blocks``.
+pickle itself is sent once the child says that it is up. multiprocessing would write it into a pipe
+that holds 64 KiB, and wait until the child, which imports torch first, has read the rest: seconds
+for each child, one after another, and for ever where it ends before. It is opened late, so that an
+error in doing so can be reported to the trainer. Large arrays and tensors are not in it, but in
+memory that all children map: see ``shared_blocks``.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from .batch_packing import TensorReducer
 from .shared_blocks import LEAST_BLOCK_BYTES
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from ...objects.members import Way
     from ..workers.load_spec import LoadSpec
     from .messages import Span
@@ -49,22 +54,29 @@ class PickledSpec:
     def __init__(self, spec: LoadSpec, blocks: SharedBlocks | None = None) -> None:
         self._spec = spec
         self._blocks = blocks
+        self.content: bytes | None = None
+        """The pickle, which is to be the first message to the child."""
 
     def __reduce__(self) -> Any:
         spans: list[Span] = []
-        content = _dumps_or_explain(self._spec, self._blocks, spans)
+        self.content = _dumps_or_explain(self._spec, self._blocks, spans)
         mapped = self._blocks.for_child(spans) if self._blocks is not None and spans else None
-        return _Packed, (content, mapped)
+        return _ComingSpec, (mapped,)
 
 
-class _Packed:
-    def __init__(self, content: bytes, mapped: MappedBlocks | None) -> None:
-        self._content = content
+class _ComingSpec:
+    """The spec in the child, where its pickle is the first message."""
+
+    def __init__(self, mapped: MappedBlocks | None) -> None:
         self._mapped = mapped
 
-    def open(self) -> LoadSpec:
-        """Return the spec. Raises: what pickle raises if a class or function is not found."""
-        content, self._content = self._content, b""
+    def open(self, connection: Connection) -> LoadSpec:
+        """Return the spec, once it has come.
+
+        Raises: EOFError, OSError: the trainer is gone; what pickle raises if a class or function is
+            not found.
+        """
+        content = connection.recv_bytes()
         mapped, self._mapped = self._mapped, None
         blocks: list[Any] = [] if mapped is None else mapped.open()
         spec: LoadSpec = pickle.loads(content, buffers=blocks)

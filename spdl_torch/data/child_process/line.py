@@ -44,16 +44,17 @@ class Line:
             self.hook = socket_of(self.connection)
         return theirs, control
 
-    def open_outgoing(self, threads: ThreadGroup) -> None:
-        """Send from now on, and first what waits for that. ``threads``: has the sender's, if there
-        will be one."""
+    def open_outgoing(self, threads: ThreadGroup, first: bytes | None = None) -> None:
+        """Send from now on: ``first``, if it is given, and then what waits for that. ``threads``:
+        has the sender's, if there will be one."""
         assert self.connection is not None, "guaranteed by the caller: it was opened"
-        self.outgoing.open(self.connection, self.hook, threads)
+        self.outgoing.open(self.connection, self.hook, threads, first)
 
-    def process_is_up(self, threads: ThreadGroup) -> None:
-        """Send and ask from now on."""
+    def process_is_up(self, threads: ThreadGroup, first: bytes | None) -> None:
+        """Send and ask from now on. ``first``: a message before all others; None = there is
+        none."""
         assert self.control is not None, "guaranteed by the receiver: it was opened"
-        self.open_outgoing(threads)
+        self.open_outgoing(threads, first)
         self.questions.open(self.control)
 
     def end_waits(self) -> None:

@@ -42,24 +42,29 @@ class Outgoing:
         # thread makes for each job, takes half the time of checking for room and then writing.
         self.outlet: socket.socket | None = None
         self._threads: ThreadGroup | None = None
-        self._unsent = Channel[bytes](_MOST_UNSENT)  # those that the sender is to write
+        # Those that the sender is to write.
+        self._unsent = Channel[bytes | memoryview](_MOST_UNSENT)
         self._num_unsent = 0  # with the one that it writes now
         self._has_sender = False
         # Held by the sender while it writes, which may take long, and for closing the connection.
         self._write_lock = threading.Lock()
 
     def open(
-        self, connection: Connection, outlet: socket.socket | None, threads: ThreadGroup
+        self,
+        connection: Connection,
+        outlet: socket.socket | None,
+        threads: ThreadGroup,
+        first: bytes | None,
     ) -> None:
-        """Send to a process that takes messages, and first what waits for it. ``outlet``: the
-        connection as a socket, where it is one. ``threads``: has the sender's, if there will be
-        one.
+        """Send to a process that takes messages: ``first``, if it is given, and then what waits for
+        it. ``outlet``: the connection as a socket, where it is one. ``threads``: has the sender's,
+        if there will be one.
         """
         with self._lock:
             self._connection, self.outlet, self._threads = connection, outlet, threads
             waiting, self._backlog = self._backlog or (), None
             try:
-                for content in waiting:
+                for content in waiting if first is None else (first, *waiting):
                     self._write(content)
             except OSError:
                 pass  # the process has just ended
@@ -102,10 +107,11 @@ class Outgoing:
         with self._write_lock, self._lock:
             self._connection = self.outlet = None
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, message: bytes) -> None:
         """Write a message without waiting, and queue what does not fit. _lock is held."""
+        content: bytes | memoryview = message
         if self.outlet is not None:
-            content = framed(content)
+            content = framed(message)
             if not self._num_unsent:
                 try:
                     num_written = self.outlet.send(content, socket.MSG_DONTWAIT)
@@ -113,10 +119,10 @@ class Outgoing:
                     num_written = 0
                 if num_written == len(content):
                     return
-                content = content[num_written:]
+                content = memoryview(content)[num_written:]
         self._leave_to_sender(content)
 
-    def _leave_to_sender(self, content: bytes) -> None:
+    def _leave_to_sender(self, content: bytes | memoryview) -> None:
         assert self._threads is not None, "guaranteed by open()"
         if not self._has_sender:
             self._has_sender = True

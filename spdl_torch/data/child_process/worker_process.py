@@ -17,6 +17,7 @@ from .messages import Answer, Restart, Submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
 
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
@@ -32,10 +33,12 @@ copied: enough for gradient accumulation or a prefetcher of the user's."""
 class InheritedSpec:
     """A LoadSpec for a forked child, which already has it in memory."""
 
+    content = None
+
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
 
-    def open(self) -> LoadSpec:
+    def open(self, connection: Connection) -> LoadSpec:
         """Return the spec."""
         return self._spec
 
