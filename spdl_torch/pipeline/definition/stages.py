@@ -53,7 +53,8 @@ class Aggregator(ABC):
     def flush(self) -> Any:
         """Return the rest at the end of the data or of an epoch, and be empty then; None = no rest.
 
-        With ``drop_last`` it is called between epochs only, and its result is dropped.
+        With ``drop_last`` its result is dropped, and so it is where a run ends early (by ``break``
+        or an error).
         """
 
 

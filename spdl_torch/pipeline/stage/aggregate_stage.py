@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ..hooks.task_hooks import TaskCell
     from ..recorder.rings import Ring
     from .op_timing import Measured
+
+_logger = logging.getLogger("spdl_torch.pipeline")
 
 _PASSED, _FAILED = int(Outcome.PASSED), int(Outcome.FAILED)
 
@@ -117,7 +120,11 @@ class _Aggregator(Protocol):
 
 
 class AggregatorStage(GroupingStage):
-    """A user's aggregator: each call of its ``accumulate`` is a task."""
+    """A user's aggregator: each call of its ``accumulate`` is a task.
+
+    The object outlives this run. So however that ends, the object is empty then: the next run, which
+    may be another epoch's, would pass on what this one left in it.
+    """
 
     _flush: Callable[[Any], Measured]
 
@@ -130,16 +137,28 @@ class AggregatorStage(GroupingStage):
         aggregator: _Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
         flush = self.limited(lambda _: self.measure(lambda _: aggregator.flush(), None))
         self._flush = self.hooks.around(flush, runner)
-        number = 0
-        while True:
-            try:
-                number, item = self.take()
-            except EndOfChannel:
-                break
-            self._emit(accumulate, item, number, number)
-        if not self.spec.drop_last:
+        number, is_empty = 0, False
+        try:
+            while True:
+                try:
+                    number, item = self.take()
+                except EndOfChannel:
+                    break
+                self._emit(accumulate, item, number, number)
+            is_empty = True
             self.end_epoch(number)
+        finally:
+            if not is_empty:  # the loop was left, or the run has failed
+                _empty(aggregator)
 
     def end_epoch(self, number: int) -> None:
         """Pass on the rest that it returns, and begin the next epoch empty."""
         self._emit(self._flush, None, number, number, drop=self.spec.drop_last)
+
+
+def _empty(aggregator: _Aggregator) -> None:
+    """Drop what is in it. The run has ended, whatever the user's method raises now."""
+    try:
+        aggregator.flush()
+    except Exception:
+        _logger.exception("Pipeline: an aggregator could not be emptied after a run that was left")
