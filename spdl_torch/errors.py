@@ -7,10 +7,13 @@ for a pipeline that ran past its failure budget, inside a :class:`PipelineFailur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_IN_THE_MESSAGE = "what was raised in another process stands in the message of the group"
 
 
 class DecodeError(ValueError, OSError):
@@ -28,8 +31,19 @@ class PipelineFailure(ExceptionGroup[Exception]):
     """A stage failed too often, or the source raised.
 
     The members are the user's own exceptions, each with a note that names the stage and the item;
-    one that is not an Exception (SystemExit) is the cause of a RuntimeError in its place.
+    one that is not an Exception (SystemExit) is the cause of a RuntimeError in its place. From a
+    worker process of torch's own DataLoader only their text comes, as the message, with a
+    RuntimeError as the one member.
     """
+
+    def __new__(cls, message: str, exceptions: Sequence[Exception] | None = None) -> Self:
+        """Make the group. ``exceptions``: None = they are text in the message, as where torch makes
+        the error of one of its worker processes again, which has to be of this class, too.
+        """
+        return super().__new__(cls, message, exceptions or [RuntimeError(_IN_THE_MESSAGE)])
+
+    def __init__(self, message: str, exceptions: Sequence[Exception] | None = None) -> None:
+        super().__init__(message, self.exceptions)
 
     def derive(self, excs: Sequence[Any], /) -> Any:
         """Keep the class when ``split``, ``subgroup`` or ``except*`` take the group apart."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -333,7 +334,8 @@ class PipelineDataset(IterableDataset[T_co]):
         return self._keeper
 
     def _end_pass(self, ending: _Pass) -> None:
-        report = ending.report()
+        # When the interpreter ends an iterator that was left open, it imports nothing any more.
+        report = None if sys.is_finalizing() else ending.report()
         try:
             ending.pipeline.stop(_STOP_SECONDS)
         except TimeoutError as error:
@@ -341,7 +343,7 @@ class PipelineDataset(IterableDataset[T_co]):
         # A loop that takes len() items and no more (Lightning's) never sees the failure raised.
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
-        if self._pass is ending:
+        if self._pass is ending and report is not None:
             self._pass, self._last = None, _Ended(report, ending.recorder)
 
 

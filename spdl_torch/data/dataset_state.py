@@ -58,7 +58,9 @@ class DatasetState:
         doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
         if doubts:
             warn(told_doubts("PipelineDataset", doubts))
+        rests = False
         if resume is not None and resume.finished:
+            rests = resume.rest(source, ranks.count)
             self._next_epoch, resume = resume.epoch + resume.begun, None
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         if hasattr(source, "set_epoch"):
@@ -68,7 +70,7 @@ class DatasetState:
             epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted
         )
         is_fixed = hasattr(source, "shard") or is_shared_out(source)
-        part = progress.begin(part, resume, is_fixed=is_fixed)
+        part = progress.begin(part, resume, is_fixed=is_fixed, rests=rests)
         return replace(self._spec.src, source=part), progress
 
     def load(self, state: dict[str, Any]) -> None:
@@ -101,7 +103,10 @@ class DatasetState:
         """Return the state before the first item of the pass that ``iter()`` would begin now."""
         if self._to_resume is not None:
             return self._to_resume.as_dict()
-        state = PassState(epoch=self._next_epoch, finished=True, begun=False)
+        source = None
+        if self._is_wanted and self._progress is not None:
+            source = self._progress.source_at_rest()
+        state = PassState(epoch=self._next_epoch, finished=True, begun=False, source=source)
         return {**state.as_dict(), "made_by": self._made_by()}
 
     def ends_empty_tail(self, length: int) -> bool:

@@ -21,7 +21,7 @@ from ...pipeline.definition.ops import OpKind
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
 from .contents import length_of
 from .made_by import PIPELINE_FIELDS
-from .user_state import OwnState, WorkerState, ended_early, give_state, keeps_state
+from .user_state import OwnState, WorkerState, ended_early, give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +74,16 @@ class PassState:
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers alone, apart from the source's own state."""
         return {**asdict(self), "version": _VERSION}  # asdict makes a deep copy
+
+    def rest(self, source: Any, world: int) -> bool:
+        """Give the source its own state after the pass, which has finished. Return whether there is
+        one. Raises: ValueError: the source keeps none now.
+        """
+        # It fits only the same number of ranks, as in the middle of a pass.
+        is_given = self.source is not None and self.world == world
+        if is_given:
+            give_state(source, self.source, "source")
+        return is_given
 
     def start_for(self, world: int, *, fixed: bool) -> int:
         """Return how many items of a rank's part to skip. ``fixed``: the source makes the parts,
@@ -205,8 +215,12 @@ class PassProgress:
         self._watched: Watched | None = None
         self._finished = False
 
-    def begin(self, part: Any, resume: PassState | None, *, is_fixed: bool) -> Any:
-        """Begin the pass, and return the rest of the source's ``part`` after ``resume``."""
+    def begin(
+        self, part: Any, resume: PassState | None, *, is_fixed: bool, rests: bool = False
+    ) -> Any:
+        """Begin the pass, and return the rest of the source's ``part`` after ``resume``. ``rests``:
+        the source has just been given its state after the pass before.
+        """
         start, self._source = 0, part
         if resume is not None:
             if resume.num_source is None:
@@ -223,7 +237,8 @@ class PassProgress:
                     f"{type(part).__name__} here does not."
                 )
             return source_behind(part, start, self._most_missing(resume))
-        self._watched = Watched(part, self, start, resume, most_missing=self._most_missing(resume))
+        missing = self._most_missing(resume)
+        self._watched = Watched(part, self, start, resume, most_missing=missing, rests=rests)
         return self._watched
 
     def _most_missing(self, resume: PassState | None) -> int:
@@ -255,10 +270,19 @@ class PassProgress:
         """Mark the pass as finished: the loop has seen the end."""
         self._finished = True
 
+    def source_at_rest(self) -> Any:
+        """Return the source's own state after the pass, from which it makes the next one; None = it
+        keeps none, or the pass has not finished. Raises: as ``state_of``.
+        """
+        watched = self._watched
+        return watched.state_at_rest() if self._finished and watched is not None else None
+
     def state(self, *, before_last: bool) -> PassState:
         """Return the state now or, with ``before_last``, as it was before the last item."""
         if self._finished and not before_last:
-            return PassState(epoch=self._epoch, finished=True, world=self._world)
+            return PassState(
+                epoch=self._epoch, finished=True, world=self._world, source=self.source_at_rest()
+            )
         num_items, num_source = self.num_items - before_last, None
         assert self.pipeline is not None, "guaranteed by the dataset: a pass has begun"
         if self._per_output is not None and not self.pipeline.num_lost:
@@ -292,8 +316,10 @@ class Watched:
         resume: PassState | None,
         *,
         most_missing: int,
+        rests: bool,
     ) -> None:
         self._items: Iterable[Any]
+        self._rests = rests
         begun_from = WorkerState(num_items=start)
         if resume is not None and start and resume.source is not None:
             give_state(keeper, resume.source, "source")
@@ -304,6 +330,7 @@ class Watched:
             )
         else:
             self._items = source_behind(keeper, start, most_missing)
+        self._keeper = keeper
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)
@@ -313,7 +340,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[Any]:
         reached = self._reached
-        for number, item in enumerate(self._items, self._start + 1):
+        for number, item in enumerate(self._items_or_again(), self._start + 1):
             if self._progress.is_wanted:
                 self._own.ask(number, ended=False)
                 reached.append(self._own.reached(number, ended=False))
@@ -321,6 +348,23 @@ class Watched:
                 while len(reached) > 1 and reached[1].num_items <= least:
                     reached.popleft()
             yield item
+
+    def _items_or_again(self) -> Iterator[Any]:
+        """Yield the items. A source whose state is a position, and that has just been given that of
+        its end, has none until it is iterated once more."""
+        is_empty = True
+        for item in self._items:
+            is_empty = False
+            yield item
+        if is_empty and self._rests:
+            yield from self._items
+
+    def state_at_rest(self) -> Any:
+        """Return the source's state between two passes, from which it makes the next one.
+
+        Raises: as ``state_of``.
+        """
+        return state_of(self._keeper)
 
     def state_behind(self, num_items: int) -> WorkerState:
         """Return the source's state after ``num_items`` items."""

@@ -139,6 +139,7 @@ class OwnState:
         self._can_ask = self._owner is not None and misfit is None
         self._failure = None if misfit is None else Reason(misfit)
         self._state = begun_from.state  # the last one; None = none was taken
+        self._is_datasets = begun_from.of_dataset  # whether that outlives an epoch
         self._num_items = begun_from.num_items - begun_from.num_after  # items before it
         self._is_of_end = begun_from.ended
         self._cost_ns = self._last_cost_ns = self._asked_ns = 0
@@ -157,6 +158,7 @@ class OwnState:
             return
         try:
             self._state, self._num_items, self._failure = state_of(self._owner), num_items, None
+            self._is_datasets = self._keeper == "dataset"
         except BaseException as error:
             if not isinstance(error, Exception) and get_worker_info() is None:
                 raise  # Ctrl-C comes on the trainer's thread; a worker has to answer
@@ -168,6 +170,13 @@ class OwnState:
         self._asked_ns = perf_counter_ns()
         cost_ns = self._asked_ns - begun_ns
         self._cost_ns, self._last_cost_ns = min(cost_ns, self._last_cost_ns), cost_ns
+
+    def end_with(self, passes: Any, num_items: int) -> None:
+        """Take what outlives the epoch in place of the iterator's state, which ends with it.
+        ``passes``: those that the datasets inside would begin next."""
+        self._can_ask = False
+        self._state, self._num_items, self._failure = passes, num_items, None
+        self._is_datasets = self._is_of_end = True
 
     def warn_of_lost(self, num_handed: int) -> None:
         """Log that the state, just taken, has passed items that nobody has had: those of a batch
@@ -192,7 +201,7 @@ class OwnState:
             num_items=num_items,
             ended=ended,
             state=self._state,
-            of_dataset=self._keeper == "dataset",
+            of_dataset=self._is_datasets,
             num_after=num_items - self._num_items,
             keeper=self._keeper,
         )

@@ -7,6 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.failures import attach_note
+from ..checkpoint.inner_passes import (
+    give_dataset_state,
+    has_passes,
+    pass_states,
+    state_at_beginning,
+)
 from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
 from ..error_notes import add_thread_note
 from .bad_samples import too_many_in_a_row
@@ -56,7 +62,11 @@ class Items:
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin_iterable(batch.key)
         begun_from = resume or WorkerState()
+        beginning = state_at_beginning(dataset)
+        self._has_inner_passes = beginning is not None and not has_passes(dataset)
         self._iterator = self._iterate(begun_from, worker)
+        if begun_from.state is None and not begun_from.num_items:
+            begun_from = begun_from._replace(state=beginning, of_dataset=beginning is not None)
         self.own_state = OwnState(self._iterator, dataset, begun_from)
 
     def fetch(self, index: Sequence[Any]) -> Any:
@@ -96,7 +106,9 @@ class Items:
         """Return the iterable's progress after the last batch. ``wanted``: include its own state,
         if it keeps one.
         """
-        if wanted:
+        if self._ended and self._has_inner_passes:
+            self.own_state.end_with(pass_states(self._dataset), self.num_taken)
+        elif wanted:
             self.own_state.ask(self.num_taken, ended=self._ended)
         return self.own_state.reached(self.num_taken, ended=self._ended)
 
@@ -121,7 +133,7 @@ class Items:
         has_own = resume.state is not None
         field = f"workers[{worker}].state (of_dataset={resume.of_dataset})"
         if has_own and resume.of_dataset:
-            give_state(self._dataset, resume.state, field)
+            give_dataset_state(self._dataset, resume.state, field)
         try:
             iterator: Any = iter(self._dataset)
         except BaseException as error:

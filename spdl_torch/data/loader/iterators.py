@@ -124,8 +124,10 @@ class InlineIterator(EpochIterator):
         # Keep the state's owner only: a reference to the maker, or to an iterator without a state,
         # would outlive this object, and dropping this object has to end them.
         items = self._maker.items
-        if items is not None and items.progress(wanted=False).keeper is not None:
-            self._progress.own = items.own_state
+        if items is not None:
+            self._progress.workers[0] = beginning = items.progress(wanted=False)
+            if beginning.keeper is not None:
+                self._progress.own = items.own_state
         if items is not None and self._streams is not None:
             weakref.finalize(self, _end_within, self._streams, items).atexit = False
         if self._device_stage is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..checkpoint.inner_passes import give_dataset_state, has_passes, pass_states
 from ..checkpoint.user_state import ended_early, give_state, keeps_state, state_of
 from ..error_notes import add_thread_note
 from ..state_fields import Field, check_fields, check_version, is_whole_number
@@ -45,22 +46,6 @@ class Reader(Protocol):
 
     def load_state(self, state: Mapping[str, Any], where: str) -> None:
         """Go to a position, before anything is read."""
-
-
-class Passes(Protocol):
-    """A dataset of ours that begins the next pass when its iterator is first asked for an item: a
-    ``PipelineDataset``, whose module is not imported here, as it brings the engine."""
-
-    def _next_pass_state(self) -> dict[str, Any]:
-        """Return the state before the first item of the next pass."""
-
-    def _begun_pass(self) -> Iterator[Any]:
-        """Begin the next pass, and return its items."""
-
-
-def _has_passes(dataset: object) -> TypeGuard[Passes]:
-    """Ask the class: an object that answers to any attribute name would seem to be one."""
-    return hasattr(type(dataset), "_begun_pass")
 
 
 class SourceReader:
@@ -151,25 +136,29 @@ class DatasetReader:
         self.num_items = sum(1 for _ in islice(self._items, num_items))
 
     def state(self) -> dict[str, Any]:
-        own = None
-        if self._items is None and _has_passes(self._dataset):
+        own: Any = None
+        if self._items is None and has_passes(self._dataset):
             # Not where the dataset stands: that is somewhere in a pass of the epoch before, which
             # nobody goes on with.
             own = self._dataset._next_pass_state()
         elif (keeper := next(filter(keeps_state, (self._items, self._dataset)), None)) is not None:
             own = state_of(keeper)
+        elif self._items is None:
+            own = pass_states(self._dataset)
         return {"num_passes": self.num_passes, "num_items": self.num_items, "state": own}
 
     def load_state(self, state: Mapping[str, Any], where: str) -> None:
         own = state["state"]
         if own is not None and keeps_state(self._dataset):
             give_state(self._dataset, own, f"{where}.state")
-            if not _has_passes(self._dataset):
+            if not has_passes(self._dataset):
                 self._items = iter(self._dataset)
             elif state["num_items"]:
                 # Now: if this epoch draws nothing more from it, the next one must not go on with
                 # this pass.
                 self._items = self._dataset._begun_pass()
+        elif own is not None and not (state["num_passes"] or state["num_items"]):
+            give_dataset_state(self._dataset, own, f"{where}.state")
         elif own is not None:
             self._items = iter(self._dataset)
             give_state(self._items, own, f"{where}.state")

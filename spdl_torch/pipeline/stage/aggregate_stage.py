@@ -122,8 +122,8 @@ class _Aggregator(Protocol):
 class AggregatorStage(GroupingStage):
     """A user's aggregator: each call of its ``accumulate`` is a task.
 
-    The object outlives this run. So however that ends, the object is empty then: the next run, which
-    may be another epoch's, would pass on what this one left in it.
+    The object outlives this run. So however that ends, the object is empty then: the next run,
+    which may be another epoch's, would pass on what this one left in it.
     """
 
     _flush: Callable[[Any], Measured]
