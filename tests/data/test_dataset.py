@@ -14,6 +14,7 @@ import torch
 import torch.utils.data as torch_data
 from _folders import HELPERS
 from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
+from _loader_helpers import run_script
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -483,3 +484,41 @@ def test_definition_is_refused_when_it_is_not_complete():
     """The builder's own message."""
     with pytest.raises(RuntimeError, match="no sink; call add_sink"):
         PipelineDataset(PipelineBuilder().add_source([1]))
+
+
+def fail_from_20(number):
+    """As a picture that is broken would."""
+    if number >= 20:
+        raise ValueError(f"picture {number} is broken")
+    return number
+
+
+def test_failure_keeps_its_class_from_a_worker_process_of_torchs_loader():
+    """Its text has the stage and the errors."""
+    builder = PipelineBuilder().add_source(range(40)).pipe(fail_from_20, max_failures=3)
+    loader = torch_data.DataLoader(PipelineDataset(builder.add_sink()), num_workers=2)
+    with pytest.raises(PipelineFailure, match=r"stage 'fail_from_20'(.|\n)*is broken") as caught:
+        list(loader)
+    assert [type(each) for each in caught.value.exceptions] == [RuntimeError]
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.message) == (PipelineFailure, caught.value.message)
+
+
+LEFT_OPEN = """
+    from torch.utils.data import DataLoader as TorchLoader
+    from spdl_torch import PipelineDataset
+    from spdl_torch.pipeline import PipelineBuilder
+
+    dataset = PipelineDataset(PipelineBuilder().add_source(range(100)).pipe(str).add_sink())
+    batches = iter({iterable})
+    print(next(batches))
+"""
+
+
+@pytest.mark.parametrize(
+    "iterable", ["dataset", "TorchLoader(dataset, None)", "DataLoader(dataset, None)"]
+)
+def test_iterator_that_is_open_as_the_program_ends_is_ended_in_silence(iterable):
+    """The interpreter imports nothing any more by then."""
+    done = run_script(LEFT_OPEN.format(iterable=iterable))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -3,11 +3,14 @@
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from _gates import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spdl_torch import DataLoader
 from spdl_torch.machine.histogram import Histogram, percentile
 from spdl_torch.pipeline.hooks.callbacks import call_back
 from spdl_torch.pipeline.hooks.context_managers import LazyRunner
@@ -231,3 +234,38 @@ def test_epoch_computes_no_figures_before_somebody_asks(options):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
     )
     assert (result.returncode, result.stdout.splitlines()) == (0, ["", "2 8"]), result.stderr
+
+
+class Numbers:
+    """Twelve samples that take no time."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return index
+
+
+def is_later(loader, seconds):
+    """Whether the epoch has taken longer."""
+    return loader.snapshot().elapsed > seconds
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
+    """Also in a later epoch of the same workers."""
+    options = {"isolation": isolation, "persistent_workers": True}
+    loader = DataLoader(Numbers(), batch_size=1, num_workers=2, prefetch_factor=6, **options)
+    for _ in range(2):
+        batches = iter(loader)
+        next(batches)
+        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)  # nothing is left to do
+        early = loader.snapshot()
+        later = 4 * early.elapsed + 0.1
+        until(partial(is_later, loader, later))
+        fetch, fetch_early = loader.snapshot().stages[0], early.stages[0]
+        waited = fetch.wait_in_ratio * fetch.thread_time
+        waited -= fetch_early.wait_in_ratio * fetch_early.thread_time
+        assert waited == pytest.approx(fetch.thread_time - fetch_early.thread_time, rel=0.1)
+        assert fetch.wait_in_ratio < 1
+        assert len(list(batches)) == 11

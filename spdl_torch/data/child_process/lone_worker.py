@@ -184,6 +184,7 @@ class _Wire:
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Begin an epoch: the worker takes it from ``shifts``."""
+        self._waited_ns = 0
         self.shifts.next = self._new_shift(self, key, workers)
 
     def put(self, result: Result) -> None:

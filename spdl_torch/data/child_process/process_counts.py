@@ -118,14 +118,16 @@ class ProcessCounts:
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the sum of the children's counts in this epoch; None = there are none yet."""
-        latest = [*self._lost, *self._left, *(child.latest for child in self.children)]
+        children = self.children
+        latest = [*self._lost, *self._left, *(child.latest for child in children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]
         if not found:
             return None
         return Readings(
             fetch=_sum([each.fetch for each in found]),
             collate=_sum([each.collate for each in found]),
-            jobs_wait_ns=sum(each.jobs_wait_ns for each in found),
+            jobs_wait_ns=sum(each.jobs_wait_ns for each in found)
+            + sum(child.waited_ns for child in children if child.latest),
             probes_before=_sum([each.probes_before for each in found]),
             probes_now=_sum([each.probes_now for each in found]),
             parked_ns=sum(each.parked_ns for each in found),

@@ -365,6 +365,8 @@ class ProcessSeats:
             epoch = self._epoch
             is_current = epoch is not None and answer.epoch == child.epoch
             job = child.jobs.pop(result.number, None) if is_current else None
+            if job is not None:
+                child.answered(answer.readings)
             comes_again = isinstance(result, Failed) and result.again
             if job is not None and comes_again and self.roster.made_elsewhere(job, child):
                 return
@@ -374,8 +376,6 @@ class ProcessSeats:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)
             return
-        if answer.readings is not None:
-            child.latest = answer.readings
         if isinstance(result, Loaded):
             result = self._unpacked(result, mappings)
         try:
