@@ -185,15 +185,20 @@ def test_permutation_is_on_the_cpu_when_torch_has_another_default_device():
 # --- lists -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
 @given(sizes, counts, seeds, st.data())
-def test_item_is_reached_by_its_position(size, count, seed, data):
-    """source[position], from either end, and slices agree with iteration."""
-    part = as_source(range(size)).shuffle(seed).shard(count - 1, count)
+def test_item_is_reached_by_its_position(shuffled, size, count, seed, data):
+    """source[position], from either end, and slices of any step agree with iteration."""
+    whole = as_source(range(size))
+    part = (whole.shuffle(seed) if shuffled else whole).shard(count - 1, count)
     order = list(part)
     for position in range(-len(order), len(order)):
         assert part[position] == order[position]
-    cut = data.draw(st.slices(len(order)).filter(lambda s: (s.step or 1) > 0))
+    cut = data.draw(st.slices(len(order)))
     assert part[cut] == order[cut]
+    assert part[::-1] == order[::-1]
+    with pytest.raises(ValueError, match="slice step cannot be zero"):
+        part[::0]
 
 
 @pytest.mark.parametrize("position", [5, -6])

@@ -74,7 +74,9 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         """Return the item at a position of this epoch's order, or a list of them for a slice."""
         order = self._positions()
         if isinstance(position, slice):
-            return [self._items[int(number)] for number in order[position]]
+            # A tensor takes no negative steps; an array of the same memory does.
+            chosen = order[position] if isinstance(order, range) else order.numpy()[position]
+            return [self._items[int(number)] for number in chosen]
         if not -len(order) <= position < len(order):
             raise IndexError(
                 f"{type(self).__name__}: position must be below {len(order)}, got {position}."
