@@ -93,11 +93,15 @@ SAMPLES = [
 ]
 
 
+def content_from(sample):
+    """The bytes of a sample."""
+    return bytearray(b"".join(map(bytes, sample_parts(sample).parts)))
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
 def test_sample_comes_back_bit_for_bit(sample):
     """Also its shape, type and strides, and it can be written to."""
-    content = bytearray(b"".join(map(bytes, sample_parts(sample))))
-    found = sample_from(content)
+    found = sample_from(content_from(sample))
     assert _is_same(found, sample)
     if type(sample) is torch.Tensor and sample.is_contiguous() and sample.numel():
         assert found.stride() == sample.stride()
@@ -109,8 +113,63 @@ def test_sample_comes_back_bit_for_bit(sample):
 def test_memory_format_is_kept():
     """Transforms are much faster for images whose colours lie together."""
     image = torch.rand(3, 8, 8).permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    content = bytearray(b"".join(map(bytes, sample_parts(image))))
-    assert sample_from(content).stride() == image.stride()
+    assert sample_from(content_from(image)).stride() == image.stride()
+
+
+def numbers_in(axes):
+    """Numbers whose axes lie in memory in this order."""
+    return np.arange(60.0).reshape(3, 4, 5).transpose(axes)
+
+
+def strides_of(value):
+    """The strides of a tensor or an array."""
+    return value.stride() if isinstance(value, torch.Tensor) else value.strides
+
+
+@pytest.mark.parametrize("axes", [*itertools.permutations(range(3))], ids=str)
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_dense_sample_keeps_its_strides(axes, kind):
+    """In whatever order the axes lie, also where an axis has one number or none."""
+    whole = kind(numbers_in(axes))
+    for dense in (whole, whole[None], whole[..., None], whole[:0], kind(numbers_in(axes)[:, :0])):
+        found = sample_from(content_from(dense))
+        assert _is_same(found, dense)
+        assert strides_of(found) == strides_of(dense)
+
+
+@pytest.mark.parametrize("dtype", ["M8[D]", "S3", ">i4", "i4, f8", "O", "?"])
+def test_array_of_any_type_comes_back(dtype):
+    """Also of those that have no buffer."""
+    array = np.zeros((2, 3), dtype).T
+    found = sample_from(content_from(array))
+    assert (found.dtype, found.tolist()) == (array.dtype, array.tolist())
+    assert found.strides == array.strides
+
+
+@pytest.mark.parametrize("place", ["memory", "disk", "full"])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        np.arange(10)[::2],
+        np.arange(10)[::-1],
+        np.arange(12).reshape(3, 4)[:, :2],
+        np.broadcast_to(np.arange(3), (4, 3)),
+        np.zeros(3, "i4, f8")["f1"],
+        torch.arange(10)[::2],
+        torch.arange(3).expand(4, 3),
+    ],
+    ids=lambda sample: type(sample).__name__,
+)
+def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
+    """The first time as well, so that epochs are alike; its values are the dataset's, also where
+    the cache has no room."""
+    folder = "memory" if place == "memory" else tmp_path
+    kept = cached([{"x": sample}], folder, version=1, max_bytes=1 if place == "full" else None)
+    for _ in range(3):
+        found = kept[0]["x"]
+        assert _is_same(found, sample)
+        assert np.asarray(found).flags.c_contiguous
+        found[:] = 0
 
 
 # -- the store -------------------------------------------------------------------------------------

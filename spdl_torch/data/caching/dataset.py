@@ -36,8 +36,9 @@ def cached(
     process needs it first, and then read by all ranks and workers.
 
     Args:
-        dataset: map-style. Its samples must be the same every time; tensors and arrays are stored
-            as they are in memory, everything else is pickled.
+        dataset: map-style. Its samples must be the same every time. Tensors and arrays that are
+            dense in memory keep their strides, others become contiguous; everything else is
+            pickled.
         cache: ``"memory"``: shared memory, freed when the training's last process ends. The ranks
             of a machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing``
             started them, and they make their caches in the same order. Or a folder, best on a local
@@ -143,14 +144,15 @@ class CachedDataset(Dataset[T_co]):
         sample = self.dataset[index]
         self._compare("made", sample, index)
         try:
-            parts = sample_parts(sample)
+            parts, is_as_given = sample_parts(sample)
         except Exception as error:
             raise TypeError(
                 f"cached: sample {index}, a {type(sample).__name__}, cannot be kept: {error}. "
                 "Samples of tensors, arrays, numbers and text can."
             ) from error
         self._store.put(index, stamp, parts)
-        return sample
+        # What is made and what is found are alike, also in their strides.
+        return sample if is_as_given else sample_from(bytearray(b"".join(parts)))
 
     def _compare(self, how: str, sample: Any, index: int) -> None:
         """Compare one of the first samples with the same sample made again."""

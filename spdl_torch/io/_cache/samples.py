@@ -1,4 +1,8 @@
-"""Samples to bytes and back: tensors and arrays as they lie in memory, the rest by pickle."""
+"""Samples to bytes and back: tensors and arrays as they lie in memory, the rest by pickle.
+
+A tensor or array that is dense, which has neither gaps nor repeats in memory, keeps its strides. Of
+any other one, such as ``x[::2]`` or an expanded tensor, the elements are kept in C order.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,43 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from ...named_tuples import NamedTuple
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNED = 64
 
 
-def sample_parts(sample: Any) -> list[Any]:
-    """Return a sample as parts of bytes, which are views of its tensors and arrays.
+class SampleParts(NamedTuple):
+    """A sample as bytes."""
 
-    Raises: what pickling the sample raises.
-    """
+    parts: list[Any]
+    """Parts of bytes, which are views of the sample's tensors and arrays."""
+    is_as_given: bool
+    """Whether every tensor and array comes back with the strides that it has."""
+
+
+def sample_parts(sample: Any) -> SampleParts:
+    """Return a sample as parts of bytes. Raises: what pickling the sample raises."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(sample)
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+    pickler.dump(sample)
     views = [buffer.raw() for buffer in buffers]
     head = stream.getvalue()
     lengths = [len(head), *(len(view) for view in views)]
     parts: list[Any] = [b"".join(_LENGTH.pack(number) for number in (len(lengths), *lengths))]
     for content in (head, *views):
         parts += [_padding(sum(map(len, parts))), content]
-    return parts
+    return SampleParts(parts, pickler.is_as_given)
 
 
 def sample_from(content: bytearray) -> Any:
@@ -47,17 +64,36 @@ def sample_from(content: bytearray) -> Any:
 
 
 class _Pickler(pickle.Pickler):
+    is_as_given = True
+    """Whether everything so far was dense."""
+
     def reducer_override(self, value: Any) -> Any:
-        """Reduce plain tensors to their memory, and everything else as pickle does."""
-        if type(value) is not torch.Tensor or not _is_plain(value):
-            return NotImplemented
-        flat = _memory_of(value)
-        if flat is None:
-            value = value.contiguous()
-            flat = value.flatten()
+        """Reduce plain tensors and arrays to their memory, and everything else as pickle does."""
+        if type(value) is torch.Tensor and _is_plain(value):
+            return self._of_tensor(value)
+        if type(value) is np.ndarray and value.itemsize and not value.dtype.hasobject:
+            return self._of_array(value)
+        return NotImplemented
+
+    def _of_tensor(self, tensor: Tensor) -> Any:
+        if not _is_dense(tensor.shape, tensor.stride()):
+            self.is_as_given = False
+            tensor = tensor.contiguous()
+        flat = tensor.as_strided((tensor.numel(),), (1,))
         memory: Any = flat.view(torch.uint8).numpy()
         content = pickle.PickleBuffer(memory)
-        return _tensor_from, (content, value.dtype, tuple(value.shape), value.stride())
+        return _tensor_from, (content, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    def _of_array(self, array: NDArray[Any]) -> Any:
+        if not _is_dense(array.shape, array.strides, array.itemsize):
+            self.is_as_given = False
+            array = array.copy("C")
+        # Its elements in the order of its memory, which is the order of falling strides.
+        axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+        memory: Any = array.transpose(axes).reshape(-1).view(np.uint8)
+        content = pickle.PickleBuffer(memory)
+        # The class itself, so that other releases can read it.
+        return np.ndarray, (array.shape, array.dtype, content, 0, array.strides)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -73,14 +109,15 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _memory_of(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's elements in the order of its memory; None = it has gaps or overlaps."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return None
-        expected *= size
-    return tensor.as_strided((tensor.numel(),), (1,))
+def _is_dense(shape: Sequence[int], strides: Sequence[int], unit: int = 1) -> bool:
+    """Return whether elements, each ``unit`` long, have neither gaps nor repeats in memory."""
+    if 0 in shape:
+        return True
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride != unit:
+            return False
+        unit *= size
+    return True
 
 
 def _tensor_from(
