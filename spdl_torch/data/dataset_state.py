@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
-from .sampling.division import is_shared_out
+from .sampling.division import deals_in_turn, is_shared_out
 from .sampling.parts import take_shard
 from .sampling.sharding import worker_shard
 from .user_warnings import warn
@@ -69,7 +69,8 @@ class DatasetState:
         progress = self._progress = PassProgress(
             epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted
         )
-        is_fixed = hasattr(source, "shard") or is_shared_out(source)
+        makes_parts = hasattr(source, "shard") and not deals_in_turn(source)
+        is_fixed = makes_parts or is_shared_out(source)
         part = progress.begin(part, resume, is_fixed=is_fixed, rests=rests)
         return replace(self._spec.src, source=part), progress
 

@@ -514,6 +514,123 @@ def test_mixed_source_is_a_pipelines_source():
     assert first + [int(item) for item in resumed] == epochs[0]
 
 
+def lists_of_sources():
+    """The same samples in lists of all kinds; some are shuffled."""
+    return {
+        "a": as_source(range(40)),
+        "b": ListSource([*range(100, 120)]).shuffle(3),
+        "c": [*range(200, 230)],
+    }
+
+
+def piped_mixture(rank=0, world=1, tail="drop", **options):
+    """A pipeline over a mixture of lists, and the mixture."""
+    mixture = mix(lists_of_sources(), named((2, 1, 1)), seed=1, **options)
+    builder = PipelineBuilder().add_source(mixture).add_sink()
+    dataset = spdl_torch.PipelineDataset(builder, num_replicas=world, rank=rank, tail=tail)
+    return dataset, mixture
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_mixture_of_lists_is_a_pipelines_source(stop, shuffle):
+    """Its epochs are those of a loader with the mixture's sampler, whoever sets them; ranks have
+    every n-th sample, and read no other."""
+    dataset, mixture = piped_mixture(stop=stop, shuffle=shuffle)
+    sampler = mixture.sampler(1, 0)
+    expected = []
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        expected.append([mixture[position] for position in sampler])
+    assert [list(dataset) for _ in range(3)] == expected[:3]
+    assert len(dataset) == len(mixture)
+    assert len({tuple(epoch) for epoch in expected}) == 4
+    for tail in ("drop", "uneven", "pad"):
+        for rank in range(3):
+            part, of_rank = piped_mixture(rank, 3, tail, stop=stop, shuffle=shuffle)
+            part.set_epoch(3)
+            own, read = expected[3][rank::3], []
+            for name, items in of_rank.datasets.items():
+                of_rank.datasets[name] = Reading(items, read)
+            items = list(part)
+            assert items[: len(own)] == own[: len(items)]
+            assert abs(len(items) - len(mixture) / 3) < 1
+            assert len(items) == len(part)
+            if tail != "pad":
+                assert read == items
+
+
+class Reading:
+    """A dataset that says what was read of it."""
+
+    def __init__(self, items, read):
+        self.items, self.read = items, read
+
+    def __getitem__(self, index):
+        self.read.append(self.items[index])
+        return self.items[index]
+
+
+@pytest.mark.parametrize("cut", [0, 6, 30, 42])
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 2), (2, 1), (1, 2), (3, 2)])
+def test_pipeline_of_a_mixture_resumes_with_any_ranks(cut, worlds):
+    """In the second epoch, where the loop was: all ranks together give what would have come."""
+    before, after = worlds
+    whole, _ = piped_mixture(stop="all")
+    list(whole)
+    expected = list(whole)
+    stopped = [piped_mixture(rank, before, "uneven", stop="all")[0] for rank in range(before)]
+    for each in stopped:
+        each.set_epoch(1)
+    iterators = [iter(each) for each in stopped]
+    seen = [next(iterator) for _ in range(cut // before) for iterator in iterators]
+    assert seen == expected[:cut]
+    state = json.loads(json.dumps(stopped[0].state_dict()))
+    for rank in range(after):
+        resumed, _ = piped_mixture(rank, after, "uneven", stop="all")
+        resumed.load_state_dict(state)
+        assert list(resumed) == expected[cut + rank :: after]
+
+
+def test_continuous_pipeline_of_a_mixture_goes_on_from_its_epoch():
+    """Also where the mixture's epoch was set before."""
+    _, mixture = piped_mixture()
+    mixture.set_epoch(2)
+    assert mixture.epoch == 2
+    size = len(mixture)
+    expected = [[mixture[n * size + place] for place in range(size)] for n in (2, 3)]
+    pipeline = PipelineBuilder().add_source(mixture, continuous=True).add_sink().build()
+    with pipeline.auto_stop():
+        assert [list(pipeline), list(pipeline)] == expected
+
+
+def test_part_of_a_mixture_is_a_source_of_its_own():
+    """It can begin anywhere and be divided again; its epoch is its own, and a loader's is not
+    moved."""
+    _, mixture = piped_mixture()
+    part = mixture.shard(1, 2)
+    part.set_epoch(3)
+    size = len(mixture)
+    expected = [mixture[3 * size + place] for place in range(1, size, 2)]
+    assert list(part) == expected
+    assert list(part.iterate(5)) == expected[5:]
+    assert list(part.shard(2, 3)) == expected[2::3]
+    assert len(part.shard(2, 3)) == len(expected[2::3])
+    assert list(pickle.loads(pickle.dumps(part))) == expected
+    assert mixture.epoch == 0
+    assert list(mixture) == [mixture[place] for place in range(size)]
+    loader = spdl_torch.DataLoader(mixture, batch_size=None, sampler=mixture.sampler(1, 0))
+    before = list(loader)
+    mixture.set_epoch(1)
+    assert list(loader) == before
+    with pytest.raises(spdl_torch.UnsupportedOptionError, match="a mixture is shuffled by mix"):
+        part.shuffle()
+    with pytest.raises(ValueError, match=r"Mixture.set_epoch: epoch must be >= 0, got -1"):
+        mixture.set_epoch(-1)
+    with pytest.raises(ValueError, match=r"index must be in 0..count-1, got index 2 of 2"):
+        mixture.shard(2, 2)
+
+
 def iterables():
     """Iterable datasets of three kinds: with a state in the iterator, none, and in the dataset."""
     builder = PipelineBuilder().add_source([("c", i) for i in range(30)]).add_sink()

@@ -30,8 +30,9 @@ def mix(
 
     Args:
         sources: datasets by name; the order of the dict does not affect the samples. If all are
-            map-style, the result is a :class:`Mixture`, whose ``sampler()`` goes into a loader. If
-            some are sources of ``spdl_torch.data.sources`` and the others map-style, it is a
+            map-style, lists of ``spdl_torch.data.sources`` among them, the result is a
+            :class:`Mixture`: its ``sampler()`` goes into a loader, the mixture itself into a
+            pipeline. If some are streams of ``spdl_torch.data.sources``, it is a
             :class:`MixedSource` for a pipeline. If all are iterable datasets, such as
             ``PipelineDataset``, it is a :class:`MixedIterable` for a loader.
         weights: a number for each source, of any sum; None = all equal. Or a schedule: a dict of
@@ -45,8 +46,9 @@ def mix(
             or not at all.
         num_samples: the length of an epoch, with ``stop="never"``: required for a :class:`Mixture`,
             refused elsewhere.
-        shuffle: shuffle each source by its own seed; False = samples in the sources' own order.
-            Iterable datasets keep theirs.
+        shuffle: shuffle each source by its own seed; False = samples in the sources' own order. A
+            :class:`Mixture` of a ``ListSource`` that is itself shuffled then repeats it in the
+            order of the epoch that is set there. Iterable datasets keep their order.
 
     Up to any position, the number of a source's samples is its share of the position, to within 2,
     and 2 more for each change of the weights.

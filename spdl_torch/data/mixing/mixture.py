@@ -11,7 +11,8 @@ from ..error_notes import add_thread_note
 from ..fetching.sample_calls import takes_batches
 from ..rng.sample_contexts import borrowers_in, contexts_of_part
 from ..sampling.distributed_sampler import DistributedSampler
-from ..sources._base import seed_of
+from ..sources._base import checked_epoch, seed_of
+from .epochs import MixturePart
 from .plan import MAX_POSITIONS, MixturePlan
 from .positions import Positions
 
@@ -37,6 +38,9 @@ class Mixture(Dataset[T_co]):
     ``len(mixture)``: positions count on from epoch to epoch. Each source's samples come in an order
     of their own; when all of them have come, they come again in another.
 
+    In a loader, its ``sampler()`` says which positions an epoch has. As the source of a pipeline,
+    the mixture itself goes on from epoch to epoch, and shares its samples out among ranks.
+
     Everything follows from the seed, the weights and the position: any position is reached at once,
     in any order, and no order is stored. Up to some 8 million positions are cached once they are
     computed.
@@ -48,6 +52,9 @@ class Mixture(Dataset[T_co]):
     sample_context: SampleContext | None = None
     """The context of a sample's random stream, set by a loader that gives every sample its own; as
     in :class:`spdl_torch.ImageFolder`."""
+
+    _epoch = 0
+    _deals_in_turn = True  # see deals_in_turn() of sampling.division
 
     def __init__(
         self,
@@ -95,8 +102,8 @@ class Mixture(Dataset[T_co]):
         return self._samples_of if batched else None
 
     def __iter__(self) -> Iterator[T_co]:
-        """Iterate over the first epoch."""
-        return map(self.__getitem__, range(self._length))
+        """Iterate over the epoch that is set, at first 0."""
+        return self.iterate()
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name!r}: {n}" for name, n in self._counts_of_epoch().items())
@@ -113,6 +120,31 @@ class Mixture(Dataset[T_co]):
         :class:`spdl_torch.DistributedSampler`.
         """
         return MixtureSampler(self, num_replicas, rank, tail=tail)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration; 0 at first."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, for a pipeline; running ones keep theirs.
+        Positions, and so a loader, do not depend on it. Raises: ValueError: ``epoch`` < 0.
+        """
+        self._epoch = checked_epoch(self, epoch)
+
+    def iterate(self, start: int = 0) -> Iterator[T_co]:
+        """Iterate over the epoch that is set from its ``start``-th sample on, at once.
+
+        Raises: ValueError: ``start`` < 0.
+        """
+        return self._as_source().iterate(start)
+
+    def shard(self, index: int, count: int) -> MixturePart[T_co]:
+        """Return a source of every ``count``-th sample of an epoch, from ``index`` on.
+
+        Raises: ValueError: not ``0 <= index < count``.
+        """
+        return self._as_source().shard(index, count)
 
     def locate(self, position: int) -> tuple[str, int]:
         """Return the name of the source that gives the sample at a position, and the sample's index
@@ -166,6 +198,11 @@ class Mixture(Dataset[T_co]):
     def _identity(self) -> list[Any]:
         """Return what tells this mixture from another one, for a loader's state."""
         return [*map(self.locate, range(16))]
+
+    def _as_source(self) -> MixturePart[T_co]:
+        source = MixturePart(self)
+        source.set_epoch(self._epoch)
+        return source
 
     def _counts_of_epoch(self) -> dict[str, int]:
         return self.counts(self._length)

@@ -30,6 +30,13 @@ def divides_itself(dataset: object) -> bool:
     return getattr(type(dataset), "_divides_itself", False) is True
 
 
+def deals_in_turn(source: object) -> bool:
+    """Return whether part ``r`` of ``n`` that the source makes is every ``n``-th item, from item
+    ``r`` on: how far all ranks have come then says where any other number of them goes on.
+    """
+    return getattr(type(source), "_deals_in_turn", False) is True
+
+
 def _is_one_ranks(source: Any) -> bool:
     if isinstance(source, DistributedSampler):
         return True

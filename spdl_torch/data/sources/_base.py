@@ -38,9 +38,7 @@ class DataSource(ABC, Generic[T_co]):
 
         Only shuffled sources change their order. Raises: ValueError: ``epoch`` < 0.
         """
-        if epoch < 0:
-            raise ValueError(f"{type(self).__name__}.set_epoch: epoch must be >= 0, got {epoch}.")
-        self._epoch = int(epoch)
+        self._epoch = checked_epoch(self, epoch)
 
     @abstractmethod
     def shard(self, index: int, count: int) -> DataSource[T_co]:
@@ -79,6 +77,13 @@ class DataSource(ABC, Generic[T_co]):
                 f"{type(self).__name__}.shard: index must be in 0..count-1, got index {index} "
                 f"of {count}."
             )
+
+
+def checked_epoch(source: object, epoch: int) -> int:
+    """Return the number of an epoch. Raises: ValueError: it is negative."""
+    if epoch < 0:
+        raise ValueError(f"{type(source).__name__}.set_epoch: epoch must be >= 0, got {epoch}.")
+    return int(epoch)
 
 
 def check_start(source: DataSource[Any], start: int) -> None:
