@@ -22,7 +22,7 @@ import spdl_torch
 from spdl_torch.data import bucket, mix, pack, pad_collate
 from spdl_torch.data.packing.grouping import bucketed, packed
 from spdl_torch.data.packing.plan import GroupPlan
-from spdl_torch.data.sources import as_source
+from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.pipeline import PipelineBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -181,6 +181,20 @@ def test_pack_has_the_documents_end_to_end():
             assert row["input_ids"][begin:end].equal(document(number, sizes[number]))
             seen.append(number)
     assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_list_source_is_packed_as_the_list_is():
+    """A list of the sources is map-style: all of it is planned, and a loader takes its sampler."""
+    sizes = some_sizes(40, 16, seed=1)
+    documents = [document(number, size) for number, size in enumerate(sizes)]
+    grouped = pack(ListSource(documents), 16, size_of=sizes, seed=2)
+    expected = pack(documents, 16, size_of=lambda number: sizes[number], seed=2)
+    rows = [
+        [as_text(row) for row in spdl_torch.DataLoader(each, batch_size=None, sampler=sampler)]
+        for each, sampler in ((grouped, grouped.sampler(1, 0)), (expected, expected.sampler(1, 0)))
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == len(grouped.sampler(1, 0))
 
 
 def test_padded_packs_make_batches():
@@ -514,7 +528,12 @@ def test_mixture_of_streams_can_be_packed():
         (
             lambda: pack([[1]], 4, size_of=[1], look_ahead=3),
             ValueError,
-            "look_ahead is for streams",
+            "look_ahead is for streams; a list is map-style.*Leave look_ahead out, got 3",
+        ),
+        (
+            lambda: bucket(as_source([[1]]), 4, size_of=[1], look_ahead=3),
+            ValueError,
+            "look_ahead is for streams; a ListSource is map-style",
         ),
         (lambda: pack(Documents(), 4, size_of=[1]), TypeError, "size_of must be a function"),
         (

@@ -51,9 +51,9 @@ def pack(
       batched.
 
     Args:
-        dataset: map-style; or a stream, which is any iterable that can be read again: a source, a
-            function that returns an iterator, an iterable dataset that gives all ranks the same
-            items.
+        dataset: map-style, a list of ``spdl_torch.data.sources`` among them; or a stream, which is
+            any iterable that can be read again: another source, a function that returns an
+            iterator, an iterable dataset that gives all ranks the same items.
         budget: the most tokens of a pack.
         size_of: for a map-style dataset, the sizes of its samples: a list, array or tensor of ints,
             or a function of the index, which is called once for each. For a stream, a function of
@@ -143,7 +143,7 @@ def _grouped(
     rank: int | None,
 ) -> GroupedDataset | GroupedStream:
     if not _is_stream(dataset):
-        _refuse(who, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
+        _refuse(who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
         pieces = pieces_of(sizes_of(dataset, size_of, who), budget, oversize, who)
         plan = GroupPlan(pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle)
         return GroupedDataset(dataset, pieces, plan, collate_fn, padded=grouping is bucketed)
@@ -173,10 +173,11 @@ def _is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not is_map_style
 
 
-def _refuse(who: str, **given: Any) -> None:
+def _refuse(who: str, dataset: Any, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{who}: {name} is for streams; a map-style dataset is planned from its sizes, and "
-                f"sampler() takes the ranks. Leave it out, got {value!r}."
+                f"{who}: {name} is for streams; a {type(dataset).__name__} is map-style: all of it "
+                f"is planned from its sizes, and sampler() takes the ranks. Leave {name} out, got "
+                f"{value!r}."
             )
