@@ -12,7 +12,7 @@ from spdl_torch.errors import DecodeError
 
 from .codec import rate_of
 from .entry import is_checked
-from .packets import UnsureError, display_times, shown_frames
+from .packets import UnsureError, display_times, last_frame, shown_frames
 from .samplers import VideoInfo
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .codec import VideoCodec
+    from .incoming import Incoming
     from .packets import VideoPackets
     from .reading import PacketReader
 
@@ -29,6 +30,12 @@ _SECONDS_TO_READ_ON = 5.0
 
 _LEAST_DIFFERENCE = 0.01
 """Two statements of a frame rate that differ by less are of a constant one."""
+
+_MOST_UNEVEN = 1.5
+"""A step from packet to packet of more than so many others is not their rounding."""
+
+_STEPS_TO_SEE = 128
+"""The most steps to look at before a rate is taken for constant; a microsecond each."""
 
 _LEAST_LACKING = 0.25
 """Seconds without a frame before the stated end, after which a file is taken for cut off."""
@@ -70,7 +77,7 @@ def facts_of(reader: PacketReader, *, keeps_all: bool) -> tuple[VideoInfo, bool]
     if doubt is not None:
         raise UnsureError(f"{name}: {doubt}.")
     times = [time for time, _ in frames]
-    return _counted(name, codec, times, labels[frames[-1][1]].duration), are_kept
+    return _counted(name, codec, times, last_frame(labels, display)[1]), are_kept
 
 
 def facts_of_packets(packets: VideoPackets) -> VideoInfo:
@@ -90,17 +97,17 @@ def _stated(reader: PacketReader) -> VideoInfo | None:
     if start is None or not rate:
         return None
     tick = float(stream.time_base or 0)
-    seconds = float(stream.duration or 0) * tick
-    # Of a variable rate with B-frames it is the sum of the steps between packets, not frames.
-    difference = abs((stream.guessed_rate or rate) / rate - 1)
-    is_sum = incoming.codec.reorder_depth > 0 and difference > _LEAST_DIFFERENCE
+    # Matroska's with another start is a duration in some files, and the end in others.
+    is_either = start != 0 and "matroska" in incoming.container.format.name
+    seconds = 0.0 if is_either else float(stream.duration or 0) * tick
+    is_sum = incoming.codec.reorder_depth > 0 and _is_uneven(incoming, rate)
     if not seconds and start == 0:
-        # With another start it is a duration in some files, and the end in others.
         seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
         if not seconds and len(incoming.container.streams) == 1:
             seconds = (incoming.container.duration or 0) / 1e6
     elif is_sum or not seconds:
-        seconds = ((reader.find_end() or start) - start) * tick
+        stated = round(seconds / tick)
+        seconds = _ticks_by_packets(reader, start, stated, 1 / float(rate) / tick) * tick
     if not seconds > 0:
         return None
     per_second = float(rate)
@@ -110,6 +117,38 @@ def _stated(reader: PacketReader) -> VideoInfo | None:
     if stream.frames:  # with an edit list not all of them are displayed
         count = min(count, stream.frames)
     return _info(incoming.name, incoming.codec, start * tick, seconds, per_second, count)
+
+
+def _is_uneven(incoming: Incoming, rate: Fraction) -> bool:
+    """Return whether the container states two rates, or MP4 lists packets in uneven steps."""
+    stream = incoming.stream
+    if abs((stream.guessed_rate or rate) / rate - 1) > _LEAST_DIFFERENCE:
+        return True
+    if "mp4" not in incoming.container.format.name:
+        return False
+    listed = stream.index_entries
+    # Some of them: a film has hundreds of thousands.
+    some = range(0, len(listed) - 1, 1 + len(listed) // _STEPS_TO_SEE)
+    steps = [listed[k + 1].timestamp - listed[k].timestamp for k in some]
+    return max(steps, default=0) > _MOST_UNEVEN * min(steps, default=0)
+
+
+def _ticks_by_packets(reader: PacketReader, start: int, stated: int, usual: float) -> int:
+    """Return the duration by the last packets, in ticks; 0 where these are not to be had.
+
+    What the container states stands if the last frame is on display then, or the file is cut off.
+    In MP4 it is the sum of the steps from packet to packet. Where frames are reordered, the pauses
+    before the first frames are in that in place of those before the last.
+
+    start, stated, usual: when the first frame is displayed, the container's duration, 0 if unknown,
+        and how long a frame is displayed on average, in ticks.
+    """
+    found = reader.find_end()
+    if found is None:
+        return stated if reader.is_cut_off else 0
+    last, end = found
+    is_sound = last < start + stated <= max(end, last + usual)
+    return stated if is_sound else end - start
 
 
 def _tagged_seconds(duration: str) -> float:

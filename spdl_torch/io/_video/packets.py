@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .codec import VideoCodec
 
 
+_MOST_UNEVEN = 1.5
+"""A step of more than so many others is not their rounding."""
+
+
 class UnsureError(DecodeError):
     """The packets do not tell which frame is displayed when; decoding all of the video does."""
 
@@ -259,8 +263,7 @@ class VideoPackets:
     @property
     def last_ticks(self) -> int:
         """How long the last frame that was read is displayed, in ticks; 0 if unknown."""
-        last = max(zip(self.display, self.labels, strict=True), key=lambda pair: pair[0])[1]
-        return last.duration
+        return last_frame(self.labels, self.display)[1]
 
     def get_timestamps(self) -> list[float]:
         """Return the display time of each frame of the window, in seconds, ascending."""
@@ -387,6 +390,24 @@ def display_times(labels: Sequence[Label], is_counted: bool) -> list[int]:
     if is_counted:
         return sorted(label.dts or 0 for label in labels)
     return [(label.dts or 0) if label.pts is None else label.pts for label in labels]
+
+
+def last_frame(labels: Sequence[Label], display: Sequence[int]) -> tuple[int, int]:
+    """Return when the last frame is displayed, and for how long (0 if unknown), in ticks.
+
+    display: of :func:`display_times`.
+    """
+    last = max(range(len(display)), key=display.__getitem__)
+    time, label = display[last], labels[last]
+    # In MP4 a packet's duration is the step to the next one. Of a frame that is displayed after the
+    # next ones, it may be a pause before them: the gap before the frame tells better.
+    following = labels[last + 1].dts if last + 1 < len(labels) else None
+    if following is not None and label.dts is not None:
+        is_step = following - label.dts == label.duration
+        before = max((each for each in display if each < time), default=None)
+        if is_step and before is not None and label.duration > _MOST_UNEVEN * (time - before):
+            return time, time - before
+    return time, label.duration
 
 
 def to_ticks(seconds: float, time_base: Fraction) -> float:

@@ -12,7 +12,7 @@ from spdl_torch.errors import DecodeError
 from .entry import can_have_entries, is_entry
 from .incoming import Incoming
 from .opening import can_seek
-from .packets import Label, to_ticks
+from .packets import Label, display_times, last_frame, to_ticks
 from .reference_numbers import ReferenceNumbers
 from .stream_packets import displayed, identity_of
 
@@ -75,6 +75,8 @@ class PacketReader:
         self.is_whole = False
         """Whether all packets were kept, from the first to the last."""
         self.is_from_start = True
+        self.is_cut_off = False
+        """Whether ``find_end`` missed the last packet that the container lists."""
         self._opening: _Opening | None = None
         first, codec = self.incoming.first, self.incoming.codec
         if first is not None:
@@ -113,15 +115,23 @@ class PacketReader:
             return None  # VVC's first frames may come behind a later one
         return opening.time if opening.is_shown else self.incoming.stream.start_time
 
-    def find_end(self) -> int | None:
-        """Return when the last frame ends, in ticks; None where that is not to be had by a seek."""
+    def find_end(self) -> tuple[int, int] | None:
+        """Return when the last frame is displayed and when it ends, in ticks; None where that is
+        not to be had by a seek, or the file is cut off."""
         if not self.incoming.layout.is_listed or not self._land(_BEYOND):
             return None
         self._has_moved = True
+        packets = [(packet.pos, Label.of(packet, self.incoming.codec)) for packet in self.incoming]
+        if "mp4" in self.incoming.container.format.name:  # others list other places
+            last_place = self.incoming.stream.index_entries[-1].pos
+            self.is_cut_off = not packets or packets[-1][0] != last_place
+        labels = [label for _, label in packets if label.is_shown]
+        if self.is_cut_off or not labels:
+            return None
         rate = Fraction(*self.incoming.codec.frame_rate)
         step = round(1 / (rate * self._time_base)) if rate else 0
-        ends = ((displayed(packet) or 0) + (packet.duration or step) for packet in self.incoming)
-        return max(ends, default=None)
+        last, duration = last_frame(labels, display_times(labels, is_counted=False))
+        return last, last + (duration or step)
 
     def survey(self, *, keeps_all: bool) -> tuple[list[Label], bool]:
         """Read everything, before anything else was read.
