@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -56,7 +57,7 @@ class Encoder:
                 _check_unchanged(file, os.fstat(opened.fileno()), path)
             field, content = _encoded(path, content, self._plan.settings)
         except (OSError, ValueError) as error:  # DecodeError is a ValueError
-            return Sample(number, error=error)
+            return Sample(number, error=_told_apart(error, path))
         members = [_member(field, content)]
         facts: dict[str, object] = {"file": file.path}
         if file.label is not None:
@@ -88,6 +89,18 @@ def _check_unchanged(file: SourceFile, found: os.stat_result, path: str) -> None
             f"{path}: the file has changed since the run began. Let nothing write to the folder "
             "while it is prepared, and begin anew in another one."
         )
+
+
+def _told_apart(error: Exception, path: str) -> Exception:
+    """Return the error; another for a link to nothing, whose name is not missing."""
+    is_broken = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ELOOP)
+    if not (is_broken and os.path.islink(path)):
+        return error
+    broken = DecodeError(
+        f"{path}: a link to nothing: there is no file at {os.readlink(path)!r}. Mend or remove it."
+    )
+    broken.__cause__ = error
+    return broken
 
 
 def _member(field: str, content: bytes) -> Member:

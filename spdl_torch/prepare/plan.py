@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spdl_torch.io._retry import is_transient
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -129,7 +131,7 @@ def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) 
         are not images where images are resized; OSError: the folder cannot be read.
     """
     root = os.fspath(folder)
-    classes = sorted(entry.name for entry in _entries(root) if entry.is_dir())
+    classes = sorted(entry.name for entry in _entries(root) if _is_folder(entry))
     ignored: list[str] = []
     files = [*_files_of(root, "", None, ignored)]
     if files and classes:
@@ -169,7 +171,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 def _files_below(folder: str, prefix: str, label: int, ignored: list[str]) -> Iterator[SourceFile]:
     yield from _files_of(folder, prefix, label, ignored)
     for entry in _entries(folder):
-        if entry.is_dir():
+        if _is_folder(entry):
             yield from _files_below(entry.path, f"{prefix}{entry.name}/", label, ignored)
 
 
@@ -178,13 +180,32 @@ def _files_of(
 ) -> Iterator[SourceFile]:
     for entry in _entries(folder):
         name = prefix + entry.name
-        if entry.is_dir():
+        if _is_folder(entry):
             continue
         if Path(entry.name).suffix.lower() in _KNOWN:
-            there = entry.stat()
-            yield SourceFile(name, there.st_size, there.st_mtime_ns, label)
+            yield SourceFile(name, *_size_and_time(entry), label)
         else:
             ignored.append(name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if is_transient(error):
+            raise
+        return False  # links in a circle
+
+
+def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
+    """Return bytes and nanoseconds; zeros for what cannot be read, of which encoding says why."""
+    try:
+        there = entry.stat()
+    except OSError as error:
+        if is_transient(error):
+            raise
+        return 0, 0
+    return there.st_size, there.st_mtime_ns
 
 
 def _check_images(root: str, files: Iterable[SourceFile]) -> None:

@@ -363,6 +363,27 @@ def test_bad_image_is_named_and_left_out_on_request(images, tmp_path):
     assert contents(prepared(source, tmp_path / "once", *options)) == contents(tmp_path / "out")
 
 
+@pytest.mark.parametrize("target", ["nowhere/1.jpg", "link.jpg"])
+@pytest.mark.parametrize("folder", ["", "a"])
+def test_link_to_nothing_is_named_and_left_out_on_request(folder, target, tmp_path):
+    """Whether its file is gone, or it leads in a circle; in a class, and without classes."""
+    source = tmp_path / "source"
+    (source / folder).mkdir(parents=True)
+    picture(0).save(source / folder / "0.jpg")
+    (source / folder / "link.jpg").symlink_to(target)
+    status, _, log = prepare(source, tmp_path / "out")
+    assert status == 1
+    assert f"link.jpg: a link to nothing: there is no file at {target!r}" in log
+    assert "--on-error skip" in log
+    status, out, _ = prepare(source, tmp_path / "out", "--on-error", "skip")
+    assert status == 0
+    assert "1 shard of 2 files, 1 file left out" in out
+    (index,) = (tmp_path / "out").glob("*.index.json")
+    ((path, reason),) = json.loads(index.read_bytes())["left_out"]
+    assert path == os.path.join(folder, "link.jpg")
+    assert "a link to nothing" in reason
+
+
 def test_store_that_fails_is_not_left_out(images, tmp_path, monkeypatch):
     """``--on-error skip`` leaves out files, not what an outage hides: the run ends, and goes on."""
     real = open
