@@ -17,10 +17,14 @@ from torchvision.transforms import v2
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     Crop,
+    cuda_config,
     decode_image,
     image_loader,
+    load_clip,
+    load_clip_batch,
     load_image,
     load_image_batch,
+    load_image_batch_nvjpeg,
     random_resized_crop,
     random_resized_crop_params,
 )
@@ -182,6 +186,56 @@ def test_crop_function_outside_the_picture(paths):
     crop = functools.partial(Crop, 0, 0)
     with pytest.raises(ValueError, match=r"Crop\(top=0.*outside the picture of height=375"):
         load_image(paths[0], 8, 8, crop=lambda height, width: crop(height + 1, width))
+
+
+@pytest.mark.parametrize(
+    ("returned", "match"),
+    [
+        ((0, 0, 5, 5), r"crop must return a Crop, returned \(0, 0, 5, 5\)\. .* Crop\(\*box\)"),
+        (None, r"crop must return a Crop, returned None\. Return spdl_torch\.io\.Crop\("),
+        (Crop(0.5, 0, 5, 5), r"crop must return ints, returned Crop\(top=0\.5"),
+    ],
+)
+def test_crop_function_that_returns_no_crop(paths, returned, match):
+    """Such as the tuple of ``random_resized_crop_params``; the error names the right call."""
+    with pytest.raises(TypeError, match=match):
+        load_image(paths[0], 8, 8, crop=lambda height, width: returned)
+    with pytest.raises(TypeError, match=match):
+        load_image_batch(paths, width=8, height=8, crop=lambda height, width: returned)
+
+
+@pytest.mark.parametrize("size", [(2.5, 8), (8, "3"), (8, np.float32(3))])
+def test_sizes_that_are_no_ints(paths, size):
+    """The error says where, which and what was given."""
+    width, height = size
+    match = r"(width|height) must be an int or None, in pixels, got .*\. Convert it with int\(\)"
+    for name, load in (
+        ("load_image", lambda: load_image(paths[0], width, height)),
+        ("load_image_batch", lambda: load_image_batch(paths, width=width, height=height)),
+        ("load_clip", lambda: load_clip(b"", None, width=width, height=height)),
+        ("load_clip_batch", lambda: load_clip_batch([b""], None, width=width, height=height)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: {match}"):
+            load()
+    match = match.replace(" or None", "")
+    with pytest.raises(TypeError, match=f"^load_image_batch_nvjpeg: {match}"):
+        load_image_batch_nvjpeg(
+            paths, device_config=cuda_config(device_index=0), width=width, height=height
+        )
+
+
+def test_sizes_of_numpy_are_ints(paths):
+    """Whatever has an index."""
+    assert load_image(paths[0], np.int64(6), torch.tensor(5)).shape == (3, 5, 6)
+
+
+def test_crop_and_at_least_of_another_kind(paths):
+    """A box where a function is wanted; one number where two are."""
+    with pytest.raises(TypeError, match=r"^load_image: crop must be a function .* got Crop\(top=0"):
+        load_image(paths[0], 8, 8, crop=Crop(0, 0, 5, 5))
+    for least in (512, ("8", 8)):
+        with pytest.raises(TypeError, match=r"^image_loader: at_least must be \(height, width\)"):
+            image_loader(paths[0], at_least=least)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import TypeAlias
 
 import torch
@@ -30,9 +31,34 @@ CropFunction: TypeAlias = Callable[[int, int], Crop]
 """Gets a picture's height and width in pixels, returns the box to load."""
 
 
+def check_crop_function(crop: object, where: str) -> None:
+    """Raise a TypeError unless it is a function, or None."""
+    if crop is not None and not callable(crop):
+        raise TypeError(
+            f"{where}: crop must be a function of a picture's height and width, or None, got "
+            f"{crop!r}. For one box pass lambda height, width: Crop(top, left, height, width)."
+        )
+
+
 def checked_crop(crop: Crop, height: int, width: int) -> Crop:
-    """Return the crop. Raises: ValueError: it is outside a picture of that size, in pixels."""
-    top, left, box_height, box_width = crop[:4]
+    """Return the crop.
+
+    Raises: ValueError: it is outside a picture of that size, in pixels; TypeError: it is no Crop,
+        or not of ints.
+    """
+    if not isinstance(crop, Crop):
+        raise TypeError(
+            f"crop must return a Crop, returned {crop!r}. Return spdl_torch.io.Crop(top, left, "
+            "height, width); of a tuple in that order, as random_resized_crop_params returns, "
+            "Crop(*box)."
+        )
+    try:
+        top, left, box_height, box_width = map(index, crop[:4])
+    except TypeError:
+        raise TypeError(
+            f"crop must return ints, returned {crop}. Round them to whole pixels within the "
+            f"picture of {height=}, {width=}."
+        ) from None
     inside = 0 <= top < top + box_height <= height and 0 <= left < left + box_width <= width
     if not inside:
         raise ValueError(f"crop returned {crop}, outside the picture of {height=}, {width=}.")

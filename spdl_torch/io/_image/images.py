@@ -9,14 +9,14 @@ import torch
 from spdl_torch.errors import DecodeError
 
 from .._config import RGB24
-from .._sizes import fitted_size
+from .._sizes import check_size, fitted_size
 from .._source import read_source, source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .codec import check_codec, decode_regions, region_library, whole_decoder
 from .decode import decode_image, decode_tensor, header_size, none_decoded
-from .geometry import Crop, checked_crop
+from .geometry import Crop, check_crop_function, checked_crop
 from .reading import read_sources
 from .scaled import decode_at_least, is_jpeg, load_scaled
 
@@ -55,12 +55,12 @@ def image_loader(
             its size where that still has them, see ``scaled`` of :func:`load_image_batch`. Pass it
             with ``functools.partial(image_loader, at_least=(512, 512))``.
 
-    Returns and raises as :func:`decode_image`; ValueError: ``at_least`` is below 1.
+    Returns and raises as :func:`decode_image`; TypeError, ValueError: ``at_least`` is no pair of
+        numbers, or below 1.
     """
     if at_least is None:
         return decode_image(path)
-    if min(at_least) < 1:
-        raise ValueError(f"image_loader: at_least must be >= 1, got {at_least}.")
+    _check_least(at_least)
     library = region_library("auto")
     return decode_at_least(read_source(path), source_name(path), at_least, library)
 
@@ -93,7 +93,7 @@ def load_image(
     check_codec(codec, "load_image")
     if device_config is not None:
         check_device_config(device_config, "load_image")
-    _check_request([src], width, height)
+    _check_request([src], width, height, crop, "load_image")
     image = _load([src], width, height, crop, codec, scaled=scaled, name=name)[0]
     return image if device_config is None else to_device(image, device_config)
 
@@ -154,7 +154,8 @@ def load_image_batch(
         ImportError: ``codec`` names a library that is not installed, or too old.
         OSError: a path cannot be read.
         RuntimeError: ``device_config`` names a device that is not there.
-        TypeError: ``crop`` or ``scaled`` where FFmpeg does the work.
+        TypeError: ``crop`` or ``scaled`` where FFmpeg does the work; ``crop`` is no function, or
+            returns no :class:`Crop`; a size that is no int.
         UnsupportedOptionError: ``pix_fmt`` or ``device_config`` ask for what cannot be done.
         ValueError: a size below 1; ``storage`` is too small; FFmpeg refuses filters or
             configurations.
@@ -162,7 +163,7 @@ def load_image_batch(
     if device_config is not None:
         check_device_config(device_config, "load_image_batch")
     check_codec(codec, "load_image_batch")
-    _check_request(srcs, width, height)
+    _check_request(srcs, width, height, crop, "load_image_batch")
     configs = demux_config, decode_config
     if (pix_fmt, filter_desc, configs) == ("rgb24", RGB24, (None, None)):
         batch = _load(
@@ -251,11 +252,28 @@ def _load(
     return load_planned(srcs, plans, height, width, codec=codec, **options)
 
 
-def _check_request(srcs: Sequence[Source], width: int | None, height: int | None) -> None:
-    if any(pixels is not None and pixels < 1 for pixels in (width, height)):
-        raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
+def _check_request(
+    srcs: Sequence[Source],
+    width: int | None,
+    height: int | None,
+    crop: CropFunction | None,
+    where: str,
+) -> None:
+    check_size(width, height, where)
+    check_crop_function(crop, where)
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
+
+
+def _check_least(at_least: tuple[int, int]) -> None:
+    try:
+        is_below = min(at_least) < 1
+    except TypeError:
+        raise TypeError(
+            f"image_loader: at_least must be (height, width) in pixels, got {at_least!r}."
+        ) from None
+    if is_below:
+        raise ValueError(f"image_loader: at_least must be >= 1, got {at_least}.")
 
 
 def _one_size(plans: dict[int, PicturePlan], names: list[str]) -> tuple[int, int]:

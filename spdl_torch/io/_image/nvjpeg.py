@@ -19,13 +19,14 @@ import torch
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.pipeline.failures import attach_note
 
+from .._sizes import check_size
 from .._source import source_name
 from .._transfer import cuda
 from .._transfer.transfer import check_device_config
 from . import kernel
 from .batch_resize import resize_crops
 from .decode import decode_tensor, header_size
-from .geometry import Crop, checked_crop
+from .geometry import Crop, check_crop_function, checked_crop
 from .header import jpeg_components
 from .reading import read_sources
 
@@ -75,6 +76,7 @@ def load_image_batch_nvjpeg(
             nvJPEG, or the device fails.
         torch.OutOfMemoryError: the device has too little memory.
         UnsupportedOptionError: another ``pix_fmt``.
+        TypeError: a size that is no int; ``crop`` is no function, or returns no :class:`Crop`.
         ValueError: a size below 1; ``crop`` returns a box outside the picture.
     """
     check_device_config(device_config, "load_image_batch_nvjpeg")
@@ -83,8 +85,8 @@ def load_image_batch_nvjpeg(
             f"load_image_batch_nvjpeg: pix_fmt must be 'rgb', got {pix_fmt!r}. Convert the batch "
             "after loading."
         )
-    if width < 1 or height < 1:
-        raise ValueError(f"width and height must be >= 1, got {width=}, {height=}.")
+    check_size(width, height, "load_image_batch_nvjpeg", may_be_none=False)
+    check_crop_function(crop, "load_image_batch_nvjpeg")
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
     device = cuda.resolve(device_config.device)

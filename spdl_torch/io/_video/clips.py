@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._config import RGB24
-from .._sizes import fitted_size
+from .._sizes import check_size, fitted_size
 from .._source import source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
@@ -290,8 +290,7 @@ def _load_clip(
 
 
 def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:
-    if any(size is not None and size < 1 for size in (width, height)):
-        raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
+    check_size(width, height, where)
     if resize not in ("swscale", "antialias"):
         raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
     if pix_fmt != "rgb24":
