@@ -64,6 +64,10 @@ def test_decode_image_keeps_high_byte_of_16_bit_gray():
     assert torch.equal(decode_image(content), expected.expand(3, -1, -1))
     tiff = encode(Image.fromarray(samples[..., 0].astype(np.uint16)), "TIFF")
     assert torch.equal(decode_image(tiff), expected.expand(3, -1, -1))
+    height, width = expected.shape
+    place = struct.pack("<BBBBHHII", width, height, 0, 0, 1, 16, len(content), 22)
+    icon = struct.pack("<HHH", 0, 1, 1) + place + content
+    assert torch.equal(decode_image(icon), expected.expand(3, -1, -1))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
