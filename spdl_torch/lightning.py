@@ -40,8 +40,9 @@ class PipelineStatsMonitor(Callback):
     ``PipelineDataset``, either inside of torch's DataLoader without workers, and several of them
     in lists, dicts and a ``CombinedLoader``. Others are passed over.
 
-    **Logged metrics**, of training every ``log_every_n_steps`` steps, over the steps since the
-    last time, without the time in which validation ran (what was loaded ahead meanwhile counts):
+    **Logged metrics**, of training every ``log_every_n_steps`` steps (with
+    ``accumulate_grad_batches`` at the last batch of the step), over the steps since the last
+    time, without the time in which validation ran (what was loaded ahead meanwhile counts):
 
     - ``data/wait_ratio``: share of the time in which training waited for a batch, 0 to 1
     - ``data/<stage>/busy_ratio``: share of the stage's threads' time inside its op, 0 to 1
@@ -155,7 +156,7 @@ class PipelineStatsMonitor(Callback):
         """Log the interval at the steps at which Lightning logs."""
         step = _step_of(trainer)
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector
-        if not every or (step + 1) % every:
+        if not every or (step + 1) % every or _is_within_step(trainer):
             return
         self._end_intervals(trainer)
         metrics: dict[str, float] = {}
@@ -331,3 +332,11 @@ def _step_of(trainer: pl.Trainer) -> int:
     """
     loop = getattr(trainer.fit_loop, "epoch_loop", None)
     return int(getattr(loop, "_batches_that_stepped", trainer.global_step))
+
+
+def _is_within_step(trainer: pl.Trainer) -> bool:
+    """Return whether the step goes on with the next batch, which gradient accumulation adds to it.
+    Lightning's x axis stands still meanwhile; it asks this, which is private, before it logs.
+    """
+    should_accumulate = getattr(trainer.fit_loop, "_should_accumulate", None)
+    return should_accumulate is not None and bool(should_accumulate())

@@ -73,6 +73,30 @@ class Plain(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
+class Losses(Plain):
+    """Logs its loss; optimizes by itself, with several optimizers, where it is told to."""
+
+    def __init__(self, num_optimizers=1, *, automatic=True):
+        super().__init__()
+        self.automatic_optimization = automatic
+        self.num_optimizers = num_optimizers
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        if self.automatic_optimization:
+            return loss
+        self.manual_backward(loss)
+        optimizers = self.optimizers()
+        for each in optimizers if isinstance(optimizers, list) else [optimizers]:
+            each.step()
+        return None
+
+    def configure_optimizers(self):
+        made = [super(Losses, self).configure_optimizers() for _ in range(self.num_optimizers)]
+        return made if len(made) > 1 else made[0]
+
+
 class Failing(Plain):
     """Fails in its third step."""
 

@@ -11,7 +11,7 @@ import re
 import sqlite3
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +123,21 @@ def logged(folder, key):
     return [int(row["step"]) for row in rows(folder) if key in row]
 
 
+@contextmanager
+def logged_lengths(monitor):
+    """Batches in each window of training that the monitor logs, of a loader without workers."""
+    lengths, of_window = [], monitor._metrics_of
+
+    def noted(report, name):
+        if not name.startswith("val"):
+            lengths.append(report.stats.stages[-1].tasks.num_tasks)
+        return of_window(report, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitor, "_metrics_of", noted)
+        yield lengths
+
+
 def test_figures_are_logged_where_lightning_logs(tmp_path):
     """Every second step of eight; shares are shares; all keys that the docstring lists."""
     trainer(tmp_path, monitors.PipelineStatsMonitor()).fit(modules.Plain(), ours())
@@ -137,6 +152,36 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
                 assert 0 <= value <= 1, key
     documented = re.findall(r"``data/<stage>/([a-z_0-9]+)``", monitors.PipelineStatsMonitor.__doc__)
     assert sorted(documented) == sorted(STAGE_KEYS)
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize(
+    ("accumulate", "every", "windows"),
+    [(1, 5, [5, 5]), (4, 1, [4, 4, 2]), (4, 2, [8, 2]), (4, 3, [10])],
+)
+def test_step_of_several_batches_is_logged_once(tmp_path, accumulate, every, windows, validates):
+    """With gradient accumulation at the last batch of a step, where Lightning logs the loss, and
+    over all of its batches; the last step of an epoch may be shorter."""
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    options = {"accumulate_grad_batches": accumulate, "log_every_n_steps": every}
+    runs = trainer(tmp_path, monitor, max_epochs=1, **options, val_check_interval=3)
+    loaders = [DataLoader(Points(10)), *([DataLoader(Points(2))] if validates else [])]
+    model = modules.Losses()
+    with logged_lengths(monitor) as lengths:
+        runs.fit(model, *loaders)
+    num_steps = -(-10 // accumulate)
+    steps = list(range(every - 1, num_steps, every))
+    assert logged(tmp_path, "data/wait_ratio") == logged(tmp_path, "loss") == steps
+    assert lengths == windows[: len(steps)]
+
+
+@pytest.mark.parametrize("num_optimizers", [1, 2])
+def test_manual_optimization_is_logged_as_lightning_logs(tmp_path, num_optimizers):
+    """Every batch is a step, however many optimizers move."""
+    monitor = monitors.PipelineStatsMonitor()
+    model = modules.Losses(num_optimizers, automatic=False)
+    trainer(tmp_path, monitor, max_epochs=1).fit(model, DataLoader(Points(10)))
+    assert logged(tmp_path, "data/wait_ratio") == logged(tmp_path, "loss") == [1, 3, 5, 7, 9]
 
 
 @pytest.mark.parametrize("wrap", [None, TorchDataLoader, DataLoader])
