@@ -9,7 +9,8 @@ loader would lose batches:
   for states, which it never loads;
 - the state stands after the last batch of an epoch: if it was saved after a step, Lightning runs
   the next epoch on the exhausted iterator; if after the epoch's end, it loads no state at all, so a
-  generator of the loader would start over.
+  generator of the loader would start over. And as Lightning never asks a loader with a length for
+  more, a sampler without workers has not drawn what it draws as it ends; resuming has.
 
 All access to Lightning's private attributes for this is in this file.
 """
@@ -66,9 +67,14 @@ def correct_resumed_loaders(trainer: Any) -> None:
     are_over = [_nothing_left(loader) for loader in _flattened(trainer)]  # ask each: it may act
     if states and not loop.restarting:
         # Run the rest of the epoch: with another number of ranks it may be longer.
-        if not all(state.get("finished", True) for state in states):
-            iter(fetcher)
-    elif loop.epoch_loop.restarted_on_train_batch_end and any(are_over):
+        begins = not all(state.get("finished", True) for state in states)
+    else:
+        begins = loop.epoch_loop.restarted_on_train_batch_end and any(are_over)
+    if fetcher.length is not None:  # else Lightning had asked for a batch behind the last one
+        for loader, is_over in zip(_flattened(trainer), are_over, strict=True):
+            if isinstance(loader, DataLoader) and (begins or is_over):
+                loader._state.undo_look_ahead(loader)
+    if begins:
         iter(fetcher)
 
 

@@ -7,7 +7,7 @@ import torch
 from _datasets import ShuffledSource
 from _later import later
 from _loader_helpers import DataLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 from spdl_torch import PipelineDataset
 from spdl_torch.data.checkpoint import user_state
@@ -35,8 +35,11 @@ NUM_EPOCHS = 3
 class Pairs(Dataset):
     """Sample i is the number i and what it drew."""
 
+    def __init__(self, length=10):
+        self.length = length
+
     def __len__(self):
-        return 10
+        return self.length
 
     def __getitem__(self, index):
         return torch.tensor([float(index), torch.rand(()).item()])
@@ -59,6 +62,34 @@ def sized(num_workers):
         seed=1,
         num_workers=num_workers,
     )
+
+
+def shuffled(length, num_workers):
+    """Batches of three, all full; whoever draws them all need not ask the sampler for its end."""
+    return DataLoader(
+        Pairs(length),
+        batch_size=3,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(4),
+        seed=1,
+        num_workers=num_workers,
+    )
+
+
+def even(num_workers):
+    return shuffled(12, num_workers)
+
+
+def dropping(num_workers):
+    return shuffled(13, num_workers)
+
+
+def replacing(num_workers):
+    """Draws 32 indices at a time, as many as an epoch of four batches has."""
+    generator = torch.Generator().manual_seed(4)
+    sampler = RandomSampler(Pairs(), True, 96, generator)
+    return DataLoader(Pairs(), 8, sampler=sampler, num_workers=num_workers, seed=1)
 
 
 def pipeline(num_workers):
@@ -100,7 +131,7 @@ def stateful(num_workers):
     return DataLoader(Kept(), batch_size=3, num_workers=num_workers)
 
 
-def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
+def fit(loader, folder, *, touches_estimate=False, checkpoint=None, **options):
     """Train; the diary. The first run leaves a checkpoint behind every step and every epoch."""
     added = [ours.PipelineStatsMonitor(db_path=folder / "run.db")]
     if checkpoint is None:
@@ -112,7 +143,7 @@ def fit(loader, folder, *, touches_estimate=False, checkpoint=None):
             ),
         ]
     trainer = lightning.Trainer(
-        max_epochs=NUM_EPOCHS,
+        **{"max_epochs": NUM_EPOCHS, **options},
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
@@ -150,19 +181,39 @@ def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_esti
     assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
 
 
-def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs):
-    whole = fit(make(num_workers), tmp_path / "whole", touches_estimate=touches_estimate)
+@numbers_of_workers
+@with_the_estimate
+@pytest.mark.parametrize("options", [{}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}])
+@pytest.mark.parametrize("make", [even, dropping])
+def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
+    tmp_path, make, options, touches_estimate, num_workers
+):
+    """Lightning stops at ``len()``. A sampler that is asked no more does not draw what it draws as
+    it ends, and resuming has to leave its generator there."""
+    places = {"steps": [3, 4], "epochs": [0, 1]}
+    assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
+
+
+@numbers_of_workers
+@with_the_estimate
+def test_later_epochs_have_their_order_where_lightning_ends_early(
+    tmp_path, touches_estimate, num_workers
+):
+    """``limit_train_batches``: an index that nobody had drawn costs the generator nothing."""
+    places = {"steps": [3], "epochs": [0, 1]}
+    options = {"limit_train_batches": 4}
+    assert_exact(tmp_path, replacing, touches_estimate, num_workers, **places, **options)
+
+
+def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, **options):
+    options["touches_estimate"] = touches_estimate
+    whole = fit(make(num_workers), tmp_path / "whole", **options)
     assert len(whole) == 4 * NUM_EPOCHS
     checkpoints = [(step, tmp_path / "whole" / "steps" / f"step={step}.ckpt") for step in steps] + [
         (4 * (n + 1), tmp_path / "whole" / "epochs" / f"epoch={n}.ckpt") for n in epochs
     ]
     for number, (step, path) in enumerate(checkpoints):
-        seen = fit(
-            make(num_workers),
-            tmp_path / f"again{number}",
-            touches_estimate=touches_estimate,
-            checkpoint=path,
-        )
+        seen = fit(make(num_workers), tmp_path / f"again{number}", checkpoint=path, **options)
         assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
         if make is not unsized:  # otherwise Lightning does not know that it saved at an epoch's end
             assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"

@@ -29,6 +29,9 @@ class EpochStart(NamedTuple):
     """The last indices before this iterator's first."""
     nothing_left: bool
     """Whether the epoch began after its last batch: the saved loop had not seen the end."""
+    before_first: list[torch.Tensor]
+    """The user's generators before the first index was drawn ahead, to go on within an epoch; [] =
+    nothing was drawn ahead that may have to be drawn again."""
     generators: list[torch.Tensor]
     base_seed: int
     num_epochs: int

@@ -20,6 +20,7 @@ from ..checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
     drawn_base_seed,
+    generators_of,
     is_packed_batch,
     order_drawn_again,
     skipped,
@@ -103,13 +104,15 @@ class EpochIterator(_BaseDataLoaderIter):
         drawing = drawing_of(self._index_sampler, self._sampler_iter, resume, last)
         if drawing is not None:
             self._sampler_iter = drawing
-        first = [None]
+        first, before_first = [None], list[torch.Tensor]()
         if self._resume is not None:
             seed = streams_seed = self._resume.epoch_seed
             if loader.rng == "worker":
                 streams_seed = self._resume.seed_of_rest()
             start, self._num_samples_submitted = self._skipped_to(self._resume)
             is_before_order = redrawn.is_before_order(self._resume)
+            if not self._num_workers and drawing is None:  # else indices are drawn ahead anyway
+                before_first = [each.get_state() for each in generators_of(loader)[1:]]
             first = self._draw_first_index(drawing)
             if is_before_order:
                 redrawn.trainers = torch.get_rng_state()
@@ -122,7 +125,7 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         self._begun_from = self._worker_states(resume)
         self._progress = known.progress = self._new_progress(
-            loader, seed, resume, redrawn, drawing, nothing_left=not first
+            loader, seed, resume, redrawn, drawing, before_first, nothing_left=not first
         )
 
     def _new_seed(self, loader: BaseLoader[Any]) -> tuple[int, int]:
@@ -148,6 +151,7 @@ class EpochIterator(_BaseDataLoaderIter):
         resume: ResumeState | None,
         redrawn: Redrawn,
         drawing: Drawing | None,
+        before_first: list[torch.Tensor],
         *,
         nothing_left: bool,
     ) -> Progress:
@@ -162,6 +166,7 @@ class EpochIterator(_BaseDataLoaderIter):
             in_batches=self._auto_collation,
             before=() if within is None else within.last_indices_of(self._index_sampler),
             nothing_left=nothing_left,
+            before_first=before_first,
             generators=redrawn.states,
             base_seed=int(self._base_seed),
             num_epochs=self._num_epochs - 1,
