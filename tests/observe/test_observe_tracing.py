@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import threading
+from fractions import Fraction
 
+import numpy
 import pytest
 import torch
 from _datasets import MapData
@@ -17,7 +19,15 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from spdl_torch import PipelineDataset
-from spdl_torch.observe import Profile, check_trace, flight_recorder, tracing
+from spdl_torch.observe import (
+    Profile,
+    check_trace,
+    flight_recorder,
+    trace_counter,
+    trace_event,
+    tracing,
+)
+from spdl_torch.observe.trace import json_file
 from spdl_torch.observe.trace import last_seconds as flight_recorder_module
 from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
@@ -212,6 +222,81 @@ def test_tracing_writes_what_was_before_an_exception(tmp_path):
     with pytest.raises(Boom, match="7"), tracing(tmp_path / "run.json"):
         fail_in_loop(loader, Boom(7))
     assert check_trace(tmp_path / "run.json").num_slices > 0
+
+
+def test_an_exception_of_the_block_passes_where_no_trace_can_be_written(
+    tmp_path, monkeypatch, caplog
+):
+    """An error while writing is logged: it must not take the place of the training's own."""
+
+    def refuse(*_):
+        raise OSError("no space left")
+
+    loader = DataLoader(MapData(8), batch_size=2, num_workers=1)
+    monkeypatch.setattr(json_file, "whole_file", refuse)
+    with pytest.raises(Boom, match="7"), tracing(tmp_path / "run.json"):
+        fail_in_loop(loader, Boom(7))
+    assert "no trace was written" in caplog.text
+    assert "no space left" in caplog.text
+    with pytest.raises(OSError, match="no space"), tracing(tmp_path / "run.json"):
+        list(loader)
+
+
+# -- counters ----------------------------------------------------------------------------------
+
+
+def counters_in(path, name="counter 0"):
+    check_trace(path)
+    return [e["args"]["value"] for e in events_of(path) if (e["ph"], e["name"]) == ("C", name)]
+
+
+@pytest.mark.parametrize("value", [
+    1.5, True, 3, Fraction(3, 2), numpy.float32(1.5), numpy.ones(1), torch.tensor(1.5),
+    torch.ones(1, 1, requires_grad=True), torch.tensor(1.5, dtype=torch.bfloat16),
+])  # fmt: skip
+def test_a_counter_takes_whatever_is_one_number(tmp_path, value):
+    """A loss is often a tensor, a metric a number of NumPy's."""
+    with tracing(tmp_path / "run.json"):
+        trace_counter(0, value)
+    (shown,) = counters_in(tmp_path / "run.json")
+    assert shown == value
+
+
+@pytest.mark.parametrize(("value", "got"), [
+    (torch.ones(2), r"Tensor of shape \(2,\)"), (numpy.ones((2, 3)), r"ndarray of shape \(2, 3\)"),
+    ("1.5", "str"), (b"1", "bytes"), (None, "NoneType"), (1j, "complex"),
+    (torch.tensor(1j), "Tensor"),
+])  # fmt: skip
+def test_a_counter_refuses_what_is_not_one_number(tmp_path, value, got):
+    """At the call, where the mistake is; the trace is written without it."""
+    with tracing(tmp_path / "run.json"):
+        trace_counter(0, 1.0)
+        with pytest.raises(TypeError, match=f"single one, got {got}"):
+            trace_counter(0, value)
+    assert counters_in(tmp_path / "run.json") == [1.0]
+
+
+def test_a_counter_that_is_not_finite_leaves_the_trace_whole(tmp_path, caplog):
+    """No curve shows NaN; an event shows when the value became so, and the log says how often."""
+    nan, inf = float("nan"), float("inf")
+    with tracing(tmp_path / "run.json"):
+        for value in (1.0, nan, nan, torch.tensor(-inf), 2.0, 10**400):
+            trace_counter(0, value)
+    assert counters_in(tmp_path / "run.json") == [1.0, 2.0]
+    events = [e for e in events_of(tmp_path / "run.json") if e["name"] == "counter 0 is not finite"]
+    assert [e["args"]["value"] for e in events] == ["nan", "inf"], "once each time it begins"
+    assert "4 values of counter 0 are not finite" in caplog.text
+
+
+def test_a_name_of_any_type_leaves_the_trace_whole(tmp_path):
+    """The name of a slice is a text, whatever was given."""
+    with tracing(tmp_path / "run.json"):
+        for name in (5, torch.tensor(1), b"x"):
+            with trace_event(name):
+                pass
+    check_trace(tmp_path / "run.json")
+    names = {e["name"] for e in events_of(tmp_path / "run.json") if e["ph"] == "X"}
+    assert names == {"5", "tensor(1)", "b'x'"}
 
 
 def test_tracing_of_nothing_says_so(tmp_path, caplog):

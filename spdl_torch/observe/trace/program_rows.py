@@ -5,6 +5,7 @@ they are inside a turn, otherwise on rows of their own.
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ...pipeline.recorder.timeline import Row, Timeline
-    from .user_events import Program, Span
+    from .user_events import Count, Program, Span
 
 Event = dict[str, Any]
 
@@ -77,9 +78,22 @@ class ProgramRows:
             if span.cpu_ns >= 0:
                 event["tdur"] = microseconds(span.cpu_ns)
             self.events.append(event)
-        for count in program.counts:
-            where: Event = {"ph": "C", "name": count.name, "pid": self.pid, "tid": self.pid}
-            where |= {"ts": self._time_of(count.time_ns), "args": {"value": count.value}}
+        self._add_counts(program.counts)
+
+    def _add_counts(self, counts: Sequence[Count]) -> None:
+        """Add the curves. JSON has neither NaN nor infinity: an event shows where they begin."""
+        not_finite: set[str] = set()
+        for count in counts:
+            where: Event = {"pid": self.pid, "tid": self.pid, "ts": self._time_of(count.time_ns)}
+            if math.isfinite(count.value):
+                not_finite.discard(count.name)
+                where |= {"ph": "C", "name": count.name, "args": {"value": count.value}}
+            elif count.name not in not_finite:
+                not_finite.add(count.name)
+                where |= {"ph": "i", "name": f"{count.name} is not finite", "cat": "program"}
+                where |= {"s": "p", "args": {"value": str(count.value)}}
+            else:
+                continue
             self.events.append(where)
 
     def _tid_for(self, span: Span) -> int:

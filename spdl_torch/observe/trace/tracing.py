@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,8 @@ def tracing(
 ) -> Iterator[None]:
     """Record what every thread of every pipeline and loader does in the block, and write it to
     ``path``, for Perfetto (https://ui.perfetto.dev) and chrome://tracing; also when the block
-    ends by an exception. Slices of your own: :func:`spdl_torch.observe.trace_event`.
+    ends by an exception, which comes through whatever becomes of the trace: then an error while
+    writing it is logged. Slices of your own: :func:`spdl_torch.observe.trace_event`.
 
     path: of any name; gzipped where it ends in ``.gz``. Or a descriptor of an open file, which is
         closed.
@@ -64,20 +67,42 @@ def tracing(
         path = path_to_write(path)
     session, log = RecordingSession(level), ProgramLog()
     start_probing(session)  # which also records garbage collections
+    is_failing = True
     try:
         yield
+        is_failing = False
     finally:
         stop_probing(session)
         join_probing(_JOIN_SECONDS)
         program = log.close(process_name, session.began_ns)
-        profile = profile_of(session.end(), since_ns=session.began_ns, program=program)
-        if isinstance(path, int):
-            write_to_descriptor(path, profile._as_trace(None, max_events))
-        elif profile.timelines or program:
-            written = profile.write_trace(path, max_events=max_events)
-            _logger.info("tracing: trace written to %s", written)
-        else:
-            _logger.warning("tracing: nothing was loaded, so %s was not written", path)
+        recorders = session.end()
+        try:
+            profile = profile_of(recorders, since_ns=session.began_ns, program=program)
+            _write(profile, path, max_events)
+        except Exception as error:
+            if not is_failing:
+                raise
+            _logger.error("tracing: no trace was written to %s: %r", path, error)
+        _say_not_finite(program)
+
+
+def _write(profile: Profile, path: str | os.PathLike[str] | int, max_events: int) -> None:
+    if isinstance(path, int):
+        write_to_descriptor(path, profile._as_trace(None, max_events))
+    elif profile.timelines or profile._program:
+        written = profile.write_trace(path, max_events=max_events)
+        _logger.info("tracing: trace written to %s", written)
+    else:
+        _logger.warning("tracing: nothing was loaded, so %s was not written", path)
+
+
+def _say_not_finite(program: Program) -> None:
+    """Log how many values of counters no curve can show."""
+    names = Counter(each.name for each in program.counts if not math.isfinite(each.value))
+    for name, number in names.items():
+        _logger.warning(
+            "tracing: %d values of %s are not finite: no curve shows them", number, name
+        )
 
 
 def profile_of(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...scopes import scope
 
@@ -38,6 +39,7 @@ class Count:
     name: str
     time_ns: int
     value: float
+    """May be NaN or infinite, as a loss that has left its range: no curve can show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ _open_logs: list[ProgramLog] = []
 def trace_event(name: str) -> Iterator[None]:
     """Show the block as a slice of that name in the trace of :func:`tracing`, on the row of the
     thread that runs it. Costs next to nothing while nothing is traced.
+
+    name: of another type than ``str``: its text is the name.
     """
     if not _open_logs:
         yield
@@ -96,17 +100,43 @@ def trace_event(name: str) -> Iterator[None]:
         cpu_ns, ended_ns = thread_time_ns() - cpu_ns, perf_counter_ns()
         me = threading.current_thread()
         native_id = threading.get_native_id()
-        span = Span(name, me.name, native_id, started_ns, ended_ns, max(cpu_ns, 0))
+        span = Span(str(name), me.name, native_id, started_ns, ended_ns, max(cpu_ns, 0))
         for log in _open_logs.copy():
             log.spans.append(span)
 
 
 def trace_counter(i: int, val: float) -> None:
-    """Show the curve ``counter i`` at that value from now on, in the trace of :func:`tracing`."""
+    """Show the curve ``counter i`` at that value from now on, in the trace of :func:`tracing`. Does
+    nothing while nothing is traced.
+
+    val: a number, or a tensor or array with a single one; that of a CUDA tensor is waited for. NaN
+        and infinity leave the curve as it is: an event shows when the value became so.
+    Raises: TypeError: ``val`` is something else.
+    """
     if _open_logs:
-        count = Count(f"counter {i}", perf_counter_ns(), val)
+        count = Count(f"counter {i}", perf_counter_ns(), _number_of(val))
         for log in _open_logs.copy():
             log.counts.append(count)
+
+
+def _number_of(val: Any) -> float:
+    try:
+        if not isinstance(val, str | bytes | bytearray):
+            # torch warns of float() of a tensor with a gradient, NumPy of an array with dimensions.
+            return float(val.item() if callable(getattr(val, "item", None)) else val)
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf if val > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError):  # more than one number, or none
+        pass
+    raise TypeError(
+        "trace_counter: val must be a number, or a tensor or array with a single one, got "
+        f"{_described(val)}. Pass one number for each counter."
+    )
+
+
+def _described(val: object) -> str:
+    kind, shape = type(val).__name__, getattr(val, "shape", None)
+    return kind if shape is None else f"{kind} of shape {tuple(shape)}"
 
 
 def _cut(span: Span, since_ns: int) -> Span:
