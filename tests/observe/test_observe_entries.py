@@ -108,6 +108,25 @@ LOADERS = {
 }
 
 
+def test_file_gives_the_advice_of_a_loader_without_workers_again(tmp_path):
+    """No workers are not one worker: what to do, and what any other number would give."""
+    path, no_queue = tmp_path / "s.db", QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
+    fetch = TaskPerfStats(1000, 0, 0.0095, 0.01, 0.01, 10.0, 0.0001, 0.0095, 9.5)
+    collate = TaskPerfStats(200, 0, 0.0005, 0.001, 0.001, 10.0, 0.0005, 0.0005, 0.1)
+    stages = (
+        StageStats("fetch", 1, fetch, no_queue, 0, 0.95, 0.0, 0.0),
+        StageStats("collate", 1, collate, no_queue, 0, 0.01, 0.0, 0.0),
+    )
+    probes = Probes(run_delay_ratio=0.0, num_cores=16, cores_used=0.02, helper_cores=0.0)
+    live = make_report(PipelineStats(10.0, 0.96, stages), probes, pooled=("fetch", "collate"))
+    write(path, *entries_of(live))
+    stored = report_of_file(path)
+    assert stored.verdict == live.verdict
+    assert live.verdict.action.startswith("Raise num_workers from 0 to about")
+    for number in (0, 1, 2, 8):
+        assert str(stored.what_if(num_workers=number)) == str(live.what_if(num_workers=number))
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_file_gives_the_report_again(tmp_path, kind):
     """Cause, stage and finding of the live one, though it was written in laps."""

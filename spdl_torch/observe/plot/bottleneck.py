@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..store.stored_run import probes_of_events, stats_of_rows
+from ..store.stored_run import as_measured, probes_of_events, stats_of_rows
 from ..verdict.causes import Cause
 from ..verdict.verdict import judge
 
@@ -45,7 +45,8 @@ def _find(
     queues = [row for row in rows if "num_items" in row]
     if not queues:
         return None
-    verdict = judge(stats_of_rows(tasks, queues), probes, pooled=pooled)
+    stats = as_measured(stats_of_rows(tasks, queues), pooled)
+    verdict = judge(stats, probes, pooled=pooled)
     if verdict.cause is Cause.SOURCE:
         source = min(queues, key=lambda row: row["stage_number"])
         return Finding(verdict.finding, source["label"])

@@ -48,7 +48,7 @@ def report_of_file(
     data_events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
     with _checking_details(db_path):
         probes, pooled = probes_of_events(probes_events, pipeline or 0)
-        report = make_report(stats, probes, pooled=pooled)
+        report = make_report(as_measured(stats, pooled), probes, pooled=pooled)
         report = replace(report, placements=_placements_of(placement_events, pipeline or 0))
         data = _data_of(data_events, pipeline or 0)
         report = replace(report, stats=replace(report.stats, data=data))
@@ -198,6 +198,23 @@ def stats_of_rows(
         consumer_wait_ratio=min(1.0, _sum(sink, "get_wait_time") / max(elapsed, 1e-9)),
         stages=tuple(stages),
     )
+
+
+def as_measured(stats: PipelineStats, pooled: Sequence[str]) -> PipelineStats:
+    """Return the statistics as the run itself had them: a loader without workers has no queues, and
+    its file gives them windows in which nothing ever waits. Even the one worker of a loader waits,
+    at least for its first job.
+
+    pooled: the stages that share threads, as in the event ``probes``.
+    """
+    waits = any(
+        stage.wait_in_ratio or stage.wait_out_ratio or stage.queue.occupancy_rate
+        for stage in stats.stages
+    )
+    if waits or not pooled:
+        return stats
+    none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
+    return replace(stats, stages=tuple(replace(stage, queue=none) for stage in stats.stages))
 
 
 def rows_by_stage(

@@ -67,7 +67,9 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
         return None
     if stages[-1].queue.elapsed > 0:
         return stages[-1].queue.num_items
-    tasks = stages[0].tasks  # loaded on the consumer's own thread: there is no queue
+    # Loaded on the consumer's own thread: there is no queue. Samples that are not put together, as
+    # with batch_size=None, are delivered by the first stage.
+    tasks = stages[-1].tasks if stages[-1].tasks.num_tasks else stages[0].tasks
     return tasks.num_tasks - tasks.num_failures
 
 

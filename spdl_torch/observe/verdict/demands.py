@@ -96,7 +96,7 @@ def demands_of(
     placement: Placement | None,
 ) -> Demands:
     """Return what a batch takes. Raises: NotKnown."""
-    num_batches = _enough_batches(stats, pooled)
+    num_batches = _enough_batches(stats)
     if probes.num_cores is None:
         raise NotKnown("the number of cores is unknown")
     if probes.cores_used is None:
@@ -170,10 +170,8 @@ def _num_workers(stage: StageStats, placement: Placement | None, inline: bool) -
     return max(1, stage.concurrency if placement is None else placement.num_workers)
 
 
-def _enough_batches(stats: PipelineStats, pooled: Sequence[str]) -> int:
+def _enough_batches(stats: PipelineStats) -> int:
     num_batches = num_delivered(stats.stages) or 0
-    if is_inline(stats, pooled) and stats.stages[-1].tasks.num_tasks:
-        num_batches = stats.stages[-1].tasks.num_tasks  # its last stage makes the batches
     if not num_batches:
         raise NotKnown("nothing was delivered")
     if stats.elapsed < SHORT_SECONDS:
