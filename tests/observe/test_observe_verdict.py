@@ -260,6 +260,35 @@ def test_waits_for_the_gil_fall_into_any_op_of_a_pool():
 POOLED = ["fetch", "collate"]
 
 
+@pytest.mark.parametrize("gil_seconds", [6e-3, 2e-4])
+def test_the_gil_is_blamed_on_the_stage_that_computes(gil_seconds):
+    """A stage that sleeps waits for the GIL each time it wakes up, and does not hold it. (As
+    measured: ``fetch`` sleeps, ``collate`` is Python.)"""
+    fetch = stage("fetch", busy=0.51, cpu=0.018, threads=2)
+    collate = stage("collate", busy=0.48, cpu=0.96, threads=2)
+    probes = Probes(gil_seconds=gil_seconds, num_cores=2)
+    verdict = judge(reading(0.98, fetch, collate), probes, pooled=POOLED)
+    assert verdict.stage == "collate"
+    assert "stage 'collate' is the bottleneck, and its workers" in verdict.finding
+    assert "few calls that release the GIL, or run it in processes" in verdict.action
+    turned = reading(0.98, replace(collate, name="fetch"), replace(fetch, name="collate"))
+    assert judge(turned, probes, pooled=POOLED).stage == "fetch"
+    assert "best a batch at a time" in judge(turned, probes, pooled=POOLED).action
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_cache_is_advised_where_collating_is_the_bottleneck(threads):
+    """It keeps samples, which have to be collated all the same."""
+    fetch = stage("fetch", busy=0.15, threads=threads)
+    collate = stage("collate", busy=0.83, threads=threads)
+    probes = Probes(run_delay_ratio=0.4, num_cores=threads, cores_used=float(threads))
+    verdict = judge(reading(0.98, fetch, collate), probes, pooled=POOLED)
+    assert verdict.stage == "collate"
+    assert verdict.action.endswith("or less work for each batch (in collate_fn).")
+    verdict = judge(reading(0.98, replace(collate, name="fetch")), probes, pooled=POOLED)
+    assert "cached() around the dataset" in verdict.action
+
+
 def test_workers_without_a_core_are_not_idle():
     """Other programs may take it between two calls as well as within one."""
     stats = reading(0.9, stage("fetch", busy=0.3, cpu=0.6, wait_in=0.05))

@@ -101,10 +101,18 @@ class _Question(NamedTuple):
         return max(0.0, self.probes.num_cores / self.cores_used - 1)
 
     @property
+    def collates(self) -> bool:
+        """Whether it is what a loader's workers do with the samples of a batch, once they have
+        them."""
+        return self.is_workers and self.found.stage is not self.stats.stages[0]
+
+    @property
     def less_work(self) -> str:
         """What would make an item cheaper."""
         if not self.is_workers:
             return "less work for each item"
+        if self.collates:  # neither a cache of samples nor reading them together makes it shorter
+            return "less work for each batch (in collate_fn)"
         made = num_delivered(self.stats.stages) or 0
         calls = self.stats.stages[0].tasks.num_tasks
         if calls <= 2 * (made + self.load.threads):  # a call is a batch already
@@ -168,8 +176,8 @@ def _against_gil(asked: _Question, ceiling: Ceiling) -> Advice:
         action += _without_gil(asked)
     else:
         action += (
-            f"{_IN_FEW_CALLS}. Processes would not help either: {asked.cores_used:.1f} of the "
-            f"{asked.probes.num_cores:g} cores are in use."
+            f"{_in_few_calls(asked)}. Processes would not help either: {asked.cores_used:.1f} of "
+            f"the {asked.probes.num_cores:g} cores are in use."
         )
     if asked.probes.could_go_without_gil:
         action += f" {_SWITCH_OFF}"
@@ -283,7 +291,10 @@ _SWITCH_OFF = (
     "on: with PYTHON_GIL=0 it stays off."
 )
 
-_IN_FEW_CALLS = "Do its work in few calls that release the GIL, best a batch at a time"
+
+def _in_few_calls(asked: _Question) -> str:
+    calls = "Do its work in few calls that release the GIL"
+    return calls if asked.collates else f"{calls}, best a batch at a time"
 
 
 def _unless_gil(asked: _Question) -> str:
@@ -304,4 +315,4 @@ def _without_gil(asked: _Question) -> str:
         if asked.is_workers
         else "on a process pool (executor=)"
     )
-    return f"{_IN_FEW_CALLS}, or run it {of_its_own}."
+    return f"{_in_few_calls(asked)}, or run it {of_its_own}."

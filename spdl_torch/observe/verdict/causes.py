@@ -80,6 +80,15 @@ def bottleneck_of(stages: Sequence[StageStats]) -> StageStats | None:
     return max(stages, key=lambda stage: stage.busy_ratio, default=None)
 
 
+def holder_of_gil(
+    stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]
+) -> StageStats:
+    """Return the stage with the largest CPU time, of those that share their threads with ``stage``:
+    a wait for the GIL may fall into any of them, and only who computes can hold it."""
+    own = _sharing(stage, stages, pooled)
+    return max(own, key=lambda each: (each.busy_ratio * each.cpu_ratio, each.busy_ratio))
+
+
 class Load(NamedTuple):
     """The load of a stage's threads, whichever stage of their pool they work for."""
 
@@ -136,7 +145,7 @@ def load_of(
 ) -> Load:
     """Return the load of a stage's threads; ``pooled``: as for :func:`judge`. Without ``probes``
     nothing is known of threads that its ops start."""
-    own = [each for each in stages if each is stage or {each.name, stage.name} <= {*pooled}]
+    own = _sharing(stage, stages, pooled)
     busy = sum(each.busy_ratio for each in own)
     cpu = sum(each.busy_ratio * each.cpu_ratio for each in own) / busy if busy else 0.0
     is_timed = any(each.tasks.num_tasks > each.tasks.num_failures for each in own)
@@ -144,6 +153,13 @@ def load_of(
     others = [each for each in stages if each not in own]
     helpers = None if probes is None else _helpers_of(load, others, probes)
     return load._replace(helpers=helpers)
+
+
+def _sharing(
+    stage: StageStats, stages: Sequence[StageStats], pooled: Sequence[str]
+) -> list[StageStats]:
+    """Return the stages that run on the threads of this one, with itself."""
+    return [each for each in stages if each is stage or {each.name, stage.name} <= {*pooled}]
 
 
 def _helpers_of(load: Load, others: Sequence[StageStats], probes: Probes) -> float | None:

@@ -14,6 +14,7 @@ from .causes import (
     Load,
     bottleneck_of,
     cause_of,
+    holder_of_gil,
     load_of,
     may_wait_for_gil,
     num_delivered,
@@ -110,6 +111,8 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         return Finding(cause=Cause.START, is_workers=bool(pooled))
     cause = cause_of(load, probes)
     may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
+    if cause is Cause.GIL or may_be_gil:
+        stage = holder_of_gil(stage, stats.stages, pooled)
     return Finding(
         cause=Cause.UNKNOWN if may_be_gil else cause,
         stage=stage,
