@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -20,12 +22,14 @@ from .data.lightning_states import correct_resumed_loaders, correct_saved_states
 from .observe.store.metrics import legal_name, metrics_of
 from .observe.verdict.epoch_intervals import EpochIntervals
 from .observe.verdict.intervals import sum_of_intervals
+from .scopes import scope
 
 if TYPE_CHECKING:
     import os
 
     import lightning.pytorch as pl
 
+    from .observe.store.epoch_watchers import EpochWatcher
     from .observe.verdict.causes import Cause
     from .observe.verdict.placement import Placement
     from .observe.verdict.report import Report
@@ -95,6 +99,8 @@ class PipelineStatsMonitor(Callback):
         self._across_ranks = across_ranks
         self._file = None if db_path is None else LoadersFile(db_path)
         self._intervals: dict[str, EpochIntervals] = {}
+        self._watching: ExitStack | None = None
+        """From the first batch of a training epoch to its end: what is told of new passes."""
         self._logged: dict[str, tuple[Cause, str | None]] = {}
         self._printed_placement: dict[str, Placement] = {}
         self._logged_placement: dict[str, Placement] = {}
@@ -113,6 +119,7 @@ class PipelineStatsMonitor(Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the remaining statistics to the file."""
+        self._stop_watching()
         if self._file is not None:
             self._file.close()
 
@@ -122,6 +129,7 @@ class PipelineStatsMonitor(Callback):
         """Write the remaining statistics to the file, up to the step that failed."""
         if trainer.training:  # and not pausing for a validation
             self._end_intervals(trainer)
+        self._stop_watching()
         if self._file is not None:
             self._file.close()
 
@@ -144,6 +152,19 @@ class PipelineStatsMonitor(Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the statistics of a new epoch from zero."""
         self._intervals.clear()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Watch for loaders that start again within the epoch, from its first batch on: before
+        that, Lightning begins the pass of the epoch itself.
+        """
+        if self._watching is not None:
+            return
+        self._watching = ExitStack()
+        for name, source in self._reporting(trainer.train_dataloader):
+            watcher = partial(self._between_passes, name, source)
+            self._watching.enter_context(_watched(source, watcher))
 
     def on_train_batch_end(
         self,
@@ -181,6 +202,7 @@ class PipelineStatsMonitor(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the verdict of the epoch."""
+        self._stop_watching()
         self._end_intervals(trainer)
         if not self._intervals and not self._has_warned:
             self._has_warned = True
@@ -219,11 +241,33 @@ class PipelineStatsMonitor(Callback):
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
         for name, report in self._reports(trainer.train_dataloader):
-            intervals = self._intervals.setdefault(name, EpochIntervals())
-            before = intervals.before
-            if intervals.end(report) and self._file is not None:
-                self._file.write("train", name, report, before)
+            self._end_interval(name, report)
         self._write_events("train", trainer.train_dataloader)
+
+    def _end_interval(self, name: str, report: Report) -> None:
+        intervals = self._intervals.setdefault(name, EpochIntervals())
+        before = intervals.before
+        if intervals.end(report) and self._file is not None:
+            self._file.write("train", name, report, before)
+
+    @scope
+    def _between_passes(self, name: str, source: Any) -> Iterator[None]:
+        """Run while a loader that ``"max_size_cycle"`` starts again ends one pass and begins the
+        next, whose statistics begin at zero.
+        """
+        report = _report_of(source)
+        if report is not None:
+            self._end_interval(name, report)
+        if self._file is not None:
+            self._file.write_events("train", name, source)
+        yield
+        if name in self._intervals:
+            self._intervals[name].before = None
+
+    def _stop_watching(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.close()
 
     def _write_events(self, split: str, loaders: Any) -> None:
         if self._file is not None:
@@ -233,11 +277,9 @@ class PipelineStatsMonitor(Callback):
     def _reports(self, loaders: Any) -> Iterator[tuple[str, Report]]:
         """Yield the report of every loader that has statistics, under its name among several."""
         for name, source in self._reporting(loaders):
-            try:
-                report = source.report()
-            except RuntimeError:  # nothing was loaded yet, or stats=False
-                continue
-            yield name, report
+            report = _report_of(source)
+            if report is not None:
+                yield name, report
 
     def _reporting(self, loaders: Any) -> Iterator[tuple[str, Any]]:
         """Yield what has a report: each loader, or the dataset inside it, with its name."""
@@ -287,6 +329,28 @@ class PipelineStatsMonitor(Callback):
             self._printed_placement[name] = placement
             lines.append(f"The workers live {placement}")
         rank_zero_info("\n".join(lines))
+
+
+def _report_of(source: Any) -> Report | None:
+    try:
+        report: Report = source.report()
+    except RuntimeError:  # nothing was loaded yet, or stats=False
+        return None
+    return report
+
+
+@scope
+def _watched(source: Any, watcher: EpochWatcher) -> Iterator[None]:
+    """Have a loader tell ``watcher`` of every new pass; one that is not ours tells nothing."""
+    if not hasattr(source, "_epoch_watchers"):
+        yield
+        return
+    source._epoch_watchers = (*source._epoch_watchers, watcher)
+    try:
+        yield
+    finally:
+        left = tuple(each for each in source._epoch_watchers if each is not watcher)
+        source._epoch_watchers = left
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:

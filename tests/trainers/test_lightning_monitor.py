@@ -498,6 +498,49 @@ def test_totals_of_the_file_are_what_was_loaded(tmp_path, every):
     assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
 
 
+def short_pipeline():
+    """Three batches of three, out of a pipeline."""
+    builder = PipelineBuilder().add_source(range(9)).pipe(float, name="fetch")
+    return PipelineDataset(builder.aggregate(3).pipe(column, name="collate").add_sink())
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 7, 100])
+@pytest.mark.parametrize(
+    "short",
+    [
+        lambda: DataLoader(Points(9), batch_size=3),
+        lambda: DataLoader(Points(9), batch_size=3, num_workers=2),
+        lambda: DataLoader(Points(9), batch_size=3, num_workers=1, persistent_workers=True),
+        short_pipeline,
+    ],
+)
+def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short, every):
+    """To the item, wherever in a pass figures are logged: three passes in each of two epochs."""
+    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    pair = {"long": DataLoader(Points(27), batch_size=3), "short": short()}
+    runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=4)
+    runs.fit(modules.Plain(), utilities.CombinedLoader(pair, "max_size_cycle"), ours())
+    loaded = num_loaded(tmp_path / "s.db")
+    of_short = {name: count for name, count in loaded.items() if name.startswith("1:")}
+    assert [count for name, count in of_short.items() if "fetch" in name] == [54]
+    assert [count for name, count in of_short.items() if "collate" in name] == [18]
+    assert getattr(pair["short"], "_epoch_watchers", ()) == ()
+
+
+def test_window_of_a_loader_that_starts_again_has_all_its_passes(tmp_path):
+    """What is logged covers the steps since the last time, however many passes these were; a loader
+    without statistics is passed over."""
+    pair = {
+        "long": DataLoader(Points(27), batch_size=3, stats=False),
+        "short": DataLoader(Points(6), batch_size=3),
+    }
+    monitor = monitors.PipelineStatsMonitor()
+    runs = trainer(tmp_path, monitor, log_every_n_steps=3, max_epochs=1)
+    with logged_lengths(monitor) as lengths:
+        runs.fit(modules.Plain(), utilities.CombinedLoader(pair, "max_size_cycle"))
+    assert lengths == [3, 3, 3]
+
+
 def test_every_call_of_the_trainer_is_a_run(tmp_path):
     """Closed after each."""
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
