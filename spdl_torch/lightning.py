@@ -59,8 +59,8 @@ class PipelineStatsMonitor(Callback):
     - ``data/<stage>/num_failures``, ``data/<stage>/num_dropped``: calls that raised, that returned
       None, count
     - ``data/<stage>/concurrency``: threads, count
-    - ``data/num_processes``: worker processes of a ``DataLoader``, count; 0 = its workers are
-      threads of the training process
+    - ``data/num_processes``: worker processes of a ``DataLoader`` with workers, count; 0 = these
+      are threads of the training process
 
     and at the end of a validation, test or predict epoch, over all of it, the same with
     ``data/val/``, ``data/test/`` and ``data/predict/`` in front. With several loaders the name or

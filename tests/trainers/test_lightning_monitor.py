@@ -123,6 +123,15 @@ def logged(folder, key):
     return [int(row["step"]) for row in rows(folder) if key in row]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_number_of_processes_is_logged_of_workers_alone(tmp_path, num_workers):
+    """Without workers there is nothing that could be in threads or processes."""
+    loader = DataLoader(Points(), batch_size=3, num_workers=num_workers)
+    trainer(tmp_path, monitors.PipelineStatsMonitor(), max_epochs=1).fit(modules.Plain(), loader)
+    steps = [1, 3] if num_workers else []
+    assert logged(tmp_path, "data/num_processes") == steps
+
+
 @contextmanager
 def logged_lengths(monitor):
     """Batches in each window of training that the monitor logs, of a loader without workers."""
