@@ -20,7 +20,7 @@ class LoggerFeed:
     """Gathers intervals on the loop's thread and logs their sum on another."""
 
     def __init__(self, logger: Logger, start: str) -> None:
-        self._logger = logger
+        self.logger = logger
         self._start = start
         self._lock = threading.Lock()  # guards the gathered intervals, never while the logger works
         self._gathered: list[PipelineStats] = []
@@ -42,11 +42,11 @@ class LoggerFeed:
         if not gathered or report is None:
             return
         report = replace(report, stats=gathered[0])
-        self._logger.log(metrics_of(report, self._start), step)
+        self.logger.log(metrics_of(report, self._start), step)
         placement = report.placement
         if placement is not None and not placement.is_as(self._logged_placement):
             self._logged_placement = placement
-            self._logger.text(f"{self._start}/placement", str(placement), step)
+            self.logger.text(f"{self._start}/placement", str(placement), step)
 
 
 def _sum(intervals: list[PipelineStats]) -> PipelineStats:

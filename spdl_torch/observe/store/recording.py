@@ -83,8 +83,8 @@ def recording(
         becomes ``run.rank0.db``, ... unless the name has ``{rank}`` in it. None = no file.
     logger: a ``SummaryWriter`` of TensorBoard, a run of ``wandb`` or ``mlflow`` (or either module,
         for its current run), an object with ``log_metrics(metrics, step)``, such as Lightning's
-        loggers, a function that takes ``(metrics, step)``, or a list of these; None or ``[]`` =
-        none, as on ranks that log nothing.
+        loggers, a function that takes ``(metrics, step)``, or a list of these, in which None is
+        left out; None or ``[]`` = none, as on ranks that log nothing.
     interval_seconds: the time between two entries of a stage. An epoch's last one is taken when
         the next epoch or the block's end comes.
     prefix: the beginning of every name in loggers.
@@ -149,8 +149,10 @@ def _recording(
             _SourceLog(source, number, name, writer)
             for number, (name, source) in enumerate(sources.items())
         ]
+        failed: list[Logger] = []
         for log in logs if loggers else ():
-            log.feed(loggers, prefix, step or (None if log is logs[0] else logs[0].num_delivered))
+            own_step = step or (None if log is logs[0] else logs[0].num_delivered)
+            log.feed(loggers, prefix, own_step, failed)
             stack.callback(log.call_loggers)  # including what the block's end adds
         for log in logs:
             stack.enter_context(log)
@@ -214,6 +216,7 @@ class _SourceLog:
         self._name = name
         self._writer = writer
         self._feeds: list[LoggerFeed] = []
+        self._failed: list[Logger] = []  # those whose error was logged, for any of the loaders
         self._step: Callable[[], int] | None = None  # None = the number of its own batches
         self._num_delivered = 0
         self._pid = os.getpid()
@@ -228,8 +231,19 @@ class _SourceLog:
         self._last_decision = time.time()
         self._has_complained = False
 
-    def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
-        """Feed loggers, too; ``step``: None = under the number of this loader's batches."""
+    def feed(
+        self,
+        loggers: Sequence[Logger],
+        prefix: str,
+        step: Callable[[], int] | None,
+        failed: list[Logger],
+    ) -> None:
+        """Feed loggers, too.
+
+        step: None = under the number of this loader's batches.
+        failed: the loggers whose error was logged already; shared by all loaders.
+        """
+        self._failed = failed
         start = "/".join(filter(None, (prefix, legal_name(self._name))))
         self._feeds, self._step = [LoggerFeed(logger, start) for logger in loggers], step
 
@@ -269,7 +283,9 @@ class _SourceLog:
                 self._write_skipped()
                 self._write_decisions()
         except Exception:  # training goes on without statistics
-            self._complain("were not recorded")
+            if not self._has_complained:
+                self._has_complained = True
+                _logger.exception("recording: figures of %r were not recorded.", self._name)
 
     def _write_figures(self) -> None:
         for place, report, before, interval in self._news():
@@ -306,17 +322,14 @@ class _SourceLog:
             yield place, report, before, interval_between(before_stats, report.stats)
 
     def call_loggers(self) -> None:
-        """Hand what is new to the loggers; log an error instead of raising it."""
+        """Hand what is new to the loggers; log a logger's first error instead of raising it."""
         for feed in self._feeds:
             try:
                 feed.log()
             except Exception:  # training goes on without statistics
-                self._complain("did not reach a logger")
-
-    def _complain(self, what: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            _logger.exception("recording: figures of %r %s.", self._name, what)
+                if not any(each is feed.logger for each in self._failed):
+                    self._failed.append(feed.logger)
+                    _logger.exception("recording: figures did not reach a logger.")
 
     def _reports(self) -> list[Report]:
         """Return the present reports, after those from before any move in this epoch."""
