@@ -458,6 +458,25 @@ def test_command_compares_two_runs(tmp_path, capsys):
     assert str(REPORT) in capsys.readouterr().out
 
 
+def test_command_compares_one_of_several_pipelines_with_a_trace(tmp_path, capsys):
+    """``--pipeline`` chooses from the file; a trace has none to choose from."""
+    db = write_run(tmp_path / "run.db", reports(6), reports(6))
+    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
+    assert main(["report", str(db), "--pipeline", "0", "--compare", str(trace)]) == 0
+    assert "COMPARED" in capsys.readouterr().out
+    assert main(["report", str(db), "--pipeline", "0", "--compare", str(db)]) == 0
+    assert "COMPARED" in capsys.readouterr().out
+
+
+def test_page_holds_no_letters_that_control_a_terminal(tmp_path):
+    """Shown as in the text: names of loaders, and what events say."""
+    events = [(1.0, "skipped", {"key": f"a{HOSTILE}\x1b[2Jb"}), (1.0, "\x1b[31m", {"\x1b": 1})]
+    db = write_run(tmp_path / "run.db", reports(2), events=events)
+    page = Profile.load(db).write_html(tmp_path / "page.html").read_text()
+    assert "\x1b" not in page
+    assert r"\x1b[2Jb" in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -465,7 +484,9 @@ def test_command_compares_two_runs(tmp_path, capsys):
         (["{db}", "--compare", "{folder}/none.db"], "does not exist"),
         (["{folder}"], "is a folder, and neither"),
         (["{other}"], "not a trace in JSON, nor a statistics file"),
-        (["{db}", "--trace", "{db}"], "not a trace in JSON"),
+        (["{db}", "--trace", "{db}"], "a statistics file, not a trace"),
+        (["{empty}"], "empty.db: the file is empty: nothing was logged"),
+        (["{db}", "--format", "json", "--html", "x.html"], "exclude each other"),
         (["{trace}", "--run", "1"], "chosen from a statistics file"),
         (["{two}", "--trace", "{trace}", "--html", "x.html"], "choose with --pipeline"),
     ],
@@ -478,8 +499,10 @@ def test_command_refuses_what_it_cannot_show(tmp_path, capsys, arguments, messag
         "trace": Profile(REPORT, (timeline(2),)).write_trace(tmp_path / "t.json"),
         "folder": tmp_path,
         "other": tmp_path / "other.txt",
+        "empty": tmp_path / "empty.db",
     }
     places["other"].write_text("hello")
+    places["empty"].touch()
     assert main(["report", *(each.format(**places) for each in arguments)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -591,7 +591,7 @@ def test_profile_of_a_statistics_file_has_figures_and_no_trace(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "not a trace in JSON"),
+        (b"", "the file is empty"),
         (b"{", "not a trace in JSON"),
         (b"\x1f\x8b123", "not a trace in JSON"),
         (b'{"traceEvents": [NaN]}', "NaN is not allowed"),
@@ -830,9 +830,15 @@ def test_command_merges_ranks_and_torch(tmp_path, capsys):
         (["missing.json"], "trace missing.json does not exist"),
         (["a.json", "b.json"], "name it with -o"),
         (["a.json", "-o", "."], "this is a folder"),
+        (["a.json", "--torch", "b.json"], "--torch merges two traces"),
+        (["run.db"], "run.db: a statistics file, not a trace. Read it with"),
+        (["folder", "-o", "x.json"], "spdl-torch trace: folder: there is no trace in it"),
     ],
 )
-def test_command_says_what_it_cannot_do(arguments, complaint, capsys):
+def test_command_says_what_it_cannot_do(arguments, complaint, capsys, tmp_path, monkeypatch):
     """With exit status 2."""
+    monkeypatch.chdir(tmp_path)
+    SQLiteStatsWriter("run.db").shutdown()
+    (tmp_path / "folder").mkdir()
     assert main(["trace", *arguments]) == 2
     assert complaint in capsys.readouterr().err

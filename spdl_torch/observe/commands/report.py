@@ -70,6 +70,11 @@ def _report(arguments: argparse.Namespace) -> int:
     import sqlite3
 
     try:
+        if arguments.html is not None and arguments.format == "json":
+            raise ValueError(
+                "--html and --format json exclude each other: choose one. The page has the figures "
+                "as JSON in it, as spdl-figures."
+            )
         pairs = _runs_to_report(arguments)
         if arguments.html is not None:
             from ..page.document import write_page
@@ -86,7 +91,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _runs_to_report(arguments: argparse.Namespace) -> list[tuple[MeasuredRun, MeasuredRun | None]]:
     """Return the runs in the file, each with the run to compare it with, or None."""
-    from ..trace.loading import load_runs, load_trace
+    from ..trace.loading import is_statistics_file, load_runs, load_trace
 
     chosen = {"run_id": arguments.run, "pipeline": arguments.pipeline}
     runs = load_runs(arguments.db_path, **chosen)
@@ -97,7 +102,9 @@ def _runs_to_report(arguments: argparse.Namespace) -> list[tuple[MeasuredRun, Me
     if arguments.compare is None and arguments.compare_run is None:
         return [(run, None) for run in runs]
     path = arguments.compare or arguments.db_path
-    others = load_runs(path, run_id=arguments.compare_run, pipeline=arguments.pipeline)
+    # A trace to compare with has no pipelines to choose from.
+    pipeline = arguments.pipeline if is_statistics_file(path) else None
+    others = load_runs(path, run_id=arguments.compare_run, pipeline=pipeline)
     if len(runs) == len(others) == 1:
         return [(runs[0], _named(others[0], path, arguments.db_path))]
     by_name = {other.name: _named(other, path, arguments.db_path) for other in others}

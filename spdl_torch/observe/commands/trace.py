@@ -42,7 +42,9 @@ def _trace(arguments: argparse.Namespace) -> int:
     from .. import check_trace
 
     try:
-        if arguments.output is None and (arguments.torch or len(arguments.traces) > 1):
+        if arguments.output is None and arguments.torch:
+            raise ValueError("--torch merges two traces into a file: name it with -o.")
+        if arguments.output is None and len(arguments.traces) > 1:
             raise ValueError("several traces are merged into a file: name it with -o.")
         if arguments.output is not None:
             _merge(arguments.traces, arguments.torch, arguments.output)

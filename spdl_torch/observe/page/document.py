@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...shown_text import printable
 from ...whole_files import write_text
 from .charts import bokeh_script, charts_of, check_bokeh
 from .content import Chart, Lanes, Table, Text, heading_of
@@ -215,7 +216,9 @@ def _packed(text: str, level: int = 6) -> str:
 
 
 def _escaped(text: str) -> str:
-    return html.escape(str(text))
+    """Return a text for HTML. Letters that control a terminal are shown as in a text: a page may be
+    looked at in one, and a browser does not show them at all."""
+    return html.escape(printable(str(text)))
 
 
 def _as_json(value: Any) -> str:

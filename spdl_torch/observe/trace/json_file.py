@@ -20,6 +20,7 @@ OURS: Final = "spdlTorch"
 """The key of the part of a trace that only we read."""
 
 _GZIP = b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\x00"
 _OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
 _BATCH = 2000
 """The number of events encoded in one call, which holds the GIL: 3 ms."""
@@ -35,6 +36,17 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
     if path.is_file() and not may_be_trace(path):
         raise ValueError(f"{path}: this file is not a trace; it is left as it is. Give a new name.")
     return path
+
+
+def start_of(path: str | os.PathLike[str]) -> bytes:
+    """Return the first bytes of a file, enough for :func:`is_sqlite`."""
+    with Path(path).open("rb") as file:
+        return file.read(len(_SQLITE))
+
+
+def is_sqlite(start: bytes) -> bool:
+    """Return whether a file that starts so is one of SQLite's, such as a statistics file."""
+    return start.startswith(_SQLITE)
 
 
 def may_be_trace(path: Path) -> bool:
@@ -103,6 +115,10 @@ def read(path: str | os.PathLike[str], *, strict: bool = True) -> dict[str, Any]
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Give a trace in it, or merge them all.")
     content = path.read_bytes()
+    if is_sqlite(content):
+        raise ValueError(
+            f"{path}: a statistics file, not a trace. Read it with python -m spdl_torch report."
+        )
     try:
         if content.startswith(_GZIP):
             content = gzip.decompress(content)

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 from ..store.run_sections import StoredRun
 from ..store.stored_run import pipelines_of_file
 from .event_faults import check_own_events
-from .json_file import may_be_trace, profiles_of, read, report_in
+from .json_file import is_sqlite, may_be_trace, profiles_of, read, report_in, start_of
 from .run_page import MeasuredRun
 
 if TYPE_CHECKING:
     import os
 
-_SQLITE = b"SQLite format 3\x00"
+
+def is_statistics_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is one of SQLite's, rather than a trace."""
+    return Path(path).is_file() and is_sqlite(start_of(path))
 
 
 def load_runs(
@@ -33,9 +36,10 @@ def load_runs(
             f"statistics file or trace {path} does not exist. Give a file that recording, "
             "SQLiteStatsWriter or Profile.write_trace wrote."
         )
-    with path.open("rb") as file:
-        start = file.read(len(_SQLITE))
-    if start != _SQLITE:
+    start = start_of(path)
+    if not start:
+        raise ValueError(f"{path}: the file is empty: nothing was logged to it.")
+    if not is_sqlite(start):
         if run_id is not None or pipeline is not None:
             raise ValueError(
                 f"{path}: a run and a pipeline are chosen from a statistics file, and this is none."

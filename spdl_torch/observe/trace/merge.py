@@ -69,8 +69,10 @@ def merge_ranks(
     paths = [traces] if isinstance(traces, str | os.PathLike) else list(traces)
     folder = len(paths) == 1 and Path(paths[0]).is_dir()
     loaded = _load_folder(Path(paths[0])) if folder else _load_files(paths)
+    if not loaded and folder:
+        raise ValueError(f"{paths[0]}: there is no trace in it that Profile.write_trace wrote.")
     if not loaded:
-        raise ValueError(f"{traces}: there is no trace in it that Profile.write_trace wrote.")
+        raise ValueError("merge_ranks: no traces were given. Give files, or a folder of them.")
     offsets = dict(offsets or {})
     ranks = {profile["rank"] for path, one in loaded for profile in profiles_of(one, path)}
     if unknown := sorted(offsets.keys() - ranks):
