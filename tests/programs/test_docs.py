@@ -134,16 +134,24 @@ def run_script(source, path):
     assert "Warning" not in done.stderr, done.stderr
 
 
+@pytest.fixture
+def namespace():
+    """A page's names. Its loaders end with it, and not when garbage is collected at last, in a test
+    that looks at all loaders there are."""
+    names = {"__name__": "__main__"}
+    yield names
+    names.clear()
+
+
 # Between Lightning and torch, and a word of Lightning's on short epochs.
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pages
-def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs):
+def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs, namespace):
     """In an empty folder, its commands and its Python blocks run in their order without a warning:
     the blocks as one program, those with the guard of a script as scripts."""
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__main__"}
     for block in blocks_of(page):
         if block.info == "console":  # one that is not run has a reason behind it
             for line in re.findall(r"^\$ (.+)", block.text.replace("\\\n", " "), flags=re.M):
