@@ -68,8 +68,10 @@ class WorkerProcess:
         """Whether none of its workers could start; the loop has had their errors."""
         self.latest: bytes | None = None
         """The pickle of its last ``Readings`` of this epoch."""
-        # A child reports a wait for a job when that has come. Until then it is counted here.
-        self._idle_since_ns = self._waited_ns = 0
+        # A child reports a wait for a job when that has come. Until then it is counted here: waits
+        # that have ended, and since when it has had none; 0 = it has one. Replaced as a whole, so
+        # that other threads may read it.
+        self._unreported_ns = 0, 0
         most, is_forked = spec.max_outstanding + _MOST_KEPT, equipment.are_copies
         self.mappings = Mappings(most, lock=equipment.lock, shelf=equipment.shelf)
         beginning = Beginning(
@@ -114,7 +116,7 @@ class WorkerProcess:
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
-        self._waited_ns, self._idle_since_ns = self.waited_ns, 0
+        self._unreported_ns = self.waited_ns, 0
         try:
             self.connection.say(content)
         except BaseException:  # Ctrl-C
@@ -124,16 +126,16 @@ class WorkerProcess:
     def answered(self, readings: bytes | None) -> None:
         """Note that the child has answered a job. ``readings``: those that came with it. The
         roster's lock is held."""
+        waited_ns, _ = self._unreported_ns
         if readings is not None:
-            self.latest, self._waited_ns = readings, 0
-        if not self.jobs:
-            self._idle_since_ns = perf_counter_ns()
+            self.latest, waited_ns = readings, 0
+        self._unreported_ns = waited_ns, 0 if self.jobs else perf_counter_ns()
 
     @property
     def waited_ns(self) -> int:
         """The time without a job that is not in ``latest`` yet."""
-        since_ns = self._idle_since_ns
-        return self._waited_ns + (perf_counter_ns() - since_ns if since_ns else 0)
+        waited_ns, since_ns = self._unreported_ns
+        return waited_ns + (perf_counter_ns() - since_ns if since_ns else 0)
 
     def send_freed(self) -> None:
         """Send the slabs that have become free, if there are any."""
@@ -145,7 +147,7 @@ class WorkerProcess:
         self.epoch += 1
         self.jobs.clear()
         self.latest = None
-        self._idle_since_ns = self._waited_ns = 0
+        self._unreported_ns = 0, 0
         self.connection.send(Restart(self.epoch, key, tuple(workers)))
 
 
