@@ -337,7 +337,7 @@ def test_aggregator_is_emptied_where_a_run_ends_early(how):
     with builder.build().auto_stop() as pipeline:
         assert next(iter(pipeline)) == 12
         if how == "error":
-            with pytest.raises(PipelineFailure):
+            with pytest.raises(PipelineFailure, match="source"):
                 list(pipeline)
         else:
             assert held.wait(PATIENCE_SECONDS)

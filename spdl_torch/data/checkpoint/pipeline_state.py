@@ -274,8 +274,8 @@ class PassProgress:
         """Return the source's own state after the pass, from which it makes the next one; None = it
         keeps none, or the pass has not finished. Raises: as ``state_of``.
         """
-        watched = self._watched
-        return watched.state_at_rest() if self._finished and watched is not None else None
+        keeps_one = self._watched is not None
+        return state_of(self._source) if self._finished and keeps_one else None
 
     def state(self, *, before_last: bool) -> PassState:
         """Return the state now or, with ``before_last``, as it was before the last item."""
@@ -330,7 +330,6 @@ class Watched:
             )
         else:
             self._items = source_behind(keeper, start, most_missing)
-        self._keeper = keeper
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)
@@ -358,13 +357,6 @@ class Watched:
             yield item
         if is_empty and self._rests:
             yield from self._items
-
-    def state_at_rest(self) -> Any:
-        """Return the source's state between two passes, from which it makes the next one.
-
-        Raises: as ``state_of``.
-        """
-        return state_of(self._keeper)
 
     def state_behind(self, num_items: int) -> WorkerState:
         """Return the source's state after ``num_items`` items."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..checkpoint.inner_passes import give_dataset_state, has_passes, pass_states
+from ..checkpoint.inner_passes import give_dataset_state, has_passes, state_at_beginning
 from ..checkpoint.user_state import ended_early, give_state, keeps_state, state_of
 from ..error_notes import add_thread_note
 from ..state_fields import Field, check_fields, check_version, is_whole_number
@@ -137,14 +137,13 @@ class DatasetReader:
 
     def state(self) -> dict[str, Any]:
         own: Any = None
-        if self._items is None and has_passes(self._dataset):
-            # Not where the dataset stands: that is somewhere in a pass of the epoch before, which
-            # nobody goes on with.
-            own = self._dataset._next_pass_state()
-        elif (keeper := next(filter(keeps_state, (self._items, self._dataset)), None)) is not None:
+        if self._items is None:
+            # Not where a PipelineDataset stands: that is somewhere in a pass of the epoch before,
+            # which nobody goes on with.
+            own = state_at_beginning(self._dataset)
+        keeper = next(filter(keeps_state, (self._items, self._dataset)), None)
+        if own is None and keeper is not None:
             own = state_of(keeper)
-        elif self._items is None:
-            own = pass_states(self._dataset)
         return {"num_passes": self.num_passes, "num_items": self.num_items, "state": own}
 
     def load_state(self, state: Mapping[str, Any], where: str) -> None:
