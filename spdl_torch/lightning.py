@@ -204,7 +204,7 @@ class PipelineStatsMonitor(Callback):
         """Log the verdict of the epoch."""
         self._stop_watching()
         self._end_intervals(trainer)
-        if not self._intervals and not self._has_warned:
+        if not self._has_warned and next(self._reporting(trainer.train_dataloader), None) is None:
             self._has_warned = True
             rank_zero_warn(
                 f"{type(self).__name__} found no loader of spdl_torch in training; use "

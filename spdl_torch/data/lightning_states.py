@@ -7,8 +7,8 @@ loader would lose batches:
   training;
 - ``trainer.estimated_stepping_batches`` was read: the loaders are then made before Lightning looks
   for states, which it never loads;
-- the state stands after the last batch of an epoch: if it was saved after a step, Lightning runs
-  the next epoch on the exhausted iterator; if after the epoch's end, it loads no state at all, so a
+- the state stands after the last batch of an epoch, perhaps by ``limit_train_batches``: if it was
+  saved after a step, Lightning runs the next epoch on what is left of this one; if after the epoch's end, it loads no state at all, so a
   generator of the loader would start over. And as Lightning never asks a loader with a length for
   more, a sampler without workers has not drawn what it draws as it ends; resuming has.
 
@@ -65,17 +65,22 @@ def correct_resumed_loaders(trainer: Any) -> None:
     # If an epoch was over, Lightning is about to run the next one or, in iteration-based training,
     # the end of that one again, for which an exhausted iterator is right.
     are_over = [_nothing_left(loader) for loader in _flattened(trainer)]  # ask each: it may act
+    is_left = loop.epoch_loop.batch_progress.current.ready >= loop.max_batches
     if states and not loop.restarting:
         # Run the rest of the epoch: with another number of ranks it may be longer.
         begins = not all(state.get("finished", True) for state in states)
     else:
-        begins = loop.epoch_loop.restarted_on_train_batch_end and any(are_over)
+        begins = loop.epoch_loop.restarted_on_train_batch_end and (is_left or any(are_over))
     if fetcher.length is not None:  # else Lightning had asked for a batch behind the last one
         for loader, is_over in zip(_flattened(trainer), are_over, strict=True):
-            if isinstance(loader, DataLoader) and (begins or is_over):
+            if isinstance(loader, DataLoader) and (begins or is_left or is_over):
                 loader._state.undo_look_ahead(loader)
+            elif isinstance(loader, PipelineDataset) and is_left and not is_over:
+                loader._begun_pass()  # no iter() has begun what is left of it: the next one would
     if begins:
         iter(fetcher)
+    elif is_left and loop.restarting:
+        fetcher.batches, fetcher.done = [], True  # as if nothing was left
 
 
 def _flattened(trainer: Any) -> list[Any]:

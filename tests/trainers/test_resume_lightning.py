@@ -92,13 +92,13 @@ def replacing(num_workers):
     return DataLoader(Pairs(), 8, sampler=sampler, num_workers=num_workers, seed=1)
 
 
-def pipeline(num_workers):
+def pipeline(num_workers, length=10):
     """A PipelineDataset by itself."""
 
     def batch_of(numbers):
         return torch.tensor([[float(n), 0.5] for n in numbers])
 
-    builder = PipelineBuilder().add_source(ShuffledSource(10)).aggregate(3)
+    builder = PipelineBuilder().add_source(ShuffledSource(length)).aggregate(3)
     return PipelineDataset(
         builder.pipe(batch_of, concurrency=num_workers + 1, output_order="input").add_sink()
     )
@@ -106,6 +106,19 @@ def pipeline(num_workers):
 
 def unsized(num_workers):
     return DataLoader(PairStream(), batch_size=3, seed=1, num_workers=num_workers)
+
+
+def longer(num_workers):
+    """More than four batches, as the next two have."""
+    return shuffled(20, num_workers)
+
+
+def longer_stream(num_workers):
+    return DataLoader(PairStream(), batch_size=2, seed=1, num_workers=num_workers)
+
+
+def longer_pipeline(num_workers):
+    return pipeline(num_workers, length=20)
 
 
 class Kept(IterableDataset):
@@ -196,13 +209,16 @@ def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
 
 @numbers_of_workers
 @with_the_estimate
-def test_later_epochs_have_their_order_where_lightning_ends_early(
-    tmp_path, touches_estimate, num_workers
+@pytest.mark.parametrize("options", [{}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}])
+@pytest.mark.parametrize("make", [replacing, longer, longer_stream, longer_pipeline])
+def test_later_epochs_are_whole_where_lightning_ends_early(
+    tmp_path, make, options, touches_estimate, num_workers
 ):
-    """``limit_train_batches``: an index that nobody had drawn costs the generator nothing."""
-    places = {"steps": [3], "epochs": [0, 1]}
-    options = {"limit_train_batches": 4}
-    assert_exact(tmp_path, replacing, touches_estimate, num_workers, **places, **options)
+    """``limit_train_batches``: what an epoch leaves is not what the next one trains on, and an
+    index that nobody had drawn costs the generator nothing."""
+    places = {"steps": [3, 4, 8], "epochs": [0, 1]}
+    options = {**options, "limit_train_batches": 4}
+    assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
 
 
 def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, **options):
@@ -215,7 +231,7 @@ def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, *
     for number, (step, path) in enumerate(checkpoints):
         seen = fit(make(num_workers), tmp_path / f"again{number}", checkpoint=path, **options)
         assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
-        if make is not unsized:  # otherwise Lightning does not know that it saved at an epoch's end
+        if make not in (unsized, longer_stream):  # otherwise Lightning does not know that it saved at an epoch's end
             assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"
 
 
