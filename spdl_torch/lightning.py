@@ -204,15 +204,23 @@ class PipelineStatsMonitor(Callback):
         """Log the verdict of the epoch."""
         self._stop_watching()
         self._end_intervals(trainer)
-        if not self._has_warned and next(self._reporting(trainer.train_dataloader), None) is None:
-            self._has_warned = True
-            rank_zero_warn(
-                f"{type(self).__name__} found no loader of spdl_torch in training; use "
-                "spdl_torch.DataLoader or spdl_torch.PipelineDataset."
-            )
+        if not self._has_warned:
+            self._warn_of_nothing(trainer)
         if self._verdict:
             for name, intervals in self._intervals.items():
                 self._log_verdict(name, intervals.report())
+
+    def _warn_of_nothing(self, trainer: pl.Trainer) -> None:
+        sources = [source for _, source in self._reporting(trainer.train_dataloader)]
+        if not sources:
+            found = "found no loader of spdl_torch in training; use spdl_torch.DataLoader or"
+            found += " spdl_torch.PipelineDataset."
+        elif all(getattr(source, "stats", None) is False for source in sources):
+            found = "has nothing to log: the loaders of training have stats=False."
+        else:
+            return
+        self._has_warned = True
+        rank_zero_warn(f"{type(self).__name__} {found}")
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the whole epoch."""

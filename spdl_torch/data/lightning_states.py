@@ -8,9 +8,10 @@ loader would lose batches:
 - ``trainer.estimated_stepping_batches`` was read: the loaders are then made before Lightning looks
   for states, which it never loads;
 - the state stands after the last batch of an epoch, perhaps by ``limit_train_batches``: if it was
-  saved after a step, Lightning runs the next epoch on what is left of this one; if after the epoch's end, it loads no state at all, so a
-  generator of the loader would start over. And as Lightning never asks a loader with a length for
-  more, a sampler without workers has not drawn what it draws as it ends; resuming has.
+  saved after a step, Lightning runs the next epoch on what is left of this one; if after the
+  epoch's end, it loads no state at all, so a generator of the loader would start over, or trains
+  on one batch of what is left. And as Lightning never asks a loader with a length for more, a
+  sampler without workers has not drawn what it draws as it ends; resuming has.
 
 All access to Lightning's private attributes for this is in this file.
 """

@@ -386,6 +386,13 @@ def test_monitor_warns_when_it_finds_nothing(tmp_path):
         trainer(tmp_path, monitor).fit(modules.Plain(), TorchDataLoader(Points(), batch_size=3))
 
 
+def test_monitor_warns_of_loaders_without_statistics(tmp_path):
+    """They are found, though there is nothing of them to log."""
+    monitor, loader = monitors.PipelineStatsMonitor(), DataLoader(Points(), stats=False)
+    with pytest.warns(UserWarning, match=r"nothing to log: the loaders of training have stats=F"):
+        trainer(tmp_path, monitor).fit(modules.Plain(), loader)
+
+
 def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
     """In Lightning's words."""
     message = re.escape("`PipelineStatsMonitor` callback with `Trainer(logger=False)`")

@@ -231,7 +231,10 @@ def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, *
     for number, (step, path) in enumerate(checkpoints):
         seen = fit(make(num_workers), tmp_path / f"again{number}", checkpoint=path, **options)
         assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
-        if make not in (unsized, longer_stream):  # otherwise Lightning does not know that it saved at an epoch's end
+        if make not in (
+            unsized,
+            longer_stream,
+        ):  # otherwise Lightning does not know that it saved at an epoch's end
             assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"
 
 
