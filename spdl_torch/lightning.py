@@ -18,7 +18,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .data.lightning_file import LoadersFile, split_and
-from .data.lightning_states import correct_resumed_loaders, correct_saved_states, want_states
+from .data.lightning_states import (
+    correct_resumed_loaders,
+    correct_saved_states,
+    saved_states,
+    want_states,
+)
 from .observe.store.metrics import legal_name, metrics_of
 from .observe.verdict.epoch_intervals import EpochIntervals
 from .observe.verdict.intervals import sum_of_intervals
@@ -105,6 +110,8 @@ class PipelineStatsMonitor(Callback):
         self._printed_placement: dict[str, Placement] = {}
         self._logged_placement: dict[str, Placement] = {}
         self._has_warned = False
+        self._saved_states: list[Any] = []
+        """The loaders' in the checkpoint that training is about to resume."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
@@ -137,7 +144,8 @@ class PipelineStatsMonitor(Callback):
         """Correct a resumed loader where Lightning did not. Training loaders come first in the
         file, whatever is logged first.
         """
-        correct_resumed_loaders(trainer)
+        correct_resumed_loaders(trainer, self._saved_states)
+        self._saved_states = []
         want_states(trainer)
         if self._file is not None:
             for name, _ in self._reporting(trainer.train_dataloader):
@@ -148,6 +156,12 @@ class PipelineStatsMonitor(Callback):
     ) -> None:
         """Correct the loaders' states: they must describe what has been trained on."""
         correct_saved_states(trainer, checkpoint)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember the loaders' states until training starts."""
+        self._saved_states = saved_states(checkpoint)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the statistics of a new epoch from zero."""

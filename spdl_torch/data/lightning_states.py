@@ -25,7 +25,7 @@ from .loader.dataloader import DataLoader
 from .sampling.sampler_chain import has_length
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping, Sequence
 
 
 def want_states(trainer: Any) -> None:
@@ -42,17 +42,23 @@ def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> 
     fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
     if not getattr(fetcher, "batches", None):
         return  # Lightning holds no batch back
-    saved = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     loaders = [loader for loader in _flattened(trainer) if hasattr(loader, "state_dict")]
-    states = saved.get("combined_loader", [])
+    states = saved_states(checkpoint)
     for number, loader in enumerate(loaders[: len(states)]):
         if isinstance(loader, DataLoader | PipelineDataset):
             states[number] = loader._state_before_last()
 
 
-def correct_resumed_loaders(trainer: Any) -> None:
+def saved_states(checkpoint: Mapping[str, Any]) -> list[Any]:
+    """Return the states of the training loaders in a checkpoint, in their order."""
+    saved = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    states: list[Any] = saved.get("combined_loader", [])
+    return states
+
+
+def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     """Load the states that Lightning did not, and begin the epoch that the trainer is about to run.
-    Called when training starts.
+    Called when training starts. ``saved``: the states in the checkpoint.
     """
     loop = trainer.fit_loop
     fetcher = getattr(loop, "_data_fetcher", None)
@@ -63,25 +69,66 @@ def correct_resumed_loaders(trainer: Any) -> None:
         loop._combined_loader._load_state_dicts(states)
         loop._combined_loader_states_to_load = []
         iter(fetcher)
-    # If an epoch was over, Lightning is about to run the next one or, in iteration-based training,
-    # the end of that one again, for which an exhausted iterator is right.
-    are_over = [_nothing_left(loader) for loader in _flattened(trainer)]  # ask each: it may act
+    # If an epoch was over, Lightning is about to run the next one or, in step-based training, the
+    # end of that one again, for which an exhausted iterator is right.
+    loaders = [_Resumed(trainer, *pair) for pair in enumerate(_with_states(trainer, saved))]
     is_left = loop.epoch_loop.batch_progress.current.ready >= loop.max_batches
+    enough = any if loop._combined_loader._mode == "min_size" else all
+    is_over = is_left or enough([each.is_over for each in loaders])
     if states and not loop.restarting:
         # Run the rest of the epoch: with another number of ranks it may be longer.
-        begins = not all(state.get("finished", True) for state in states)
+        begins = not all(each.has_finished for each in loaders)
     else:
-        begins = loop.epoch_loop.restarted_on_train_batch_end and (is_left or any(are_over))
-    if fetcher.length is not None:  # else Lightning had asked for a batch behind the last one
-        for loader, is_over in zip(_flattened(trainer), are_over, strict=True):
-            if isinstance(loader, DataLoader) and (begins or is_left or is_over):
-                loader._state.undo_look_ahead(loader)
-            elif isinstance(loader, PipelineDataset) and is_left and not is_over:
-                loader._begun_pass()  # no iter() has begun what is left of it: the next one would
+        begins = is_over and loop.epoch_loop.restarted_on_train_batch_end
+    for each in loaders:
+        each.correct(begins=begins, is_over=is_over, has_length=fetcher.length is not None)
     if begins:
         iter(fetcher)
     elif is_left and loop.restarting:
         fetcher.batches, fetcher.done = [], True  # as if nothing was left
+
+
+class _Resumed:
+    """One of the loaders that a resumed trainer has, whose iterator Lightning has asked for."""
+
+    def __init__(self, trainer: Any, number: int, loader_and_state: tuple[Any, Any]) -> None:
+        self._combined = trainer.fit_loop._combined_loader
+        self._number = number
+        self._loader, self._state = loader_and_state
+        self.has_finished = self._state is None or self._state.get("finished", True)
+        """Whether the loader had said that its epoch was over."""
+        self._nothing_left = _nothing_left(self._loader)  # asked once: it may act
+        self.is_over = self._nothing_left or (self._state is not None and self.has_finished)
+        """Whether nothing is left of its epoch."""
+        self._is_on = False  # whether its next iter() is for the epoch after that
+
+    def correct(self, *, begins: bool, is_over: bool, has_length: bool) -> None:
+        """Have the loader where the trainer needs it. ``begins``: another epoch is about to;
+        ``is_over``: that of the trainer is; ``has_length``: else Lightning asks one batch ahead.
+        """
+        loader, goes_on = self._loader, begins or not is_over
+        is_pipeline = isinstance(loader, PipelineDataset)
+        if not is_pipeline and not isinstance(loader, DataLoader):
+            return
+        if self._state is not None and self.has_finished and goes_on:
+            # iter() has begun its next epoch, which comes again, or later.
+            loader.load_state_dict(self._state)
+            self._is_on = True
+        elif is_pipeline:
+            self._is_on = self._nothing_left
+            if is_over and not self.is_over:
+                loader._begun_pass()  # no iter() has begun what is left: the next one would
+        elif has_length and (begins or is_over):
+            loader._state.undo_look_ahead(loader)
+        if self._is_on and not is_over and self._combined._mode == "max_size":
+            self._combined._iterator.iterators[self._number] = iter(())
+
+
+def _with_states(trainer: Any, saved: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return each loader with its state in the checkpoint; None = it has none."""
+    states = iter(saved)
+    loaders = _flattened(trainer)
+    return [(each, next(states, None) if hasattr(each, "state_dict") else None) for each in loaders]
 
 
 def _flattened(trainer: Any) -> list[Any]:

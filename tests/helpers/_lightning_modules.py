@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning
 import torch
 from _inside import state_of
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Recorder(lightning.LightningModule):
@@ -32,7 +32,8 @@ class Recorder(lightning.LightningModule):
 
 
 class Diary(lightning.LightningModule):
-    """Keeps a diary, which is part of its checkpoint."""
+    """Keeps a diary, which is part of its checkpoint; takes batches alone or in a list, where None
+    stands for those of a loader that has ended."""
 
     def __init__(self, touches_estimate):
         super().__init__()
@@ -41,8 +42,10 @@ class Diary(lightning.LightningModule):
         self.touches_estimate = touches_estimate
 
     def training_step(self, batch, batch_idx):
-        self.seen.append((self.current_epoch, batch.tolist()))
-        return self.layer(batch).sum()
+        self.seen.append(
+            (self.current_epoch, tree_map_only(torch.Tensor, torch.Tensor.tolist, batch))
+        )
+        return sum(self.layer(part).sum() for part in tree_leaves(batch) if part is not None)
 
     def configure_optimizers(self):
         if self.touches_estimate:

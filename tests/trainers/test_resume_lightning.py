@@ -13,8 +13,9 @@ from spdl_torch import PipelineDataset
 from spdl_torch.data.checkpoint import user_state
 from spdl_torch.pipeline import PipelineBuilder
 
-lightning, modules, callbacks, ours = later(
-    *("lightning", "_lightning_modules", "lightning.pytorch.callbacks", "spdl_torch.lightning")
+lightning, modules, callbacks, utilities, ours = later(
+    *("lightning", "_lightning_modules", "lightning.pytorch.callbacks"),
+    *("lightning.pytorch.utilities", "spdl_torch.lightning"),
 )
 
 pytestmark = [
@@ -92,8 +93,12 @@ def replacing(num_workers):
     return DataLoader(Pairs(), 8, sampler=sampler, num_workers=num_workers, seed=1)
 
 
-def pipeline(num_workers, length=10):
+def pipeline(num_workers):
     """A PipelineDataset by itself."""
+    return piped(10, num_workers)
+
+
+def piped(length, num_workers):
 
     def batch_of(numbers):
         return torch.tensor([[float(n), 0.5] for n in numbers])
@@ -118,7 +123,7 @@ def longer_stream(num_workers):
 
 
 def longer_pipeline(num_workers):
-    return pipeline(num_workers, length=20)
+    return piped(20, num_workers)
 
 
 class Kept(IterableDataset):
@@ -219,6 +224,23 @@ def test_later_epochs_are_whole_where_lightning_ends_early(
     places = {"steps": [3, 4, 8], "epochs": [0, 1]}
     options = {**options, "limit_train_batches": 4}
     assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("short", [shuffled, piped])
+@pytest.mark.parametrize(
+    ("mode", "lengths"),
+    [("min_size", (12, 20)), ("max_size", (9, 12)), ("max_size_cycle", (9, 12))],
+)
+def test_loaders_of_several_lengths_resume(tmp_path, mode, lengths, short, num_workers):
+    """One that is over where the epoch is not does not begin another, unless the mode has it
+    cycle, and where both are over it does so once."""
+
+    def several(num_workers):
+        pair = [short(lengths[0], num_workers), shuffled(lengths[1], num_workers)]
+        return utilities.CombinedLoader(pair, mode)
+
+    assert_exact(tmp_path, several, False, num_workers, steps=[2, 3, 4, 7, 8], epochs=[0, 1])
 
 
 def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, **options):
