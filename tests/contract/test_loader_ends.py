@@ -55,6 +55,62 @@ def test_function_of_the_exit_may_iterate():
     assert not errors
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_function_of_the_exit_may_iterate_persistent_workers(isolation):
+    """Theirs ended with the main thread: it gets new ones."""
+    program = f"""
+        import atexit
+        from spdl_torch import DataLoader
+
+        loader = DataLoader(
+            range(4), 2, num_workers=2, persistent_workers=True, isolation={isolation!r}
+        )
+        print([batch.tolist() for batch in loader])
+        atexit.register(lambda: print([batch.tolist() for batch in loader]))
+    """
+    output, errors = run(program)
+    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 2, errors
+    assert not errors
+
+
+@pytest.mark.parametrize("begin", ["Thread(target=train).start", "ThreadPoolExecutor().submit"])
+@pytest.mark.parametrize("isolation", ["thread", "process", "pipeline"])
+def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin, isolation):
+    """Python waits for such a thread, whoever has made it, and so do its workers."""
+    program = f"""
+        import threading
+        from concurrent.futures import ThreadPoolExecutor
+        from threading import Thread
+        from spdl_torch import DataLoader, PipelineDataset
+        from spdl_torch.pipeline import PipelineBuilder
+
+        has_begun, has_ended = threading.Event(), threading.Event()
+        # Called after what the first threads register to be stopped, and before executors wait.
+        threading._register_atexit(has_ended.set)
+
+        def numbers():
+            builder = PipelineBuilder().add_source(range(12)).pipe(int, concurrency=2)
+            return PipelineDataset(builder.add_sink(), stats=False)
+
+        def train(*_):
+            if {isolation!r} == "pipeline":
+                loader = numbers()
+            else:
+                loader = DataLoader(range(12), num_workers=2, isolation={isolation!r})
+            for epoch in range(2):
+                for number, _ in enumerate(loader):
+                    has_begun.set()
+                    has_ended.wait()
+                print(number)
+
+        {begin}({"train" if "submit" in begin else ""})
+        has_begun.wait()
+    """
+    output, errors = run(program)
+    assert output.splitlines() == ["11", "11"], errors
+    assert not errors
+
+
 def test_daemon_thread_that_loads_at_the_exit_is_told_so():
     """It ends with an error that says what to do."""
     program = """

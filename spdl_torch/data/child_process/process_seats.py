@@ -97,7 +97,7 @@ class ProcessSeats:
         # takes: both are atomic on a deque.
         self._unstarted: deque[WorkerProcess] = deque()
         self._losses = Losses()
-        self._is_stopped = False
+        self.is_stopped = False
 
     def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Start the children, or have those that are there begin an epoch; new ones come in place
@@ -234,7 +234,7 @@ class ProcessSeats:
         """End every wait, and ask the children to end. Never blocks; safe in a finalizer."""
         if not self._threads.is_here:
             return
-        self._is_stopped = True  # before looking for children: a receiver looks after it adds one
+        self.is_stopped = True  # before looking for children: a receiver looks after it adds one
         epoch = self._epoch
         if epoch is not None:
             epoch.close()
@@ -352,7 +352,7 @@ class ProcessSeats:
         """Note what happened to a child before its receiver could know that it belongs here."""
         if child.connection.is_over:
             self._child_has_ended(child)
-        if self._is_stopped:
+        if self.is_stopped:
             child.connection.hang_up()
 
     # Called on the receivers' threads:
@@ -433,7 +433,7 @@ class ProcessSeats:
 
     def _start_successors(self) -> None:
         """Fork those that replace killed children."""
-        while self._unstarted and not self._is_stopped:
+        while self._unstarted and not self.is_stopped:
             self._start_successor(self._unstarted.popleft())
 
     def _start_successor(self, successor: WorkerProcess) -> None:
@@ -445,5 +445,5 @@ class ProcessSeats:
             epoch = self._epoch
             if epoch is not None:
                 epoch.close()
-        if self._is_stopped:
+        if self.is_stopped:
             successor.connection.hang_up()

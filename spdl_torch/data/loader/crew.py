@@ -330,8 +330,10 @@ class Crew:
 
     @property
     def is_here(self) -> bool:
-        """Whether the workers belong to this process: a forked child has none of its parent's."""
-        return self._threads.is_here
+        """Whether there are workers that belong to this process: a forked child has none of its
+        parent's, and the end of the main thread has stopped those that were made for it.
+        """
+        return self._threads.is_here and not self._is_stopped and not self.lead.is_stopped
 
     def request_stop(self) -> None:
         """End every wait and with it the workers. Never blocks; safe in a finalizer."""

@@ -212,7 +212,7 @@ class DataLoader(BaseLoader[T_co]):
     def __iter__(self) -> _BaseDataLoaderIter:
         kept: Any = self._iterator
         if kept is not None and not kept.is_here:
-            self._iterator = None  # this process was forked since: persistent workers stayed behind
+            self._iterator = None  # persistent workers stayed behind in a fork, or with a thread
         if self._state.to_resume is not None and isinstance(self.dataset, IterableDataset):
             # Where persistent workers have left their datasets, the state does not know. It is of
             # datasets as new workers have them.

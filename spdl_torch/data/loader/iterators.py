@@ -334,7 +334,7 @@ class CrewIterator(EpochIterator):
 
     @property
     def is_here(self) -> bool:
-        """Whether its workers belong to this process."""
+        """Whether it has workers, and they belong to this process."""
         return self._crew.is_here
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:

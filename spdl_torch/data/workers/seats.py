@@ -28,6 +28,11 @@ class Seats(Protocol):
     one that torch gives to this worker first, whoever has made it."""
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether they were stopped, for good."""
+        ...
+
+    @property
     def counts(self) -> Source:
         """What the workers count."""
         ...

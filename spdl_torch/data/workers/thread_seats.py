@@ -85,6 +85,7 @@ class ThreadSeats:
         # A weak reference: with a strong one only a garbage collection would free the seats, and
         # the dataset with them.
         self._threads = ThreadGroup(weakly(self.request_stop))
+        self.is_stopped = False
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
         self._failures = ThreadFailures()
@@ -249,7 +250,7 @@ class ThreadSeats:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
         if not self._threads.is_here:
             return  # a forked child has none of the threads, and locks may stay held for ever
-        shift = self._shift
+        shift, self.is_stopped = self._shift, True
         for shifts in list(self._shifts.values()):
             shifts.close()
         if shift is not None:

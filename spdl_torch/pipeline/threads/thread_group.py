@@ -3,7 +3,8 @@
 A daemon thread that is inside a C++ library when the interpreter finalises aborts the process
 (``terminate called without an active exception``); a non-daemon one that is blocked keeps the
 process alive for ever. So threads are daemons, and at exit every live group is asked to stop and
-joined for a bounded time before finalisation begins.
+joined for a bounded time before finalisation begins: when the main thread ends or, if it was made
+for another thread for which Python waits, after that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -139,6 +141,20 @@ def _function_modes() -> Callable[[], None] | None:
     return take_over
 
 
+@takes_over
+def _thread_of_use() -> Callable[[], None]:
+    """Take over for whom the caller works: what a thread of ours starts is for the same one."""
+    user = _user()
+    return lambda: setattr(threading.current_thread(), "spdl_user", user)
+
+
+def _user() -> weakref.ref[threading.Thread]:
+    """Return the program's thread for which the caller works: itself, if it is not ours."""
+    me = threading.current_thread()
+    user: weakref.ref[threading.Thread] = getattr(me, "spdl_user", None) or weakref.ref(me)
+    return user
+
+
 def _package(value: object) -> str:
     return type(value).__module__.partition(".")[0]
 
@@ -161,6 +177,7 @@ class ThreadGroup:
         self._stops_last = stops_last
         self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
         self._threads: list[threading.Thread] = []
+        self._user: weakref.ref[threading.Thread] | None = None
 
     @property
     def is_here(self) -> bool:
@@ -173,6 +190,7 @@ class ThreadGroup:
             # Not in __init__: if the construction of the owner failed after it, request_stop would
             # be called at exit on an owner that is half made.
             _install_exit_hook()
+            self._user = _user()
             _live.add(self)
         run = taking_over(partial(_run_as, f"spdl-{name}", target))
         thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
@@ -196,6 +214,14 @@ class ThreadGroup:
     def threads(self) -> list[threading.Thread]:
         """Return all threads that were started, in that order, ended ones included."""
         return list(self._threads)
+
+    @property
+    def outlives_main_thread(self) -> bool:
+        """Whether it works for a thread for which Python waits once the main thread has ended."""
+        user = None if self._user is None else self._user()
+        if user is None or user is threading.main_thread():
+            return False
+        return user.is_alive() and not user.daemon
 
     def forget_ended(self) -> None:
         """Forget the threads that have ended, where others come in their place again and again."""
@@ -229,15 +255,26 @@ def _install_exit_hook() -> None:
         # private; concurrent.futures uses it for the same reason).
         register = getattr(threading, "_register_atexit", atexit.register)
         with suppress(RuntimeError):  # an atexit function runs, before the one below
-            register(_stop_all)
+            register(_stop_with_main_thread)
         _hook_installed = True
+
+
+def _stop_with_main_thread() -> None:
+    stay = {group for group in _live.now() if group.outlives_main_thread}
+    if not stay:
+        _exiting.set()
+    _stop([group for group in _live.now() if group not in stay])
 
 
 def _stop_all() -> None:
     _exiting.set()
+    _stop(_live.now())
+
+
+def _stop(stopping: Collection[ThreadGroup]) -> None:
     deadline = monotonic() + _EXIT_JOIN_SECONDS
     for stops_last in (False, True):
-        groups = [group for group in _live.now() if group._stops_last is stops_last]
+        groups = [group for group in stopping if group._stops_last is stops_last]
         for group in groups:
             if group._cannot_stop:
                 continue
@@ -253,6 +290,6 @@ def _stop_all() -> None:
             group.join(max(0.0, deadline - monotonic()))
 
 
-# For the threads of atexit functions that the program has registered since. They run after those of
-# threading, and before this one.
+# For the threads of the program's other threads, which have ended by then, and for those of atexit
+# functions that it has registered since. They run after those of threading, and before this one.
 atexit.register(_stop_all)
