@@ -15,6 +15,7 @@ from .causes import (
     bottleneck_of,
     cause_of,
     holder_of_gil,
+    is_inline,
     load_of,
     may_wait_for_gil,
     num_delivered,
@@ -106,8 +107,7 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
     is_workers = stage.name in pooled
     if load.busy < _BUSY and not pooled and stats.stages[0].wait_in_ratio >= _BUSY:
         return Finding(cause=Cause.SOURCE)
-    # Threads may be without a core outside their ops, too.
-    if load.busy + (probes.run_delay_ratio or 0.0) < _BUSY:
+    if _has_spare_time(load, stats, probes, pooled):
         return Finding(cause=Cause.START, is_workers=bool(pooled))
     cause = cause_of(load, probes)
     may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
@@ -122,3 +122,14 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         others_have_cores=others_have_cores(load, probes),
         are_parked=bool(probes.one_at_a_time),
     )
+
+
+def _has_spare_time(
+    load: Load, stats: PipelineStats, probes: Probes, pooled: Sequence[str]
+) -> bool:
+    """Return whether threads with this load have time left for more work."""
+    if is_inline(stats, pooled):
+        # The loop's own thread loads only while the loop waits, so it cannot be busier than that.
+        return load.busy < _BUSY * stats.consumer_wait_ratio
+    # Threads may be without a core outside their ops, too.
+    return load.busy + (probes.run_delay_ratio or 0.0) < _BUSY
