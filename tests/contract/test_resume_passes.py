@@ -145,3 +145,32 @@ def test_source_of_a_pipeline_keeps_its_state_from_pass_to_pass(source, num_pass
         list(run)
     again.load_state_dict(run.state_dict())
     assert [list(again), list(again)] == passes[num_passes : num_passes + 2]
+
+
+def listed(items):
+    """A pipeline dataset whose passes are all alike."""
+    return PipelineDataset(PipelineBuilder().add_source(items).add_sink())
+
+
+@pytest.mark.parametrize("seat", SEATS)
+def test_state_after_resuming_knows_sources_that_were_not_drawn_from_again(seat):
+    """A resumed mixture gives a state at every batch, and each of them resumes the rest."""
+
+    def make():
+        sources = {"often": listed(range(30)), "seldom": listed(range(100, 130))}
+        return DataLoader(mix(sources, {"often": 6, "seldom": 1}), batch_size=2, **SEATS[seat])
+
+    whole, run = make(), make()
+    epoch = batches(whole)
+    run.state_dict()
+    for had, batch in enumerate(run, 1):
+        if batch.max() >= 100:
+            break
+    again = make()
+    again.load_state_dict(run.state_dict())
+    for num_had, batch in enumerate(again, had + 1):
+        assert batch.tolist() == epoch[num_had - 1]
+        third = make()
+        third.load_state_dict(again.state_dict())
+        if num_had < len(epoch):
+            assert batches(third) == epoch[num_had:], num_had

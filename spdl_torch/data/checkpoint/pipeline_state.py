@@ -207,6 +207,7 @@ class PassProgress:
         """The number of items handed out, including those before a resume."""
         self.pipeline: Pipeline[Any] | None = None
         self.resumed_at = 0
+        self._resume: PassState | None = None
         self._epoch = epoch
         self._world = world
         self._per_output = items_per_output(stages)
@@ -221,7 +222,7 @@ class PassProgress:
         """Begin the pass, and return the rest of the source's ``part`` after ``resume``. ``rests``:
         the source has just been given its state after the pass before.
         """
-        start, self._source = 0, part
+        start, self._source, self._resume = 0, part, resume
         if resume is not None:
             if resume.num_source is None:
                 self._num_to_throw_away = resume.num_items
@@ -283,9 +284,11 @@ class PassProgress:
             return PassState(
                 epoch=self._epoch, finished=True, world=self._world, source=self.source_at_rest()
             )
+        if self.pipeline is None and self._resume is not None:
+            return self._resume  # a mixture has begun the pass, and has drawn nothing from it yet
         num_items, num_source = self.num_items - before_last, None
-        assert self.pipeline is not None, "guaranteed by the dataset: a pass has begun"
-        if self._per_output is not None and not self.pipeline.num_lost:
+        num_lost = 0 if self.pipeline is None else self.pipeline.num_lost
+        if self._per_output is not None and not num_lost:
             num_source = num_items * self._per_output
         own = WorkerState()
         if self._watched is not None and num_source is not None:
