@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from .scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+PAGE: Final = (b"<!doctype html", b"<html")
+JSON: Final = (b"{", b"[")
+PICTURE: Final = (b"\x89png", b"<?xml", b"<svg", b"%pdf")
+"""The starts of files of each kind, in small letters."""
 
 
 @scope
@@ -39,6 +45,25 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text as a whole file, in UTF-8; what has no UTF-8 form becomes a question mark."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8", "replace"))  # names of files may be any bytes
+
+
+def check_replaced(path: str | os.PathLike[str], starts: tuple[bytes, ...], kind: str) -> None:
+    """Refuse to replace a file that is neither empty nor begins in one of these ways.
+
+    Raises: ValueError; OSError: it cannot be read.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begin = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if begin and not begin.startswith(starts):
+        raise not_replaced(path, kind)
+
+
+def not_replaced(path: Path, kind: str) -> ValueError:
+    """Return the error for a file of another kind in the place of one to write."""
+    return ValueError(f"{path}: this file is not {kind}; it is left as it is. Give a new name.")
 
 
 def new_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.measuring.child_process import ChildFailure, run_child
 from spdl_torch.progress_bar import ProgressBar, counted, duration, time_left
-from spdl_torch.whole_files import write_text
+from spdl_torch.whole_files import JSON, PICTURE, check_replaced, write_text
 
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
@@ -96,6 +96,10 @@ def _check_outputs(options: BenchOptions) -> None:
             raise ValueError(f"{path}: there is no folder {path.parent}.")
     if options.picture is not None and options.picture.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--picture must end with .png, .svg or .pdf, got {options.picture}.")
+    if options.json is not None:
+        check_replaced(options.json, JSON, "JSON")
+    if options.picture is not None:
+        check_replaced(options.picture, PICTURE, "a picture")
 
 
 def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[str]]:

@@ -17,7 +17,7 @@ from ..measuring.child_process import ChildFailure
 from ..progress_bar import ProgressBar, counted, duration, time_left
 from ..scopes import scope
 from ..shown_text import wrapped
-from ..whole_files import write_text
+from ..whole_files import JSON, PAGE, check_replaced, write_text
 from .children import run_job
 from .jobs import (
     PHOTOGRAPHS,
@@ -90,8 +90,8 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     """
     if options.data is not None:
         check_folder(options.data)
-    for option, path in (("--json", options.json), ("--html", options.html)):
-        check_file(option, path)
+    check_file("--json", options.json, JSON, "JSON")
+    check_file("--html", options.html, PAGE, "a page")
     demo = _Demo(options, out, progress)
     print(wrapped(_HOW_LONG[options.smoke]), file=progress, flush=True)
     try:
@@ -132,8 +132,9 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def check_file(option: str, path: Path | None) -> None:
-    """Refuse, before anything is measured, a file that could not be written afterwards.
+def check_file(option: str, path: Path | None, starts: tuple[bytes, ...], kind: str) -> None:
+    """Refuse, before anything is measured, a file that could not be written afterwards,
+    or that is of another kind.
 
     Raises: UsageError.
     """
@@ -143,6 +144,10 @@ def check_file(option: str, path: Path | None) -> None:
         raise UsageError(f"{option} must be a file, and {path} is a folder. Add a name to it.")
     if not path.parent.is_dir():
         raise UsageError(f"{option} must be a file in a folder that exists, got {path}.")
+    try:
+        check_replaced(path, starts, kind)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _holds_image(folder: Path) -> bool:

@@ -163,12 +163,10 @@ def test_state_after_resuming_knows_sources_that_were_not_drawn_from_again(seat)
     whole, run = make(), make()
     epoch = batches(whole)
     run.state_dict()
-    for had, batch in enumerate(run, 1):
-        if batch.max() >= 100:
-            break
+    first = next(number for number, batch in enumerate(run, 1) if batch.max() >= 100)
     again = make()
     again.load_state_dict(run.state_dict())
-    for num_had, batch in enumerate(again, had + 1):
+    for num_had, batch in enumerate(again, first + 1):
         assert batch.tolist() == epoch[num_had - 1]
         third = make()
         third.load_state_dict(again.state_dict())

@@ -303,16 +303,16 @@ def test_notebook_shows_the_page(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "page.html"])
-def test_page_replaces_a_file_and_no_folder(tmp_path, name):
+def test_page_replaces_a_page_and_no_folder(tmp_path, name):
     """The file takes its name once it is whole; nothing else is left behind."""
     path = tmp_path / name
     if not name:
         with pytest.raises(ValueError, match="a page must be a file"):
             reports(1)[-1].write_html(path)
         return
-    path.write_text("before")
+    path.write_text("<!DOCTYPE html>before")
     assert reports(1)[-1].write_html(path) == path
-    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert "before" not in path.read_text()[:100]
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
@@ -477,10 +477,25 @@ def test_page_holds_no_letters_that_control_a_terminal(tmp_path):
     assert r"\x1b[2Jb" in page
 
 
+def test_write_html_replaces_a_page_or_an_empty_file_alone(tmp_path):
+    """A file of another kind stays as it was."""
+    path = tmp_path / "victim"
+    for content in (b"", b"\n<!DOCTYPE html>", b"<HTML>"):
+        path.write_bytes(content)
+        assert REPORT.write_html(path).read_bytes().startswith(b"<!DOCTYPE html>")
+    for content in (b"SQLite format 3\x00", b"import torch\n", b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="victim: this file is not a page; it is left"):
+            REPORT.write_html(path)
+        assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{db}", "--html", "{folder}"], "this is a folder"),
+        (["{db}", "--html", "{db}"], "run.db: this file is not a page; it is left as it is"),
+        (["{trace}", "--html", "{trace}"], "t.json: this file is not a page"),
         (["{db}", "--compare", "{folder}/none.db"], "does not exist"),
         (["{folder}"], "is a folder, and neither"),
         (["{other}"], "not a trace in JSON, nor a statistics file"),

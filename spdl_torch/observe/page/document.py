@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...shown_text import printable
-from ...whole_files import write_text
+from ...whole_files import PAGE, check_replaced, write_text
 from .charts import bokeh_script, charts_of, check_bokeh
 from .content import Chart, Lanes, Table, Text, heading_of
 from .look import DRAW, POLICY, STYLE
@@ -36,11 +36,14 @@ _NONE = "\N{EN DASH}"  # in a cell without a value
 
 def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
     """Write a page to a file, which takes its name once it is complete; return its path. Missing
-    folders are created, and a file of that name is replaced.
+    folders are created, and a page of that name is replaced; any other file is left as it is.
+
+    Raises: ValueError: a folder, or another file.
     """
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: a page must be a file, and this is a folder. Add a name to it.")
+    check_replaced(path, PAGE, "a page")
     write_text(path, html_of(page))
     return path
 

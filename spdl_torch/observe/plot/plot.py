@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ...whole_files import whole_file
+from ...whole_files import PICTURE, check_replaced, whole_file
 from .bottleneck import find_bottlenecks
 from .data import load
 from .draw import draw
@@ -50,7 +50,8 @@ def plot_stats(
         run_id: None = the last run in the file that has statistics.
         file_format: ``png``, ``svg`` or ``pdf``.
     Raises: FileNotFoundError; ModuleNotFoundError: matplotlib is not installed; ValueError: not a
-        statistics file, no such run or stage, or no interval in that time.
+        statistics file, no such run or stage, no interval in that time, or a file that is no
+        picture has a picture's name.
     """
     if file_format not in get_args(FileFormat):
         raise ValueError(f"plot_stats: file_format must be png, svg or pdf, got {file_format!r}.")
@@ -67,6 +68,7 @@ def plot_stats(
     ):
         if rows:
             path = folder / f"{kind}_stats_combined.{file_format}"
+            check_replaced(path, PICTURE, "a picture")
             with whole_file(path) as file:
                 draw_one(recording).savefig(file, format=file_format, dpi=110)
             paths.append(path)

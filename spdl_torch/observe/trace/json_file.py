@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...shown_text import printable_content
-from ...whole_files import whole_file
+from ...whole_files import not_replaced, whole_file
 from ..verdict.report import Report
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
     if path.suffix in _OTHER_COMPRESSIONS:
         raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")
     if path.is_file() and not may_be_trace(path):
-        raise ValueError(f"{path}: this file is not a trace; it is left as it is. Give a new name.")
+        raise not_replaced(path, "a trace")
     return path
 
 

@@ -79,11 +79,12 @@ class Profile:
         A profile that was loaded from a statistics file has the statistics of every interval in
         place of single tasks.
 
-        path: folders are created, a file is replaced once the new one is complete.
+        path: folders are created, a page is replaced once the new one is complete.
         compare: another run: what became faster, why, and whether that is more than noise.
         max_events: as for :meth:`write_trace`; the latest are kept, and the page says how many are
             left out. 200,000 with the queues' lengths are about 3 MB and drawn in a second or two.
-        Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder.
+        Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder, or a
+            file that is no page.
         """
         if max_events < 1:
             raise ValueError(f"write_html: max_events must be >= 1, got {max_events}.")
