@@ -281,6 +281,12 @@ class PipelineDataset(IterableDataset[T_co]):
     def _next_pass_state(self) -> dict[str, Any]:
         return self._state.of_next_pass()
 
+    def _named_epoch(self) -> int | None:
+        return self._state.named_epoch
+
+    def _forget_named_epoch(self) -> None:
+        self._state.named_epoch = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the pass: what the loop has received, not what is in flight. It
         holds only numbers, apart from what a source's own ``state_dict()`` adds.

@@ -27,6 +27,8 @@ class DatasetState:
     def __init__(self, spec: PipelineSpec[Any]) -> None:
         self._spec = spec
         self._next_epoch = 0
+        self.named_epoch: int | None = None
+        """The epoch that ``set_epoch`` has named since a state was loaded or a pass has begun."""
         self._source_is_spent = False
         self._progress: PassProgress | None = None
         self._to_resume: PassState | None = None
@@ -38,9 +40,12 @@ class DatasetState:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be number ``epoch``."""
-        if self._to_resume is not None and self._to_resume.epoch != epoch:
+        resume = self._to_resume
+        if resume is not None and resume.finished:  # the source's own state stays
+            self._to_resume = replace(resume, epoch=epoch, begun=False)
+        elif resume is not None and resume.epoch != epoch:
             self._to_resume = None  # the caller wants another pass, from its beginning
-        self._next_epoch = epoch
+        self._next_epoch = self.named_epoch = epoch
 
     def begin(self, ranks: Shard, tail: Tail) -> tuple[SourceSpec, PassProgress]:
         """Return the source of the new pass, and its progress: this rank's and worker's part, in
@@ -54,7 +59,7 @@ class DatasetState:
                 "class with a generator for __iter__) instead of an iterator."
             )
         self._source_is_spent = _runs_once(source)
-        resume, self._to_resume = self._to_resume, None
+        resume, self._to_resume, self.named_epoch = self._to_resume, None, None
         doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
         if doubts:
             warn(told_doubts("PipelineDataset", doubts))
@@ -77,7 +82,7 @@ class DatasetState:
     def load(self, state: dict[str, Any]) -> None:
         """Resume ``state`` in the next pass. Raises: ValueError: not a dataset's state."""
         self._to_resume = PassState.checked(state)
-        self._next_epoch = self._to_resume.epoch
+        self._next_epoch, self.named_epoch = self._to_resume.epoch, None
         self._is_wanted = True
 
     def state(self, *, before_last: bool = False) -> dict[str, Any]:

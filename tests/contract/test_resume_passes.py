@@ -172,3 +172,37 @@ def test_state_after_resuming_knows_sources_that_were_not_drawn_from_again(seat)
         third.load_state_dict(again.state_dict())
         if num_had < len(epoch):
             assert batches(third) == epoch[num_had:], num_had
+
+
+@pytest.mark.parametrize("seat", SEATS)
+@pytest.mark.parametrize("kind", ["alone", "to the last end", "chain", "wrapped"])
+def test_epoch_named_after_loading_counts(kind, seat):
+    """A state between epochs does not undo it; one that is loaded later does."""
+
+    def make():
+        dataset = shuffled(0) if kind == "alone" else INSIDE[kind]()
+        return DataLoader(dataset, batch_size=3, **SEATS[seat])
+
+    def name(loader, epoch):
+        inside = loader.dataset
+        for each in [inside] if hasattr(inside, "set_epoch") else insides(inside):
+            each.set_epoch(epoch)
+
+    fresh, run, named_after, named_before = make(), make(), make(), make()
+    name(fresh, 5)
+    name(run, 0)
+    batches(run)
+    state = run.state_dict()
+    named_after.load_state_dict(state)
+    name(named_after, 5)
+    assert batches(named_after) == batches(fresh)
+    if seat != "threads":  # whose copies of the dataset end with the epoch
+        undisturbed = batches(run)
+        name(named_before, 5)
+        named_before.load_state_dict(state)
+        assert batches(named_before) == undisturbed
+
+
+def insides(dataset):
+    """The pipeline datasets of a chain or a wrapper."""
+    return dataset.datasets if hasattr(dataset, "datasets") else [dataset.dataset]

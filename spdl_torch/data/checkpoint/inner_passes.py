@@ -25,6 +25,15 @@ class Passes(Protocol):
     def _begun_pass(self) -> Iterator[Any]:
         """Begin the next pass, and return its items."""
 
+    def _named_epoch(self) -> int | None:
+        """Return the epoch that ``set_epoch`` has named since; None = none."""
+
+    def _forget_named_epoch(self) -> None:
+        """Let a state that is loaded later decide on the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next pass."""
+
 
 def has_passes(dataset: object) -> TypeGuard[Passes]:
     """Ask the class: an object that answers to any attribute name would seem to be one."""
@@ -61,6 +70,26 @@ def give_dataset_state(dataset: Any, states: Any, field: str) -> None:
         )
     for each, state in zip(inside, states, strict=True):
         give_state(each, state, field)
+
+
+def give_state_between_epochs(dataset: Any, states: Any, field: str) -> None:
+    """Give a dataset its state, as ``give_dataset_state``, before the first item of an epoch. An
+    epoch that was named after the loader's ``load_state_dict`` counts."""
+    named = [(each, each._named_epoch()) for each in _all_passes(dataset)]
+    give_dataset_state(dataset, states, field)
+    for each, epoch in named:
+        if epoch is not None:
+            each.set_epoch(epoch)
+
+
+def forget_named_epochs(dataset: Any) -> None:
+    """Let the state that a loader is about to load decide on the epochs named so far."""
+    for each in _all_passes(dataset):
+        each._forget_named_epoch()
+
+
+def _all_passes(dataset: Any) -> list[Passes]:
+    return [dataset] if has_passes(dataset) else _inside(dataset)
 
 
 def _inside(dataset: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...pipeline.failures import attach_note
 from ..checkpoint.inner_passes import (
     give_dataset_state,
+    give_state_between_epochs,
     has_passes,
     pass_states,
     state_at_beginning,
@@ -133,7 +134,8 @@ class Items:
         has_own = resume.state is not None
         field = f"workers[{worker}].state (of_dataset={resume.of_dataset})"
         if has_own and resume.of_dataset:
-            give_dataset_state(self._dataset, resume.state, field)
+            give = give_dataset_state if resume.num_items else give_state_between_epochs
+            give(self._dataset, resume.state, field)
         try:
             iterator: Any = iter(self._dataset)
         except BaseException as error:

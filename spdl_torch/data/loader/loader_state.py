@@ -138,6 +138,10 @@ class LoaderState:
         resume = ResumeState.checked(state)
         if resume.sampler_epoch is not None:
             set_sampler_epoch(loader, resume.sampler_epoch)
+        if isinstance(loader.dataset, IterableDataset):
+            from ..checkpoint.inner_passes import forget_named_epochs
+
+            forget_named_epochs(loader.dataset)
         self.to_resume = resume
         self.want()
 
