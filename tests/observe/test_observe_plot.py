@@ -135,6 +135,16 @@ def test_real_run_becomes_two_pictures(real_db_path, tmp_path):
     assert set(lines(figure, "throughput")) == set(lines(figure, "occupancy"))
 
 
+def test_file_that_is_no_picture_is_left_and_none_is_drawn(real_db_path, tmp_path):
+    """Also where the other picture could be written."""
+    victim = tmp_path / "queue_stats_combined.png"
+    victim.write_text("import torch")
+    with pytest.raises(ValueError, match=r"combined\.png: this file is not a picture; it is left"):
+        plot_stats(real_db_path, tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [victim.name]
+    assert victim.read_text() == "import torch"
+
+
 def test_units_are_on_every_axis(db_path):
     """And the start, the run and the machine are in the title."""
     tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)

@@ -61,18 +61,20 @@ def plot_stats(
     )
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, rows, draw_one in (
-        ("task", recording.tasks, _draw_tasks),
-        ("queue", recording.queues, _draw_queues),
-    ):
-        if rows:
-            path = folder / f"{kind}_stats_combined.{file_format}"
-            check_replaced(path, PICTURE, "a picture")
-            with whole_file(path) as file:
-                draw_one(recording).savefig(file, format=file_format, dpi=110)
-            paths.append(path)
-    return paths
+    drawn = {
+        folder / f"{kind}_stats_combined.{file_format}": draw_one
+        for kind, rows, draw_one in (
+            ("task", recording.tasks, _draw_tasks),
+            ("queue", recording.queues, _draw_queues),
+        )
+        if rows
+    }
+    for path in drawn:  # before any is written
+        check_replaced(path, PICTURE, "a picture")
+    for path, draw_one in drawn.items():
+        with whole_file(path) as file:
+            draw_one(recording).savefig(file, format=file_format, dpi=110)
+    return list(drawn)
 
 
 def plot_task_stats(
