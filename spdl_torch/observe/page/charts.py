@@ -38,7 +38,7 @@ def check_bokeh() -> None:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "Charts on a page need Bokeh, which is not installed: pip install bokeh (the extra "
-            "report)."
+            "report). The page of a report alone, loader.report().write_html(path), needs none."
         ) from error
 
 
