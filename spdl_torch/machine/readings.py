@@ -48,6 +48,9 @@ class Probes:
     """Cores in use by the training process and its workers together, on average."""
     helper_cores: float | None = None
     """The part of them in use by threads that ops started, such as a codec's."""
+    sampling_ratio: float | None = None
+    """Share of the time in which a loader's loop drew from its sampler, 0 to 1: a part of its
+    waits."""
     could_go_without_gil: bool = False
     """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
 

@@ -4,9 +4,11 @@ import math
 import subprocess
 import sys
 from functools import partial
+from time import perf_counter
 
 import pytest
 from _gates import until
+from _seats import MOVING, SEATS, WITH_WORKERS, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -269,3 +271,69 @@ def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
         assert waited == pytest.approx(fetch.thread_time - fetch_early.thread_time, rel=0.1)
         assert fetch.wait_in_ratio < 1
         assert len(list(batches)) == 11
+
+
+def work():
+    """Some work in Python; return its seconds."""
+    began = perf_counter()
+    assert sum(range(50_000)) == 1_249_975_000
+    return perf_counter() - began
+
+
+class SlowOrder:
+    """A sampler, or batch sampler, that works for each of its indices, and counts how long."""
+
+    def __init__(self, indices):
+        self.indices, self.seconds = indices, 0.0
+        self.in_last_draw = lambda: None
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __iter__(self):
+        for number, index in enumerate(self.indices, 1):
+            self.seconds += work()
+            if number == len(self.indices):
+                self.in_last_draw()
+            yield index
+
+
+def seconds_waited(stats):
+    """What the statistics say of the loop's waits."""
+    return stats.consumer_wait_ratio * stats.elapsed
+
+
+@pytest.mark.parametrize("kind", ["sampler", "samples", "batch_sampler"])
+@in_seats(*(seat for seat in SEATS if seat is not MOVING))
+def test_loop_waits_while_it_draws_from_the_sampler(seat, kind):
+    """In each draw, while it lasts as well, and in nothing that the loop does by itself."""
+    order = SlowOrder([[0, 5], [3], [7, 1, 2]] if kind == "batch_sampler" else list(range(12)))
+    options = {"batch_sampler": order} if kind == "batch_sampler" else {"sampler": order}
+    options["batch_size"] = {"sampler": 4, "samples": None, "batch_sampler": 1}[kind]
+    # The last index is drawn once the loop has begun.
+    loader, live = seat.loader(Numbers(), prefetch_factor=1, **options), []
+    order.in_last_draw = lambda: live.append((order.seconds, seconds_waited(loader.snapshot())))
+    began = perf_counter()
+    batches, own = iter(loader), 0.0
+    for _ in batches:
+        own += work()
+    inside = perf_counter() - began - own
+    report = loader.report()
+    ((by_then, seen),) = live
+    assert by_then <= seen
+    assert order.seconds <= report.probes.sampling_ratio * report.stats.elapsed
+    assert order.seconds <= seconds_waited(report.stats) <= inside
+
+
+@in_seats(*(seat for seat in WITH_WORKERS if seat is not MOVING))
+def test_draws_from_the_sampler_are_no_waits_for_workers(seat):
+    """Whoever changes the workers to shorten the loop's waits does not count them."""
+    order = SlowOrder(range(12))
+    loader = seat.loader(Numbers(), sampler=order, batch_size=4)
+    batches = iter(loader)
+    assert len(list(batches)) == 3
+    crew, whole = batches.stats(), loader.snapshot()
+    for stats in (crew.snapshot_of_workers(), crew.figures().stats):
+        assert stats.elapsed == whole.elapsed
+        assert seconds_waited(stats) + order.seconds <= seconds_waited(whole)
+    assert crew.figures().probes.sampling_ratio == 0.0

@@ -127,6 +127,28 @@ def test_file_gives_the_advice_of_a_loader_without_workers_again(tmp_path):
         assert str(stored.what_if(num_workers=number)) == str(live.what_if(num_workers=number))
 
 
+def test_file_gives_the_verdict_on_a_sampler_again(tmp_path):
+    """Over two epochs of different lengths, too."""
+    path, queue = tmp_path / "s.db", QueuePerfStats(10.0, 200, 0.0, 0.0, 0.5)
+    tasks = TaskPerfStats(1000, 0, 1e-4, 1e-4, 1e-4, 10.0, 1e-4, 1e-4, 0.1)
+    stages = tuple(
+        StageStats(name, 2, tasks, queue, 0, 0.01, 0.99, 0.0) for name in ("fetch", "collate")
+    )
+
+    def epoch(seconds, waits, sampling):
+        stats = PipelineStats(seconds, waits, stages)
+        return make_report(stats, Probes(sampling_ratio=sampling), pooled=("fetch", "collate"))
+
+    live = epoch(10.0, 0.8, 0.75)
+    write(path, *entries_of(live))
+    assert report_of_file(path).verdict == live.verdict
+    assert live.verdict.cause is Cause.SAMPLER
+    write(path, *entries_of(live), *entries_of(epoch(30.0, 0.4, 0.15)))
+    stored = report_of_file(path)
+    assert stored.probes.sampling_ratio == pytest.approx((10 * 0.75 + 30 * 0.15) / 40)
+    assert stored.verdict.cause is Cause.SAMPLER
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_file_gives_the_report_again(tmp_path, kind):
     """Cause, stage and finding of the live one, though it was written in laps."""

@@ -231,6 +231,34 @@ def test_loader_without_busy_stage_is_starting():
     assert judge(stats, QUIET, pooled=["fetch", "collate"]).cause is Cause.START
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize(
+    ("sampling", "busy", "gil_seconds", "cause", "gain", "limit"),
+    [
+        (0.78, 0.01, 1e-4, Cause.SAMPLER, 1 / 0.22 - 1, ""),
+        (0.5, 0.28, 1e-4, Cause.SAMPLER, 1.0, "the dataset"),
+        (0.5, 0.9, 1e-4, Cause.SAMPLER, 1.0, "the dataset"),
+        (0.5, 0.9, 6e-3, Cause.GIL, 4.0, ""),  # for which the sampler may wait, too
+        (0.2, 0.9, 1e-4, Cause.THREADS, 1 / 0.4 - 1, "the sampler"),
+        (0.2, 0.1, 1e-4, Cause.START, 1 / 0.4 - 1, "the sampler"),
+        (0.0, 0.1, 1e-4, Cause.START, 4.0, ""),
+    ],
+)
+def test_sampler_is_named_for_half_of_the_waits(
+    threads, sampling, busy, gil_seconds, cause, gain, limit
+):
+    """Whoever loads, the loop draws from it itself; and what it takes, more workers do not give."""
+    waits = sampling + 0.01 if sampling == 0.78 else 0.8
+    load = stage("fetch", busy=busy, wait_in=1 - busy, threads=max(1, threads))
+    probes = replace(QUIET, sampling_ratio=sampling, gil_seconds=gil_seconds)
+    if not threads:
+        load = replace(load, queue=QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0))
+    verdict = judge(reading(waits, load), probes, pooled=POOLED)
+    assert (verdict.cause, verdict.limit) == (cause, limit)
+    assert verdict.gain == pytest.approx(gain)
+    assert ("sampler is the bottleneck" in verdict.finding) == (cause is Cause.SAMPLER)
+
+
 def test_stages_of_a_pool_are_busy_together():
     """Half of the time each: the workers have none left."""
     stats = reading(0.5, stage("fetch", busy=0.49), stage("collate", busy=0.48))
@@ -395,6 +423,7 @@ def all_probes():
         num_cores=maybe(0.5, 1.0, 1.5, 2.0, 64.0),
         cores_used=maybe(0.0, 0.5, 1.0, 2.0, 60.0),
         helper_cores=maybe(0.0, 0.5, 3.0),
+        sampling_ratio=maybe(0.0, 0.02, 0.3, 0.9),
         one_at_a_time=st.booleans(),
         own_gil=st.booleans(),
     )
@@ -472,6 +501,7 @@ BELONGS = {
     Cause.THREADS: ("Raise", "will not help"),
     Cause.UNKNOWN: ("Raise", "will not help", "as threads do that take the GIL in turns"),
     Cause.SOURCE: ("Make the source cheaper",),
+    Cause.SAMPLER: ("Make the sampler cheaper",),
     Cause.START: ("Use longer epochs",),
     Cause.SHORT: ("Load for 2 seconds or more",),
 }

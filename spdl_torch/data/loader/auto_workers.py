@@ -73,7 +73,7 @@ class LoaderTuner:
         if self._others_work():
             self._begin_anew()
             return
-        readings = self._state.meter.look(self._crew.stats.snapshot(), self._num_batches)
+        readings = self._state.meter.look(self._crew.stats.snapshot_of_workers(), self._num_batches)
         if readings is not None:
             has_changed = self._step(self._window(readings))
             self._state.meter.restart(skip=int(has_changed))
@@ -102,7 +102,7 @@ class LoaderTuner:
         if self._others_work():
             self._begin_anew()
         else:
-            self._state.meter.end_run(self._crew.stats.snapshot(), self._num_batches)
+            self._state.meter.end_run(self._crew.stats.snapshot_of_workers(), self._num_batches)
         if self._state.found:
             self._state.log_settings(self._settings())
 

@@ -173,7 +173,7 @@ class InlineIterator(EpochIterator):
         if self._state is EpochState.LOST:
             raise StopIteration
         # Before the block below: only the maker's errors stand in place of a batch.
-        taken = self._take_index()
+        taken = self._stats.draws.time(self._take_index)
         if taken is None:
             if self._is_cut_short:  # the sampler's generator ended by Ctrl-C, not by itself
                 self._advance(EpochState.LOST)
@@ -395,7 +395,7 @@ class CrewIterator(EpochIterator):
         worker = self._dealing.next_worker(held, num_outstanding)
         if worker is None:
             return
-        taken = self._take_index()
+        taken = self._crew.stats.draws.time(self._take_index)
         if taken is None:
             return
         index, first = taken

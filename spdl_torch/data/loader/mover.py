@@ -262,7 +262,7 @@ class Mover:
     def ends(self, crew: Crew) -> None:
         """Keep what the next epochs have to know of one that ends."""
         if self.state is State.THREADS:
-            self.memory.stats = crew.stats.snapshot()
+            self.memory.stats = crew.stats.snapshot_of_workers()
 
     def request_stop(self) -> None:
         """End the children, and those that are being started. Never blocks; safe in a

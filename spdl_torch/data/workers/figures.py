@@ -55,7 +55,7 @@ def figures_of(measured: Measured | None) -> Figures:
 
 def stats_of(measured: Measured) -> PipelineStats:
     """Return the statistics alone."""
-    readings, (results, outlet, transfer) = measured.readings, measured.queues
+    readings, (results, outlet, transfer, sampling_ns) = measured.readings, measured.queues
     elapsed_ns, parked_ns = outlet.elapsed_ns, readings.parked_ns
     stages = [
         _stage_stats(
@@ -75,7 +75,7 @@ def stats_of(measured: Measured) -> PipelineStats:
         stages.append(_stage_stats("transfer", 1, transfer.elapsed_ns, transfer, ready, *waits_ns))
     return PipelineStats(
         elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=min(1.0, outlet.get_wait[0] / max(1, elapsed_ns)),
+        consumer_wait_ratio=_share(outlet.get_wait[0] + sampling_ns, elapsed_ns),
         stages=tuple(stages),
         data=readings.data,
     )
@@ -87,11 +87,16 @@ def _probes_of(measured: Measured) -> Probes:
     readings = measured.readings
     before, now = readings.probes_before, readings.probes_now
     probes = probes_between(before, now)
-    probes = replace(probes, one_at_a_time=readings.one_at_a_time)
+    elapsed_ns, sampling_ns = measured.queues.outlet.elapsed_ns, measured.queues.sampling_ns
+    probes = replace(
+        probes,
+        one_at_a_time=readings.one_at_a_time,
+        sampling_ratio=_share(sampling_ns, elapsed_ns),
+    )
     if measured.own_probes is None:
         return probes
     own = probes_between(*measured.own_probes)
-    wall_ns = max(1, measured.queues.outlet.elapsed_ns)
+    wall_ns = max(1, elapsed_ns)
     theirs = (now.cpu_ns - before.cpu_ns) / wall_ns
     helpers = max(0, now.helpers_ns - before.helpers_ns) / wall_ns
     return replace(
@@ -117,24 +122,31 @@ def inline_figures_of(
         gc_ratio=None,
         run_delay_ratio=delay,
         helper_cores=None if delay is None else helper_cores(before.probes, now.probes),
+        sampling_ratio=_share(now.sampling_ns, round(stats.elapsed * 1e9)),
     )
     return Figures(stats, probes, remarks=remarks)
 
 
-def inline_stats_of(stages: Mapping[str, TaskCounters], data: Mapping[str, int]) -> PipelineStats:
+def inline_stats_of(
+    stages: Mapping[str, TaskCounters], sampling_ns: int, data: Mapping[str, int]
+) -> PipelineStats:
     """Return the statistics of loading without workers; the first stage has the epoch's clock."""
-    elapsed_ns = max(1, next(iter(stages.values())).elapsed_ns)
-    waited_ns = sum(tasks.busy_ns for tasks in stages.values())
+    elapsed_ns = next(iter(stages.values())).elapsed_ns
+    waited_ns = sampling_ns + sum(tasks.busy_ns for tasks in stages.values())
     nothing = queue_stats(QueueCounters())
     return PipelineStats(
-        elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=min(1.0, waited_ns / elapsed_ns),
+        elapsed=max(1, elapsed_ns) / 1e9,
+        consumer_wait_ratio=_share(waited_ns, elapsed_ns),
         stages=tuple(
             _stage_stats(name, 1, tasks.elapsed_ns, tasks, nothing, 0)
             for name, tasks in stages.items()
         ),
         data=data,
     )
+
+
+def _share(part_ns: int, elapsed_ns: int) -> float:
+    return min(1.0, part_ns / max(1, elapsed_ns))
 
 
 def _with_workers(placement: Placement, count: int) -> Placement:

@@ -19,6 +19,8 @@ class Queues(NamedTuple):
     results: QueueCounters
     outlet: QueueCounters
     transfer: TaskCounters
+    sampling_ns: int
+    """The time in which the loop drew from the sampler, which is in no queue's."""
 
     def since(self, before: Queues) -> Queues:
         """Return what was counted after ``before``."""
@@ -26,6 +28,7 @@ class Queues(NamedTuple):
             self.results.since(before.results),
             self.outlet.since(before.outlet),
             self.transfer.since(before.transfer),
+            self.sampling_ns - before.sampling_ns,
         )
 
 
@@ -43,6 +46,12 @@ class Measured(NamedTuple):
     placements: tuple[Placement, ...]
     remarks: tuple[str, ...]
 
+    @property
+    def of_workers(self) -> Measured:
+        """The same where the loop's draws from the sampler count as its own work: no worker makes
+        these shorter."""
+        return self._replace(queues=self.queues._replace(sampling_ns=0))
+
 
 class InlineReading(NamedTuple):
     """What the probes say of this process, and of the thread that loads."""
@@ -50,3 +59,5 @@ class InlineReading(NamedTuple):
     probes: ProbeCounters
     run_delay_ns: int | None
     """The time that the loading thread had no core; None = unknown."""
+    sampling_ns: int
+    """The time in which it drew from the sampler."""

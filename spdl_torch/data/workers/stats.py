@@ -16,6 +16,7 @@ from ...machine.thread_times import run_delay_ns
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from ...pipeline.stats.counters import TaskCounters
 from .counts import DatasetCounts, Readings
+from .draw_clock import DrawClock
 from .measured import InlineReading, Measured, Queues
 from .remarks import remarks_on_cores, remarks_on_skipped
 
@@ -123,6 +124,8 @@ class CrewStats:
         self.skipped: SkippedSamples | None = None
         self.near: Near | None = None if stage is None else stage.near
         """The cores near the device of the batches; None = there is none, or all are alike."""
+        self.draws = DrawClock()
+        """Of the loop, in all epochs."""
         # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
         # are replaced and never changed, and each method reads them once.
         self._epoch: Epoch | None = None
@@ -187,14 +190,27 @@ class CrewStats:
 
     def snapshot(self) -> PipelineStats:
         """As :class:`EpochStats` says."""
+        return self._snapshot()
+
+    def snapshot_of_workers(self) -> PipelineStats:
+        """Return the same for whoever changes the workers: the loop's waits are for these alone,
+        not for the sampler."""
+        return self._snapshot(of_workers=True)
+
+    def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
         from .figures import figures_of, stats_of
 
         measured = self._all_measured(last_only=True, run_delays=False)
-        return stats_of(measured[-1]) if measured else figures_of(None).stats
+        if not measured:
+            return figures_of(None).stats
+        return stats_of(measured[-1].of_workers if of_workers else measured[-1])
 
     def report(self) -> Report:
         """As :class:`EpochStats` says."""
-        return self.figures().report()
+        from .figures import figures_of
+
+        measured = self._all_measured(last_only=True)
+        return figures_of(measured[-1] if measured else None).report()
 
     def reports_before(self) -> tuple[Report, ...]:
         """Return the reports on those who had the work before in this epoch, in order."""
@@ -203,11 +219,12 @@ class CrewStats:
         return tuple(figures_of(each).report() for each in self._all_measured()[:-1])
 
     def figures(self) -> Figures:
-        """Return what a report would be made of, which costs less."""
+        """Return what a report would be made of, which costs less, with the loop's waits for
+        workers alone."""
         from .figures import figures_of
 
         measured = self._all_measured(last_only=True)
-        return figures_of(measured[-1] if measured else None)
+        return figures_of(measured[-1].of_workers if measured else None)
 
     def timeline(self) -> Timeline | None:
         """As :class:`EpochStats` says."""
@@ -248,6 +265,7 @@ class CrewStats:
             epoch.results.counters(),
             epoch.outlet.counters(),
             TaskCounters() if self._transfer is None else self._transfer.counters(),
+            self.draws.total_ns(),
         )
 
 
@@ -260,6 +278,7 @@ class InlineStats:
         self.skipped: SkippedSamples | None = None
         self.near: Near | None = None
         """As in :class:`CrewStats`."""
+        self.draws = DrawClock()
         self._counts = DatasetCounts(dataset)
         self._stages = stages
         self._recorder = recorder
@@ -278,7 +297,7 @@ class InlineStats:
         """As :class:`EpochStats` says."""
         from .figures import inline_stats_of
 
-        return inline_stats_of(self._tasks(), self._counts.now())
+        return inline_stats_of(self._tasks(), self.draws.total_ns(), self._counts.now())
 
     def report(self) -> Report:
         """As :class:`EpochStats` says."""
@@ -292,7 +311,7 @@ class InlineStats:
         return {stage.info.stage_name: stage.counters() for stage in self._stages}
 
     def _reading(self) -> InlineReading:
-        return InlineReading(probe_counters(), run_delay_ns(self._thread))
+        return InlineReading(probe_counters(), run_delay_ns(self._thread), self.draws.total_ns())
 
     def timeline(self) -> Timeline:
         """As :class:`EpochStats` says."""

@@ -142,6 +142,7 @@ def probes_of_events(
         gil_held_ratio=mean("gil_held_ratio"),
         cores_used=mean("cores_used"),
         helper_cores=mean("helper_cores"),
+        sampling_ratio=mean("sampling_ratio"),
     )
     return probes, tuple(readings[-1]["pooled"])
 

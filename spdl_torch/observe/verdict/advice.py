@@ -7,10 +7,18 @@ would give, it decides; elsewhere the free cores are the bound.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...named_tuples import NamedTuple
-from .causes import Cause, is_inline, lacks_gil_probe, may_hide_the_gil, num_delivered
+from .causes import (
+    Cause,
+    is_inline,
+    lacks_gil_probe,
+    may_hide_the_gil,
+    num_delivered,
+    waits_for_others,
+)
 from .what_if import Question, limiting, predict
 
 if TYPE_CHECKING:
@@ -31,6 +39,8 @@ _WORTH_IT = 0.05
 _NEAR = 0.02
 """The share of the best rate that may be given up for fewer workers."""
 _THE_CORES = "the cores"
+_NOTICED = 0.05
+"""The share of waiting that is left, from which what it is for is named as the next limit."""
 
 
 class Ceiling(NamedTuple):
@@ -128,12 +138,15 @@ class _Question(NamedTuple):
 
 
 def ceiling_of(
-    stats: PipelineStats, stage: StageStats | None = None, pooled: Sequence[str] = ()
+    stats: PipelineStats,
+    probes: Probes,
+    stage: StageStats | None = None,
+    pooled: Sequence[str] = (),
 ) -> Ceiling:
-    """Return the gain if the consumer never waited, or as much of it as the stages other than
-    ``stage`` allow."""
-    waiting = stats.consumer_wait_ratio
-    ceiling = Ceiling(1 / (1 - waiting) - 1 if waiting < _IDLE_CONSUMER else math.inf)
+    """Return the gain if the consumer never waited, or as much of it as the sampler and the stages
+    other than ``stage`` allow."""
+    waiting = waits_for_others(stats, probes)
+    ceiling = _without_waits(waiting, "the sampler", stats.consumer_wait_ratio - waiting)
     if stage is None:
         return ceiling
     changed = pooled if stage.name in pooled else (stage.name,)
@@ -144,14 +157,27 @@ def ceiling_of(
     return ceiling.at_most(1 / max(busiest.busy_ratio, 0.01) - 1, f"stage {busiest.name!r}")
 
 
+def _without_waits(waits: float, limit: str = "", others: float = 0.0) -> Ceiling:
+    """Return the gain without these waits; ``others``: those that stay, for this limit."""
+    gain = 1 / (1 - waits) - 1 if waits < _IDLE_CONSUMER else math.inf
+    return Ceiling(gain, limit if others >= _NOTICED else "")
+
+
 def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: Finding) -> Advice:
     """Return what to do about the finding; other arguments as for :func:`judge`."""
+    if found.cause is Cause.SAMPLER:
+        others = waits_for_others(stats, probes)
+        sampling = stats.consumer_wait_ratio - others
+        return Advice(_CHEAPER_SAMPLER, _without_waits(sampling, "the dataset", others))
     if found.stage is None or found.load is None:
-        return Advice(_without_stage(found), ceiling_of(stats))
+        return Advice(_without_stage(found), ceiling_of(stats, probes))
     asked = _Question(stats, probes, pooled, found, found.load)
-    ceiling = ceiling_of(stats, found.stage, pooled)
+    ceiling = ceiling_of(stats, probes, found.stage, pooled)
     if found.cause is Cause.GIL:
-        return _against_gil(asked, ceiling)
+        # What the sampler takes may be waits for the GIL, too.
+        return _against_gil(
+            asked, ceiling_of(stats, replace(probes, sampling_ratio=None), found.stage, pooled)
+        )
     if probes.one_at_a_time:
         action = f"More {asked.crew} will not help: one at a time is faster than several together."
         return Advice(action, Ceiling(0.0))
@@ -159,6 +185,12 @@ def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: F
         return _perhaps_against_gil(asked, ceiling)
     more = _with_more(asked, ceiling)
     return more if isinstance(more, Advice) else Advice(_with_less_work(asked, more), ceiling)
+
+
+_CHEAPER_SAMPLER = (
+    "Make the sampler cheaper: more workers will not help, as they do not draw from it. Find the "
+    "order before training, or for many indices at once, and let the dataset do the reading."
+)
 
 
 def _without_stage(found: Finding) -> str:

@@ -48,6 +48,7 @@ class Cause(enum.Enum):
     INTERFERENCE = "interference"  # it does not wait, but loading slows its steps down
     START = "start"  # no stage is short of time: the wait is for the first batches
     SOURCE = "source"  # the source yields items too slowly
+    SAMPLER = "sampler"  # the loop draws from a loader's sampler for too long
     GIL = "gil"  # threads wait for the interpreter's lock
     CPU = "cpu"  # threads wait for a core
     IO = "io"  # the op waits: storage, network, another process
@@ -71,6 +72,12 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
     # with batch_size=None, are delivered by the first stage.
     tasks = stages[-1].tasks if stages[-1].tasks.num_tasks else stages[0].tasks
     return tasks.num_tasks - tasks.num_failures
+
+
+def waits_for_others(stats: PipelineStats, probes: Probes) -> float:
+    """Return the share of the time in which the consumer waited for what others make, not for the
+    sampler, from which it draws itself."""
+    return max(0.0, stats.consumer_wait_ratio - (probes.sampling_ratio or 0.0))
 
 
 def bottleneck_of(stages: Sequence[StageStats]) -> StageStats | None:

@@ -14,6 +14,7 @@ from .causes import (
     may_wait_for_gil,
     num_delivered,
     others_have_cores,
+    waits_for_others,
 )
 from .intervals import thread_seconds
 
@@ -75,7 +76,7 @@ class Demands:
     gil: Between | None
     """Seconds for which a GIL that the workers share is held; None = not measured."""
     step: float
-    """The trainer's seconds without waiting."""
+    """The trainer's seconds without waiting, its draws from the sampler included."""
     stages: tuple[tuple[str, float], ...]
     """The other stages, each with the seconds between two of its items if it never waited."""
     num_cores: float
@@ -133,7 +134,8 @@ def demands_of(
         num_fetches=fetch.num_tasks / num_batches,
         other_cpu=max(0.0, probes.cores_used * seconds - ops.cpu),
         gil=gil,
-        step=(1 - stats.consumer_wait_ratio) * seconds,
+        # The loop draws from the sampler itself: that is a part of its work, whoever loads.
+        step=(1 - waits_for_others(stats, probes)) * seconds,
         stages=tuple(
             (stage.name, stage.busy_ratio * seconds)
             for stage in stats.stages

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _BUSY = 0.5
 """The share of busy time below which a stage does not hold back the others."""
+_MOSTLY = 0.5
+"""The share of the waits from which the sampler is named for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,7 @@ class Finding:
 _WITHOUT_STAGE = {
     Cause.UNKNOWN: "the stages keep no statistics, so nothing tells why",
     Cause.SOURCE: "the source is the bottleneck; every stage waits for it",
+    Cause.SAMPLER: "the sampler is the bottleneck, from which the loop itself draws",
     Cause.START: "no stage is short of threads; the wait is the start of the pass",
 }
 
@@ -103,13 +106,18 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         return Finding(cause=Cause.UNKNOWN, is_workers=bool(pooled))
     if stage is None:
         return Finding(cause=Cause.START, is_workers=bool(pooled))
+    is_for_sampler = _is_for_sampler(stats, probes)
     load = load_of(stage, stats.stages, pooled, probes)
     is_workers = stage.name in pooled
     if load.busy < _BUSY and not pooled and stats.stages[0].wait_in_ratio >= _BUSY:
         return Finding(cause=Cause.SOURCE)
     if _has_spare_time(load, stats, probes, pooled):
-        return Finding(cause=Cause.START, is_workers=bool(pooled))
+        cause = Cause.SAMPLER if is_for_sampler else Cause.START
+        return Finding(cause=cause, is_workers=bool(pooled))
     cause = cause_of(load, probes)
+    # A sampler takes long, too, where it has to wait for a GIL that others have.
+    if is_for_sampler and cause is not Cause.GIL:
+        return Finding(cause=Cause.SAMPLER, is_workers=bool(pooled))
     may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
     if cause is Cause.GIL or may_be_gil:
         stage = holder_of_gil(stage, stats.stages, pooled)
@@ -122,6 +130,12 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         others_have_cores=others_have_cores(load, probes),
         are_parked=bool(probes.one_at_a_time),
     )
+
+
+def _is_for_sampler(stats: PipelineStats, probes: Probes) -> bool:
+    """Return whether the loop's waits are mostly draws from its sampler."""
+    sampling = probes.sampling_ratio or 0.0
+    return sampling > 0 and sampling >= _MOSTLY * stats.consumer_wait_ratio
 
 
 def _has_spare_time(

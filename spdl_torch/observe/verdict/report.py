@@ -229,6 +229,8 @@ class Report:
             unknown.append("time without a core")
         if p.helper_cores is not None and p.helper_cores >= 0.05:
             checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
+        if p.sampling_ratio is not None and p.sampling_ratio >= 0.01:
+            checks.append(f"drawing from the sampler {_percent(p.sampling_ratio)}")
         if p.gc_ratio is not None:
             checks.append(f"garbage collection {_percent(p.gc_ratio)}")
         else:
