@@ -7,18 +7,23 @@ from functools import partial
 from time import perf_counter
 
 import pytest
-from _gates import until
+from _gates import FakeClock, until
 from _seats import MOVING, SEATS, WITH_WORKERS, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
+from spdl_torch.data.fetching import timing as timing_module
+from spdl_torch.data.fetching.timing import timed, timed_sample
 from spdl_torch.machine.histogram import Histogram, percentile
+from spdl_torch.pipeline.hooks import call_clock as call_clock_module
 from spdl_torch.pipeline.hooks.callbacks import call_back
 from spdl_torch.pipeline.hooks.context_managers import LazyRunner
 from spdl_torch.pipeline.hooks.stage_info import StageInfo
 from spdl_torch.pipeline.hooks.stats_queue import StatsQueue
 from spdl_torch.pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
+from spdl_torch.pipeline.stage import op_timing as op_timing_module
+from spdl_torch.pipeline.stage.op_timing import metered
 from spdl_torch.pipeline.stats.counters import QueueCounters, TaskCounters
 from spdl_torch.pipeline.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
 
@@ -337,3 +342,89 @@ def test_draws_from_the_sampler_are_no_waits_for_workers(seat):
         assert stats.elapsed == whole.elapsed
         assert seconds_waited(stats) + order.seconds <= seconds_waited(whole)
     assert crew.figures().probes.sampling_ratio == 0.0
+
+
+def test_long_tasks_stand_for_themselves_alone():
+    """Of the others, those whose CPU time was read stand for all."""
+    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
+    cell = hook.new_cell()
+    cell.add(50_000_000, 50_000_000)
+    for cpu_ns in (-1, -1, 10_000, -1):
+        cell.add(100_000, cpu_ns)
+    stats = task_stats(hook.counters())
+    assert stats.ave_cpu_time * 5 == pytest.approx(50e-3 + 4 * 10e-6)
+
+
+def as_timed(call):
+    """Time it as a call for a whole batch."""
+    cell = TaskCell()
+    return cell, partial(timed, cell, call)
+
+
+def as_sample(call):
+    """Time it as one of many samples."""
+    cell = TaskCell()
+    return cell, partial(timed_sample, cell, call)
+
+
+def as_op(call):
+    """Time it as a pipeline's op."""
+    cell, measured = TaskCell(), metered(call)
+    return cell, lambda times: cell.add(*measured(times)[1:])
+
+
+def clocked_run(as_kind, calls):
+    """Time calls that take these wall and CPU times, each after others in which none runs."""
+    clock = FakeClock()
+    with pytest.MonkeyPatch.context() as patch:
+        clock.install(patch, timing_module, op_timing_module, call_clock_module)
+        cell, call = as_kind(lambda times: clock.advance(*times))
+        for before, times in calls:
+            clock.advance(*before)
+            call(times)
+    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
+    hook.share(cell)
+    return hook.counters()
+
+
+def of_wall_time(shortest, longest):
+    """Wall and CPU times in ns."""
+    walls = st.integers(shortest, longest)
+    return walls.flatmap(lambda wall: st.tuples(st.just(wall), st.integers(0, wall)))
+
+
+any_calls = st.tuples(
+    st.one_of(st.just((0, 0)), of_wall_time(0, 400_000), of_wall_time(0, 10**9)),
+    st.one_of(of_wall_time(0, 199_999), of_wall_time(200_000, 500_000), of_wall_time(0, 10**9)),
+)
+
+
+@pytest.mark.parametrize("as_kind", [as_timed, as_sample, as_op])
+@settings(deadline=None, max_examples=200)
+@given(calls=st.lists(any_calls, max_size=60))
+def test_cpu_time_of_every_long_task_is_known(as_kind, calls):
+    """To 0.05 ms, whatever comes before it."""
+    counters = clocked_run(as_kind, calls)
+    long = [(wall, cpu) for _, (wall, cpu) in calls if wall >= 200_000]
+    assert counters.long_ns == sum(wall for wall, _ in long)
+    exact = sum(cpu for _, cpu in long)
+    assert counters.long_cpu_ns == pytest.approx(exact, abs=50_001 * len(long))
+    if len(long) == len(calls) and all(before == (0, 0) for before, _ in calls):
+        assert counters.long_cpu_ns == exact
+
+
+SHORT, LONG = 100_000, 50_000_000
+
+
+@pytest.mark.parametrize("as_kind", [as_timed, as_sample, as_op])
+@pytest.mark.parametrize("period", [8, 48, 50, 64])
+@pytest.mark.parametrize(
+    ("short", "long"), [((SHORT, 0), (LONG, LONG)), ((SHORT, SHORT), (LONG, 0))]
+)
+def test_cpu_time_of_tasks_of_very_different_lengths(as_kind, period, short, long):
+    """A long one in so many, of which either the long ones compute or the others."""
+    before = 2_000, 2_000
+    calls = [(before, short if n % period else long) for n in range(period // 2, 2000)]
+    counters = clocked_run(as_kind, calls)
+    exact = sum(cpu for _, (_, cpu) in calls) / len(calls) / 1e9
+    assert task_stats(counters).ave_cpu_time == pytest.approx(exact, rel=0.02)

@@ -32,6 +32,7 @@ from spdl_torch.pipeline import (
 from spdl_torch.pipeline.channel import channel as channel_module
 from spdl_torch.pipeline.channel import occupancy as occupancy_module
 from spdl_torch.pipeline.channel import waits as waits_module
+from spdl_torch.pipeline.hooks import call_clock as call_clock_module
 from spdl_torch.pipeline.hooks import task_hooks as hooks_module
 from spdl_torch.pipeline.run import run as run_module
 from spdl_torch.pipeline.stage import op_timing as measure_module
@@ -497,7 +498,7 @@ def clock(monkeypatch):
     clock.install(
         monkeypatch,
         *(channel_module, occupancy_module, hooks_module, run_module),
-        *(waits_module, measure_module, worker_module),
+        *(waits_module, measure_module, worker_module, call_clock_module),
     )
     return clock
 

@@ -1,16 +1,17 @@
 """Time a worker's calls of user code: count them in its cells, and record long ones in its ring.
 
-The wall clock is read for every call. The thread's CPU clock is read for one in eight of the many
-calls for single samples and of the short ones for whole batches, which says enough about all of
-them, and only long ones are kept one by one: after a decoder, which leaves nothing in the
-processor's caches, reading that clock twice and writing a record takes 9 µs (measured), on warm
-caches less than 1 µs.
+The wall clock is read for every call. The thread's CPU clock is read for long ones and for some of
+the others (see :class:`CallClock`), and only long ones are kept one by one: after a decoder, which
+leaves nothing in the processor's caches, reading that clock twice and writing a record takes 9 µs
+(measured), on warm caches less than 1 µs.
 """
 
 from __future__ import annotations
 
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
+
+from ...pipeline.hooks.call_clock import LONG_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 END = object()
 """The result of a call that had nothing to do: it is not counted."""
 
-_CLOCKED_MASK = 7
-_SHORT_NS = 200_000
-"""The length of a batch's call below which reading the CPU clock twice, 0.9 µs, would take 0.4 % of
-it or more."""
 _LONG_PARTS = 5
 """The factor by which a part of a batch has to take longer than a batch to be recorded: the records
 of a batch of 0.1 ms and its two parts would take 1.5 % of it (measured)."""
@@ -47,27 +44,28 @@ def timed(
     """
     if cell is None:
         return call(*args)
-    is_clocked = not cell.num_unclocked
-    cpu, wall = thread_time_ns() if is_clocked else 0, perf_counter_ns()
+    clock, cpu, wall = cell.clock, -1, perf_counter_ns()
+    if clock.num_unclocked < 1 or wall >= clock.due_ns:
+        cpu, wall = thread_time_ns(), perf_counter_ns()
     try:
         result = call(*args)
     except BaseException:
-        now = perf_counter_ns()
-        cell.add_failure(now - wall, thread_time_ns() - cpu if is_clocked else -1)
+        _count_failure(cell, cpu, wall)
         cell.num_tasks += 0 if into is None else len(into)
         raise
-    now, ring = perf_counter_ns(), cell.ring
+    now = perf_counter_ns()
+    took_ns = now - wall
+    if cpu < 0 and took_ns < LONG_NS:
+        clock.num_unclocked -= 1
+    else:
+        cpu = clock.cpu_of(cpu, wall, now)
     if into is not None:
         tasks = len(into)
-    cpu_ns, took_ns = thread_time_ns() - cpu if is_clocked else -1, now - wall
     if tasks:
-        cell.add_many(tasks, took_ns, cpu_ns)
-    if is_clocked and took_ns < _SHORT_NS:
-        cell.num_unclocked = _CLOCKED_MASK  # calls that follow without the CPU clock
-    elif not is_clocked:
-        cell.num_unclocked -= 1
+        cell.add_many(tasks, took_ns, cpu)
+    ring = cell.ring
     if ring is not None and took_ns >= ring.shortest_ns * _LONG_PARTS:
-        ring.add_part(cell.part, wall, now, cpu_ns)
+        ring.add_part(cell.part, wall, now, cpu)
     return result
 
 
@@ -75,23 +73,34 @@ def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) ->
     """Return ``call(*args)`` like :func:`timed`, at less cost, for one sample of many."""
     if cell is None:
         return call(*args)
-    is_clocked = not cell.num_tasks & _CLOCKED_MASK
-    cpu_ns, cpu, wall = -1, thread_time_ns() if is_clocked else 0, perf_counter_ns()
+    clock, cpu, wall = cell.clock, -1, perf_counter_ns()
+    if clock.num_unclocked < 1 or wall >= clock.due_ns:
+        cpu, wall = thread_time_ns(), perf_counter_ns()
     try:
         result = call(*args)
     except BaseException:
-        now = perf_counter_ns()
-        cell.add_failure(now - wall, thread_time_ns() - cpu if is_clocked else -1)
+        _count_failure(cell, cpu, wall)
         raise
     if result is END:
         return result
-    now, ring = perf_counter_ns(), cell.ring
-    if is_clocked:
-        cpu_ns = thread_time_ns() - cpu
-    cell.add(now - wall, cpu_ns)
-    if ring is not None and now - wall >= ring.shortest_ns * _LONG_SAMPLES:
-        ring.add_part(cell.part, wall, now, cpu_ns)
+    now = perf_counter_ns()
+    took_ns = now - wall
+    if cpu < 0 and took_ns < LONG_NS:
+        clock.num_unclocked -= 1
+    else:
+        cpu = clock.cpu_of(cpu, wall, now)
+    cell.add(took_ns, cpu)
+    ring = cell.ring
+    if ring is not None and took_ns >= ring.shortest_ns * _LONG_SAMPLES:
+        ring.add_part(cell.part, wall, now, cpu)
     return result
+
+
+def _count_failure(cell: TaskCell, cpu: int, wall: int) -> None:
+    """Count a call that began at these times and has failed."""
+    now = perf_counter_ns()
+    is_unclocked = cpu < 0 and now - wall < LONG_NS
+    cell.add_failure(now - wall, -1 if is_unclocked else cell.clock.cpu_of(cpu, wall, now))
 
 
 def record_parts(ring: Ring, **cells: TaskCell | None) -> None:

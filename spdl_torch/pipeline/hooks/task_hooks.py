@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...machine.histogram import BUCKETS_OF_SMALL, NUM_SMALL, Histogram, bucket_of
 from ..stats.counters import TaskCounters
+from .call_clock import LONG_NS, CallClock
 from .callbacks import call_back, check_interval, is_heard
 from .stage_info import StageInfo
 
@@ -105,6 +106,8 @@ class TaskStatsHook(TaskHook):
             busy_ns=sum(c.busy_ns for c in cells),
             cpu_ns=sum(c.cpu_ns for c in cells),
             clocked_ns=sum(c.clocked_ns for c in cells),
+            long_cpu_ns=sum(c.long_cpu_ns for c in cells),
+            long_ns=sum(c.long_ns for c in cells),
             histogram=tuple(map(sum, zip(*(c.histogram.counts() for c in cells), strict=True)))
             if cells
             else TaskCounters().histogram,
@@ -135,14 +138,16 @@ class TaskCell:
     __slots__ = (
         "_counts",
         "busy_ns",
+        "clock",
         "clocked_ns",
         "cpu_ns",
         "failed_ns",
         "histogram",
+        "long_cpu_ns",
+        "long_ns",
         "num_dropped",
         "num_failures",
         "num_tasks",
-        "num_unclocked",
         "part",
         "ring",
     )
@@ -159,8 +164,9 @@ class TaskCell:
         self.failed_ns = 0
         self.cpu_ns = 0
         self.clocked_ns = 0
-        self.num_unclocked = 0
-        """Calls to come for which the CPU clock is not read; for whoever times them."""
+        self.long_cpu_ns = self.long_ns = 0
+        self.clock = CallClock()
+        """For whoever times the calls."""
         self.histogram = Histogram()
         self._counts = self.histogram.buckets
 
@@ -169,8 +175,7 @@ class TaskCell:
         self.num_tasks += 1
         self.busy_ns += wall_ns
         if cpu_ns >= 0:
-            self.cpu_ns += cpu_ns
-            self.clocked_ns += wall_ns
+            self._add_cpu(wall_ns, cpu_ns)
         is_small = 0 <= wall_ns < NUM_SMALL  # below 0: on some virtual machines clocks step back
         self._counts[BUCKETS_OF_SMALL[wall_ns] if is_small else bucket_of(wall_ns)] += 1
 
@@ -179,8 +184,7 @@ class TaskCell:
         self.num_tasks += tasks
         self.busy_ns += wall_ns
         if cpu_ns >= 0:
-            self.cpu_ns += cpu_ns
-            self.clocked_ns += wall_ns
+            self._add_cpu(wall_ns, cpu_ns)
         each_ns = wall_ns // tasks
         is_small = 0 <= each_ns < NUM_SMALL
         self._counts[BUCKETS_OF_SMALL[each_ns] if is_small else bucket_of(each_ns)] += tasks
@@ -192,8 +196,14 @@ class TaskCell:
         self.busy_ns += wall_ns
         self.failed_ns += wall_ns
         if cpu_ns >= 0:
-            self.cpu_ns += cpu_ns
-            self.clocked_ns += wall_ns
+            self._add_cpu(wall_ns, cpu_ns)
+
+    def _add_cpu(self, wall_ns: int, cpu_ns: int) -> None:
+        self.cpu_ns += cpu_ns
+        self.clocked_ns += wall_ns
+        if wall_ns >= LONG_NS:
+            self.long_cpu_ns += cpu_ns
+            self.long_ns += wall_ns
 
 
 class _Timed:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
+from ..hooks.call_clock import LONG_NS, CallClock
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Measured = tuple[Any, int, int]
 """An op's result, its wall time and its thread CPU time in ns; -1 = CPU time was not read."""
-
-_SHORT_NS = 20_000
-_SKIPPED = 7
-"""Reading a thread's CPU clock takes 0.2 µs, five times as long as the other clock. Of short tasks
-one in eight is measured, which is enough to know about all of them."""
 
 EXHAUSTED = object()
 """The result of ``next_of`` after the last output."""
@@ -29,20 +26,19 @@ def measure(op: Callable[[Any], Any], item: Any) -> Measured:
 
 def metered(op: Callable[[Any], Any]) -> Callable[[Any], Measured]:
     """Return ``measure`` of one op, for one thread; cheaper where tasks are short."""
-    skip = 0
+    clock = CallClock()
 
     def call(item: Any) -> Measured:
-        nonlocal skip
-        if skip:
-            wall = perf_counter_ns()
-            result = op(item)
-            wall = perf_counter_ns() - wall
-            skip = skip - 1 if wall < _SHORT_NS else 0
-            return result, wall, -1
-        result, wall, cpu = measure(op, item)
-        if wall < _SHORT_NS:
-            skip = _SKIPPED
-        return result, wall, cpu
+        cpu, began = -1, perf_counter_ns()
+        if clock.num_unclocked < 1 or began >= clock.due_ns:
+            cpu, began = thread_time_ns(), perf_counter_ns()
+        result = op(item)
+        ended = perf_counter_ns()
+        took = ended - began
+        if cpu < 0 and took < LONG_NS:
+            clock.num_unclocked -= 1
+            return result, took, -1
+        return result, took, clock.cpu_of(cpu, began, ended)
 
     return call
 

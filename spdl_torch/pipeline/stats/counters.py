@@ -33,6 +33,11 @@ class TaskCounters(NamedTuple):
     """CPU time of the tasks for which it was read."""
     clocked_ns: int = 0
     """Wall time of those tasks."""
+    long_cpu_ns: int = 0
+    """CPU time of those of them that took long: for these it was always read, unless they failed in
+    a pipeline."""
+    long_ns: int = 0
+    """Wall time of those."""
     histogram: tuple[int, ...] = NO_COUNTS
     """Durations of the tasks that succeeded."""
 
@@ -46,6 +51,8 @@ class TaskCounters(NamedTuple):
             self.failed_ns - before.failed_ns,
             self.cpu_ns - before.cpu_ns,
             self.clocked_ns - before.clocked_ns,
+            self.long_cpu_ns - before.long_cpu_ns,
+            self.long_ns - before.long_ns,
             _difference(self.histogram, before.histogram),
         )
 
