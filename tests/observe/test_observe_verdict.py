@@ -611,6 +611,37 @@ def test_short_window_says_how_long_training_waited_and_no_more(elapsed, wait):
     assert report.what_if(num_workers=8).reason == f"the window is short, {elapsed:.2g} s"
 
 
+@pytest.mark.parametrize("elapsed", [1.94, 1.96, 1.9999])
+def test_short_window_is_not_said_to_last_as_long_as_is_asked_for(elapsed):
+    """Not "2.0 % of 2 s. Load for 2 seconds"."""
+    report = make_report(replace(reading(0.02, stage("decode", busy=0.97)), elapsed=elapsed), QUIET)
+    assert "2.0 % of 1.9 s" in report.verdict.finding
+    assert report.what_if(num_workers=8).reason == "the window is short, 1.9 s"
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ({"num_tasks": 0}, "no stage was given any item"),
+        ({"num_tasks": 3}, "the first item is still under way"),
+        ({"num_tasks": 3, "num_failures": 3}, "every item failed or was dropped"),
+    ],
+)
+def test_short_window_without_items_says_that_and_no_more(wait, counts, why):
+    """Not what training would gain from longer epochs, or from more threads."""
+    load = stage("decode", busy=0.97, num_delivered=0, **counts)
+    verdict = judge(replace(reading(wait, load), elapsed=0.1), QUIET)
+    assert (verdict.cause, verdict.stage, verdict.gain) == (Cause.UNKNOWN, None, 0.0)
+    assert verdict.finding == f"Nothing was delivered in 0.1 s: {why}."
+
+
+def test_one_collection_in_a_short_window_is_no_reason_to_collect_less():
+    """It may be most of it."""
+    short = replace(reading(0.5, stage("decode")), elapsed=0.2)
+    assert judge(short, Probes(gc_ratio=0.9)).remarks == ()
+
+
 REMARKS = {
     "failures": (
         stage("decode", num_failures=10),

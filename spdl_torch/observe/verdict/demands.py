@@ -14,6 +14,7 @@ from .causes import (
     may_wait_for_gil,
     num_delivered,
     others_have_cores,
+    short_seconds,
     waits_for_others,
 )
 from .intervals import thread_seconds
@@ -177,7 +178,7 @@ def _enough_batches(stats: PipelineStats) -> int:
     if not num_batches:
         raise NotKnown("nothing was delivered")
     if stats.elapsed < SHORT_SECONDS:
-        raise NotKnown(f"the window is short, {stats.elapsed:.2g} s")
+        raise NotKnown(f"the window is short, {short_seconds(stats)}")
     if num_batches < _FEW_BATCHES:
         raise NotKnown(f"only {num_batches} batches were delivered")
     return num_batches

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...machine.gil import has_gil
 from ...machine.readings import Probes
 from .advice import advise
-from .causes import SHORT_SECONDS, Cause, num_delivered
+from .causes import SHORT_SECONDS, Cause, is_too_short, num_delivered, short_seconds
 from .finding import find
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def judge(
     probes = probes or Probes(switch_interval=sys.getswitchinterval(), own_gil=not has_gil())
     waiting = stats.consumer_wait_ratio
     remarks = tuple(_remarks(stats, probes))
-    has_nothing = num_delivered(stats.stages) == 0
-    if has_nothing and waiting < _INPUT_BOUND:
+    has_nothing, is_short = num_delivered(stats.stages) == 0, is_too_short(stats)
+    if has_nothing and (is_short or waiting < _INPUT_BOUND):
         return _nothing_delivered(stats, remarks)
-    if 0 < stats.elapsed < SHORT_SECONDS and not has_nothing:
+    if is_short:
         return _too_short(stats, remarks)
     if waiting < _INPUT_BOUND:
         return _not_input_bound(stats, probes, pooled, remarks)
@@ -95,7 +95,7 @@ def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
         cause=Cause.SHORT,
         stage=None,
         wait_ratio=stats.consumer_wait_ratio,
-        finding=f"Training waited for data {waited} of {stats.elapsed:.2g} s, "
+        finding=f"Training waited for data {waited} of {short_seconds(stats)}, "
         "which are too short to say why.",
         action=f"Load for {SHORT_SECONDS:g} seconds or more, and look again.",
         gain=0.0,
@@ -169,9 +169,11 @@ def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
             )
         if stage.num_dropped:
             remarks.append(f"{stage.name}: the op dropped {stage.num_dropped} items (None).")
-    if (probes.gc_ratio or 0.0) >= 0.01:
+    collecting = probes.gc_ratio or 0.0
+    # Of a short window a single collection may be most.
+    if collecting >= 0.01 and not is_too_short(stats):
         remarks.append(
-            f"Garbage collection takes {_percent(probes.gc_ratio or 0.0)} of the time: call "
+            f"Garbage collection takes {_percent(collecting)} of the time: call "
             "gc.freeze() before training."
         )
     return remarks
