@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from threading import TIMEOUT_MAX
 
 
 class CommandError(Exception):
@@ -21,11 +22,11 @@ def whole_number(text: str) -> int:
 
 
 def positive_seconds(text: str) -> float:
-    """Parse an option's value, a finite number of seconds above 0."""
+    """Parse an option's value, a number of seconds above 0 that a thread can wait for."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise ArgumentTypeError(f"must be a number above 0, got {text}")
+    if not 0 < value <= TIMEOUT_MAX:
+        raise ArgumentTypeError(f"must be seconds above 0, and finite, got {text}")
     return value

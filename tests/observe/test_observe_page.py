@@ -9,11 +9,14 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from itertools import combinations
+from contextlib import closing
+from itertools import combinations, pairwise
 
 import pytest
 from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
@@ -468,6 +471,87 @@ def test_command_compares_one_of_several_pipelines_with_a_trace(tmp_path, capsys
     assert "COMPARED" in capsys.readouterr().out
 
 
+def write_named(path, **pipelines):
+    """A file with a pipeline of each name."""
+    with SQLiteStatsWriter(path) as writer:
+        for number, (name, readings) in enumerate(pipelines.items()):
+            for before, reading in pairwise([None, *readings]):
+                timestamp = 1_800_000_000 + reading.stats.elapsed
+                numbered = {"pipeline_id": number, "name": name, "timestamp": timestamp}
+                for entry in entries_of(reading, before, **numbered):
+                    writer.log(entry)
+    return path
+
+
+def compared_by_command(capsys, *arguments):
+    """The sentences of ``report`` on the comparison, and its JSON."""
+    assert main(["report", *map(str, arguments)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert main(["report", *map(str, arguments), "--format", "json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return words.split("COMPARED ")[1:], [json.loads(line) for line in lines]
+
+
+def test_command_compares_pipelines_by_name_and_says_which_have_no_partner(
+    tmp_path, capsys, monkeypatch
+):
+    """In the text, as JSON and on the page; also where a file has one pipeline alone."""
+    monkeypatch.chdir(tmp_path)
+    write_named("one.db", train=reports(6))
+    write_named("two.db", val=reports(5), train=reports(6, rate=300))
+    texts, lines = compared_by_command(capsys, "one.db", "--compare", "two.db")
+    assert texts[0].startswith("This run is slower than two.db: 0.3")
+    assert texts[1:] == ["Not 'val' of two.db: one.db has none."]
+    assert lines[0]["not_compared"] == texts[1:]
+    assert lines[0]["comparison"]["speedup"] == pytest.approx(1 / 3, rel=0.1)
+
+    texts, lines = compared_by_command(capsys, "two.db", "--compare", "one.db")
+    assert texts[-1] == "Not 'val' of two.db: one.db has none."
+    assert [line["comparison"] is None for line in lines] == [True, False]
+    assert main(["report", "two.db", "--compare", "one.db", "--html", "p.html"]) == 0
+    assert "Not 'val' of two.db: one.db has none." in [
+        text["text"] for text in read(tmp_path / "p.html").figures["texts"]
+    ]
+
+
+def test_command_says_how_to_compare_pipelines_of_different_names(tmp_path, capsys, monkeypatch):
+    """Where no name is in both files, nothing is compared; the command that it names does it."""
+    monkeypatch.chdir(tmp_path)
+    write_named("one.db", old=reports(6))
+    write_named("two.db", val=reports(5), train=reports(6, rate=300))
+    texts, _ = compared_by_command(capsys, "one.db", "--compare", "two.db")
+    assert texts == [
+        "Nothing: one.db has old; two.db has val, train; no name is in both. Choose one: "
+        "report two.db --pipeline N --compare one.db"
+    ]
+    texts, _ = compared_by_command(capsys, "two.db", "--pipeline", "1", "--compare", "one.db")
+    assert texts[0].startswith("This run is 3.")
+    assert "pipeline old → train" in texts[0]
+
+
+def test_command_does_not_compare_runs_of_a_few_batches(tmp_path, capsys, monkeypatch):
+    """It says how many there are, and how many are needed; figures of two batches say nothing."""
+    monkeypatch.chdir(tmp_path)
+    write_named("long.db", train=reports(6))
+    write_named("short.db", train=reports(1, rate=2))
+    for files, counts in (
+        (("long.db", "short.db"), r"Not with short.db: [0-9]+ batches .* here and 1 there"),
+        (("short.db", "long.db"), r"Not with long.db: 1 batches .* here and [0-9]+ there"),
+    ):
+        texts, lines = compared_by_command(capsys, files[0], "--compare", files[1])
+        (text,) = texts
+        assert re.match(rf"{counts}, and a comparison needs 10 of each\.$", text)
+        assert (lines[0]["comparison"], lines[0]["not_compared"]) == (None, [text])
+
+
+def test_command_refuses_a_trace_that_no_page_would_show(tmp_path, capsys):
+    """``--trace`` adds to a page; without ``--html`` it would be read and shown nowhere."""
+    db = write_run(tmp_path / "run.db", reports(6))
+    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
+    assert main(["report", str(db), "--trace", str(trace)]) == 2
+    assert "no page was asked for. Add --html OUT" in capsys.readouterr().err
+
+
 def test_page_holds_no_letters_that_control_a_terminal(tmp_path):
     """Shown as in the text: names of loaders, and what events say."""
     events = [(1.0, "skipped", {"key": f"a{HOSTILE}\x1b[2Jb"}), (1.0, "\x1b[31m", {"\x1b": 1})]
@@ -559,6 +643,48 @@ def test_watch_follows_a_run_to_its_end(tmp_path):
     assert (command.returncode, err) == (0, "")
 
 
+def with_process(db, pid, **changes):
+    """Make the run one that has not ended, of another process and long ago."""
+    with closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute("UPDATE run SET ended = NULL, started = 1e9, pid = ?", (pid,))
+        for table in ("task_window", "queue_window"):
+            connection.execute(f"UPDATE {table} SET timestamp = timestamp - 8e8")
+        for column, value in changes.items():
+            connection.execute(f"UPDATE run SET {column} = ?", (value,))
+
+
+@pytest.fixture
+def ended_pid():
+    """The id of a process that is gone."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_watch_ends_where_the_process_was_killed(tmp_path, capsys, ended_pid):
+    """Its run has no end in the file; the last figures are shown, and why nothing follows."""
+    db = write_run(tmp_path / "run.db", reports(6))
+    with_process(db, ended_pid)
+    assert main(["watch", str(db)]) == 0
+    text = capsys.readouterr().out
+    assert f"killed: its process {ended_pid} is gone from this machine, last figures" in text
+    assert "VERDICT" in text
+
+
+def test_watch_goes_on_where_the_process_may_be_alive(tmp_path, ended_pid):
+    """It is; or its machine is another one; or figures came a moment ago, as from a container with
+    process ids of its own."""
+    db = write_run(tmp_path / "run.db", reports(6))
+    for pid, changes in ((os.getpid(), {}), (ended_pid, {"host": "elsewhere"})):
+        with_process(db, pid, **changes)
+        frame, (_, _, end) = frame_of(db)
+        assert "running for" in frame
+        assert end is None
+    again = write_run(tmp_path / "again.db", reports(6))
+    with_process(again, ended_pid)
+    assert "running for" in frame_of(again, now=1e9 + 30)[0]
+
+
 def test_watch_ends_quietly_with_ctrl_c(tmp_path):
     """Exit status 130 and not a word, as the other commands."""
     writer = SQLiteStatsWriter(tmp_path / "run.db")
@@ -582,13 +708,27 @@ def test_watch_refuses_what_is_no_run(tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("hello")
     db = write_run(tmp_path / "run.db", reports(1))
+    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
+    foreign = tmp_path / "foreign.db"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE t (x)")
     for arguments, message in (
         ([str(tmp_path / "none.db")], "does not exist"),
         ([str(other)], "not a statistics file"),
+        ([str(trace)], "If it is a trace, report and trace show what is in it"),
+        ([str(foreign)], "of another program, not a statistics file. Give a file that"),
         ([str(db), "--run", "7"], "must be one of the file's (1), got 7"),
     ):
         assert main(["watch", "--once", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_watch_refuses_an_interval_without_an_end(tmp_path, capsys):
+    """No thread can wait for so long."""
+    for interval in ("inf", "1e12", "nan", "0"):
+        with pytest.raises(SystemExit):
+            main(["watch", str(tmp_path / "run.db"), "--interval", interval])
+        assert f"must be seconds above 0, and finite, got {interval}" in capsys.readouterr().err
 
 
 # -- in a browser ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import sqlite3
 from contextlib import closing
@@ -220,7 +221,49 @@ def test_errors_name_what_was_expected(tmp_path):
     with pytest.raises(ValueError, match="with stats=False there is nothing to record"), silent:
         pass
     never = recording(loader(0), tmp_path / "run.db", interval_seconds=0)
-    with pytest.raises(ValueError, match="interval_seconds must be > 0, got 0"), never:
+    with pytest.raises(ValueError, match="interval_seconds must be > 0 seconds, got 0"), never:
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_ARGUMENTS = {
+    "a text": ({"interval_seconds": "2"}, "interval_seconds must be a number of seconds, got '2'"),
+    "a flag": ({"interval_seconds": True}, "interval_seconds must be a number of seconds, got T"),
+    "no number": ({"interval_seconds": math.nan}, "interval_seconds must be > 0 seconds, got nan"),
+    "for ever": ({"interval_seconds": math.inf}, "interval_seconds must be <= .* seconds, got inf"),
+    "prefix": ({"prefix": None}, "prefix must be a str, got None"),
+    "step": ({"step": 5}, "step must be a function without arguments, got 5"),
+    "config": ({"config": ["lr", 0.1]}, "config must be a mapping, got list"),
+    "rank": ({"rank": "0"}, "rank must be an integer of 0 or more, got '0'"),
+    "world size": ({"world_size": 0}, "world_size must be an integer of 1 or more, got 0"),
+}
+
+
+@pytest.mark.parametrize("which", BAD_ARGUMENTS)
+def test_bad_argument_is_named_before_anything_is_written(tmp_path, which):
+    """With what it must be and what was given, in place of an error somewhere inside."""
+    options, message = BAD_ARGUMENTS[which]
+    never = recording(loader(0), tmp_path / "run.db", **options)
+    with pytest.raises((TypeError, ValueError), match=message), never:
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [(3, "path must be the path of a file or None, got 3"), (".", r"\. is a folder. Add a file's")],
+)
+def test_path_that_is_no_file_is_refused(path, message):
+    """A folder, and what is no path; SQLite would only say that it cannot open it."""
+    never = recording(loader(0), path)
+    with pytest.raises((TypeError, OSError), match=message), never:
+        pass
+
+
+def test_no_loader_is_refused(tmp_path):
+    """An empty mapping would record nothing, in silence."""
+    never = recording({}, tmp_path / "run.db")
+    with pytest.raises(ValueError, match="expected one loader or more, got an empty"), never:
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -29,6 +29,7 @@ from spdl_torch.observe import (
 )
 from spdl_torch.observe.trace import json_file
 from spdl_torch.observe.trace import last_seconds as flight_recorder_module
+from spdl_torch.observe.trace.loading import load_trace
 from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -297,6 +298,33 @@ def test_a_name_of_any_type_leaves_the_trace_whole(tmp_path):
     check_trace(tmp_path / "run.json")
     names = {e["name"] for e in events_of(tmp_path / "run.json") if e["ph"] == "X"}
     assert names == {"5", "tensor(1)", "b'x'"}
+
+
+def test_report_in_a_trace_of_several_loaders_says_which_one_it_is_of(tmp_path):
+    """A trace has one report: that of the loader that was looped over longest. A comparison takes
+    that loader's steps alone, too."""
+    short, long = DataLoader(MapData(8)), DataLoader(MapData(96))
+    with tracing(tmp_path / "run.json"):
+        for loader in (long, short):
+            for _ in loader:
+                sum(range(10_000))  # a step
+    (summary,) = check_trace(tmp_path / "run.json").reports
+    assert summary.stats.stages[0].tasks.num_tasks == 96
+    (remark,) = summary.verdict.remarks
+    assert "alone, which ran longest of the 2 that the trace shows" in remark
+    assert remark in str(load_trace(tmp_path / "run.json").report).replace("\n         ", " ")
+    assert sum(n for n, _ in load_trace(tmp_path / "run.json").intervals()) == 95
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_report_in_a_trace_of_one_loader_has_no_such_remark(tmp_path, num_epochs):
+    """However many epochs there are."""
+    loader = DataLoader(MapData(8))
+    with tracing(tmp_path / "run.json"):
+        for _ in range(num_epochs):
+            list(loader)
+    (summary,) = check_trace(tmp_path / "run.json").reports
+    assert not any("longest" in remark for remark in summary.verdict.remarks)
 
 
 def test_tracing_of_nothing_says_so(tmp_path, caplog):

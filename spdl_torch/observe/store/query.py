@@ -191,7 +191,7 @@ _COLUMNS: Mapping[str, Mapping[str, str]] = {
     "queue_stats": QueueStatsRow.__annotations__,
     "event_stats": _EVENT_COLUMNS,
     "run": {
-        **dict.fromkeys(("run_id", "rank", "world_size", "num_dropped"), "int"),
+        **dict.fromkeys(("run_id", "pid", "rank", "world_size", "num_dropped"), "int"),
         **dict.fromkeys(("host", "versions", "config"), "str"),
         "started": "float",
         "ended": "float | None",

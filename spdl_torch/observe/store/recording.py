@@ -21,7 +21,7 @@ from .logger_feed import LoggerFeed
 from .loggers import opened
 from .logging_hooks import recording_gc
 from .metrics import legal_name
-from .writer import SQLiteStatsWriter
+from .writer import SQLiteStatsWriter, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,9 +97,10 @@ def recording(
     tuning, and full garbage collections. Loggers get the metrics of ``PipelineStatsMonitor``, over
     the time since the last ones: ``data/wait_ratio``, ``data/<stage>/busy_ratio``, ... and, for a
     mapping, ``data/<name>/...``, unless the name is ``""``. A separate thread calls them.
-    Raises: TypeError: a loader or logger of another kind; ValueError: ``interval_seconds`` <= 0,
-        ``stats=False``, neither ``path`` nor ``logger``, a logger without a run, or the file is
-        something else.
+    Raises: TypeError: a loader, a logger or another argument of the wrong kind; ValueError: a
+        bad ``interval_seconds``, ``stats=False``, no loader, neither ``path`` nor ``logger``, a
+        logger without a run, or the file is something else; OSError, sqlite3.Error: it cannot be
+        opened.
     """
     return _recording(
         loaders,
@@ -127,14 +128,15 @@ def _recording(
     rank: int,
     world_size: int,
 ) -> Iterator[SQLiteStatsWriter | None]:
-    if not interval_seconds > 0:
-        raise ValueError(f"recording: interval_seconds must be > 0, got {interval_seconds}.")
+    _check_arguments(path, interval_seconds, prefix, step)
     if path is None and logger is None:
         raise ValueError(
             "recording: expected a path, a logger, or both, got neither. On a rank that logs "
             "nothing pass logger=[]."
         )
     named = loaders if isinstance(loaders, Mapping) else {"": loaders}
+    if not named:
+        raise ValueError("recording: expected one loader or more, got an empty mapping.")
     sources = {str(name): _source_of(loader) for name, loader in named.items()}
     several = logger if isinstance(logger, list | tuple) else [logger]
     loggers = [opened(each) for each in several if each is not None]
@@ -160,6 +162,16 @@ def _recording(
         yield writer
 
 
+def _check_arguments(path: object, interval_seconds: object, prefix: object, step: object) -> None:
+    check_seconds("recording: interval_seconds", interval_seconds)
+    if not isinstance(path, str | os.PathLike | None):
+        raise TypeError(f"recording: path must be the path of a file or None, got {path!r:.50}.")
+    if not isinstance(prefix, str):
+        raise TypeError(f"recording: prefix must be a str, got {prefix!r:.50}.")
+    if not (step is None or callable(step)):
+        raise TypeError(f"recording: step must be a function without arguments, got {step!r:.50}.")
+
+
 def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
     """Return the file of a rank: with several, ``data.db`` becomes ``data.rank1.db``; ``{rank}`` in
     the name becomes the number alone.
@@ -181,7 +193,7 @@ def _source_of(loader: Any) -> Any:
             return candidate
     raise TypeError(
         "recording: expected a spdl_torch.DataLoader, a PipelineDataset or torch's DataLoader "
-        f"around one, got {type(loader).__name__}."
+        f"around one, or a mapping of names to these, got {type(loader).__name__}."
     )
 
 

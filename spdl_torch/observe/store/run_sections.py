@@ -60,6 +60,11 @@ class StoredRun:
         return report_of_file(self.path, run_id=self.run_id, pipeline=self.pipeline)
 
     @property
+    def label(self) -> str:
+        """The name that tells it from the run's other pipelines."""
+        return self.name or f"pipeline {self.pipeline}"
+
+    @property
     def origin(self) -> float:
         """The moment from which time counts, seconds since 1970."""
         # Entries may be older than the run that logs them, if they were copied from elsewhere.
@@ -89,6 +94,8 @@ class StoredRun:
             if self.facts["host"] == other.facts["host"]
             else [f"host {other.facts['host']} → {self.facts['host']}"]
         )
+        if self.name != other.name:
+            found.append(f"pipeline {other.label} → {self.label}")
         for column in ("config", "versions"):
             now, then = self.facts[column], other.facts[column]
             found += [

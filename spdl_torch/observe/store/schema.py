@@ -24,6 +24,8 @@ SCHEMA_VERSION = 1
 
 _APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us
 
+_OTHER_FILE = "Give a file that recording or SQLiteStatsWriter wrote."
+
 _BUSY_SECONDS = 5.0  # how long one writer waits for another, or a reader without WAL
 
 # File systems on which WAL's shared memory does not work (https://sqlite.org/wal.html, section 1).
@@ -116,12 +118,17 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open or create the file; use write-ahead logging where the file system allows it, so that
     readers and the writer do not wait for each other.
 
-    Raises: ValueError: the file is something else, or of a newer release; sqlite3.Error.
+    Raises: ValueError: the file is something else, or of a newer release; OSError; sqlite3.Error.
     """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder. Add a file's name to it, such as run.db.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(
-        path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
+    try:
+        connection = sqlite3.connect(
+            path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+    except sqlite3.OperationalError as error:  # it does not say which file
+        raise sqlite3.OperationalError(f"statistics file {path}: {error}.") from error
     try:
         _check_is_ours(connection, path)  # before any change to it
         connection.execute("PRAGMA foreign_keys = ON")
@@ -164,15 +171,12 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, and no statistics file.")
     if not path.is_file():
-        raise FileNotFoundError(
-            f"statistics file {path} does not exist. Give a file that recording or "
-            "SQLiteStatsWriter wrote."
-        )
+        raise FileNotFoundError(f"statistics file {path} does not exist. {_OTHER_FILE}")
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
     connection.row_factory = sqlite3.Row
     try:
         connection.execute("PRAGMA query_only = ON")
-        if _check_is_ours(connection, path) == 0:
+        if _check_is_ours(connection, path, _OTHER_FILE) == 0:
             raise ValueError(f"{path} is an empty SQLite file; nothing was logged to it.")
     except BaseException:
         connection.close()
@@ -180,22 +184,34 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check_is_ours(connection: sqlite3.Connection, path: Path) -> int:
+def _check_is_ours(
+    connection: sqlite3.Connection, path: Path, remedy: str = "Choose another name."
+) -> int:
     """Return the file's schema version; 0 = a new file."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (num_objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} is not a statistics file: {error}.") from error
+        if remedy == _OTHER_FILE and _may_be_trace(path):
+            remedy += " If it is a trace, report and trace show what is in it."
+        raise ValueError(f"{path} is not a statistics file: {error}. {remedy}") from error
     if num_objects and application != _APPLICATION_ID:
-        raise ValueError(f"{path} is a SQLite file of another program; choose another name.")
+        raise ValueError(
+            f"{path} is a SQLite file of another program, not a statistics file. {remedy}"
+        )
     if version > SCHEMA_VERSION:
         raise ValueError(
             f"{path} has schema version {version}, this release of spdl_torch knows up to "
             f"{SCHEMA_VERSION}. Upgrade spdl_torch to read it."
         )
     return int(version) if num_objects else 0
+
+
+def _may_be_trace(path: Path) -> bool:
+    """Return whether a file starts as JSON does, or as gzip's files do."""
+    with path.open("rb") as file:
+        return file.read(2).startswith((b"{", b"[", b"\x1f\x8b"))
 
 
 def _statements(script: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -13,14 +15,17 @@ from .schema import reading
 from .stored_run import pipelines_of_file, report_of_file, rows_by_stage, unit_of
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # to the top left, clear the screen and what scrolled off it
 _MOST_INTERVALS = 40
 _MOST_EVENTS, _LONGEST = 5, 200
 _BARS = "▁▂▃▄▅▆▇█"
+_LEAST_SILENCE, _INTERVALS_OF_SILENCE = 60.0, 3
+"""Seconds, and intervals, without figures after which the process is looked for. A container may
+have this machine's name and process ids of its own: its runs seem gone, but go on writing."""
+
 _SILENT = (PROBES_EVENT, "gc_start", "gc_stop")
 
 
@@ -32,8 +37,8 @@ def watch(
     once: bool,
     out: TextIO,
 ) -> None:
-    """Show a run until it has ended; on a terminal each frame replaces the one before, elsewhere a
-    frame is written when something has changed. Blocks; Ctrl-C ends it.
+    """Show a run until it has ended or its process is gone; on a terminal each frame replaces the
+    one before, elsewhere a frame is written when something has changed. Blocks; Ctrl-C ends it.
 
     run_id: None = the last run in the file, which may change meanwhile.
     Raises: FileNotFoundError; ValueError: not a statistics file, or no such run.
@@ -54,18 +59,24 @@ def watch(
 def frame_of(
     path: str | os.PathLike[str], *, run_id: int | None = None, now: float | None = None
 ) -> tuple[str, tuple[int, int, float | None]]:
-    """Return a frame, and what it depends on: the run, its number of entries, and its end."""
+    """Return a frame, and what it depends on: the run, its number of entries, and its end, as far
+    as it is known.
+    """
     run = _run(path, run_id)
     now = time.time() if now is None else now
-    state = run["run_id"], run["num_entries"], run["ended"]
+    last = max(run["started"], run["newest"] or 0.0)
+    patience = max(_LEAST_SILENCE, _INTERVALS_OF_SILENCE * (run["longest"] or 0.0))
+    is_gone = run["ended"] is None and now - last > patience and _is_gone(run)
+    state = run["run_id"], run["num_entries"], last if is_gone else run["ended"]
     title = f"{Path(path).name}, run {run['run_id']}, rank {run['rank']} of {run['world_size']}"
-    if run["ended"] is None:
-        since = f"running for {_duration(now - run['started'])}"
-        newest = run["newest"]
-        age = "" if newest is None else f", last figures {_duration(now - newest)} ago"
-        lines = [f"{title}: {since}{age}"]
+    age = "" if run["newest"] is None else f", last figures {_duration(now - last)} ago"
+    if is_gone:
+        found = f"killed: its process {run['pid']} is gone from this machine{age}"
+    elif run["ended"] is None:
+        found = f"running for {_duration(now - run['started'])}{age}"
     else:
-        lines = [f"{title}: ended after {_duration(run['ended'] - run['started'])}"]
+        found = f"ended after {_duration(run['ended'] - run['started'])}"
+    lines = [f"{title}: {found}"]
     if run["newest"] is None:
         return "\n".join([*lines, "No figures were logged to it yet."]), state
     pipelines = pipelines_of_file(path, run_id=run["run_id"])
@@ -80,9 +91,10 @@ def frame_of(
 
 def _run(path: str | os.PathLike[str], run_id: int | None) -> dict[str, Any]:
     query = (
-        "SELECT run.*, count(w.timestamp) AS num_entries, max(w.timestamp) AS newest FROM run "
-        "LEFT JOIN (SELECT run_id, timestamp FROM task_stats UNION ALL "
-        "SELECT run_id, timestamp FROM queue_stats) w USING (run_id) GROUP BY run_id "
+        "SELECT run.*, count(w.timestamp) AS num_entries, max(w.timestamp) AS newest, "
+        "max(w.elapsed) AS longest FROM run "
+        "LEFT JOIN (SELECT run_id, timestamp, elapsed FROM task_stats UNION ALL "
+        "SELECT run_id, timestamp, elapsed FROM queue_stats) w USING (run_id) GROUP BY run_id "
         "ORDER BY run_id"
     )
     with reading(path) as connection:
@@ -94,10 +106,24 @@ def _run(path: str | os.PathLike[str], run_id: int | None) -> dict[str, Any]:
     if run_id not in runs:
         there = ", ".join(map(str, runs))
         raise ValueError(f"{path}: run must be one of the file's ({there}), got {run_id}.")
-    newest = runs[run_id]["newest"]
-    if not isinstance(newest, float | None):
-        raise ValueError(f"{path} is damaged: a timestamp is {newest!r:.50}.")
+    for column, what in (("newest", "a timestamp"), ("longest", "an interval")):
+        value = runs[run_id][column]
+        if not isinstance(value, float | None):
+            raise ValueError(f"{path} is damaged: {what} is {value!r:.50}.")
     return runs[run_id] | run_row(path, run_id)
+
+
+def _is_gone(run: Mapping[str, Any]) -> bool:
+    """Return whether the process of a run does not exist; False where that cannot be known."""
+    if os.name != "posix" or run["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(run["pid"], 0)  # asks, and sends nothing
+    except ProcessLookupError:
+        return True
+    except (OverflowError, PermissionError, TypeError):  # another user's, or a damaged file
+        return False
+    return False
 
 
 def _of_pipeline(path: str | os.PathLike[str], run_id: int, number: int | None) -> list[str]:

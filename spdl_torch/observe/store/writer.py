@@ -6,6 +6,8 @@ import logging
 import queue
 import sqlite3
 import threading
+from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -14,7 +16,7 @@ from .run_rows import RunRows
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .entries import LogEntry
     from .run_rows import Refused
@@ -24,6 +26,23 @@ _logger = logging.getLogger("spdl_torch.observe")
 _MOST_PENDING = 100_000  # entries kept in memory while the file cannot be written; about 50 MB
 _MOST_WAITING = 1_000_000  # and while it can, until the writer's thread has had its turns
 MANY_WAIT = 1000  # entries for which the writer does not wait for the end of its interval
+
+
+def check_seconds(where: str, seconds: object) -> None:
+    """Refuse what no thread can wait for. Raises: TypeError; ValueError."""
+    if not isinstance(seconds, Real) or isinstance(seconds, bool):
+        raise TypeError(f"{where} must be a number of seconds, got {seconds!r:.50}.")
+    if not float(seconds) > 0:
+        raise ValueError(f"{where} must be > 0 seconds, got {seconds}.")
+    if float(seconds) > threading.TIMEOUT_MAX:
+        raise ValueError(f"{where} must be <= {threading.TIMEOUT_MAX:.0e} seconds, got {seconds}.")
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if value is not None and not (isinstance(value, Integral) and int(value) >= least):
+        raise ValueError(
+            f"SQLiteStatsWriter: {name} must be an integer of {least} or more, got {value!r:.50}."
+        )
 
 
 class Buffer(Protocol):
@@ -54,7 +73,8 @@ class SQLiteStatsWriter:
         flush_interval: seconds.
         config: stored with the run; JSON types.
         rank, world_size: of this process; None = torchrun's ``RANK`` and ``WORLD_SIZE``, else 0, 1.
-    Raises: ValueError: ``db_path`` is not a statistics file, or is from a newer release.
+    Raises: TypeError, ValueError: a bad argument; ValueError: ``db_path`` is not a statistics file,
+        or is from a newer release; OSError, sqlite3.Error: it cannot be opened.
     """
 
     def __init__(
@@ -67,10 +87,14 @@ class SQLiteStatsWriter:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if flush_interval <= 0:
-            raise ValueError(
-                f"SQLiteStatsWriter: flush_interval must be > 0 seconds, got {flush_interval}."
+        check_seconds("SQLiteStatsWriter: flush_interval", flush_interval)
+        if not isinstance(config, Mapping | None):
+            raise TypeError(
+                f"SQLiteStatsWriter: config must be a mapping, got {type(config).__name__}. Give "
+                "names to the values, as vars() does for arguments that were parsed."
             )
+        _check_whole("rank", rank, 0)
+        _check_whole("world_size", world_size, 1)
         self.db_path = Path(db_path)
         self.flush_interval = flush_interval
         self.num_dropped = 0

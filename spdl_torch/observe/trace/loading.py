@@ -51,9 +51,7 @@ def load_runs(
     if pipeline is None:
         numbers = [*pipelines_of_file(path, run_id=run_id)] or [None]
     runs = [StoredRun.open(path, run_id=run_id, pipeline=number) for number in numbers]
-    names = [run.name or f"pipeline {run.pipeline}" for run in runs]
-    if len(runs) == 1:
-        names = [path.name]
+    names = [run.label for run in runs] if len(runs) > 1 else [path.name]
     return [MeasuredRun(run.report(), name, run) for run, name in zip(runs, names, strict=True)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..page.content import Page, Text
 from ..store.stored_run import unit_of
-from ..verdict.comparison import compare, sections_of_comparison
+from ..verdict.comparison import compare, sections_of_comparison, why_not_compared
 from ..verdict.report import sections_of
 from .json_file import OURS
 from .sections import OverTime, first_moment, sections_of_trace, turns_of_training
@@ -71,7 +71,7 @@ class MeasuredRun:
 
 
 def comparison_of(run: MeasuredRun, other: MeasuredRun) -> Comparison | None:
-    """Compare a run with another one; None where one of them delivered nothing."""
+    """Compare a run with another one; None where too little of one was measured."""
     differences = []
     if run.run is not None and other.run is not None:
         differences = run.run.differences(other.run)
@@ -85,8 +85,17 @@ def comparison_of(run: MeasuredRun, other: MeasuredRun) -> Comparison | None:
     )
 
 
-def page_of(pairs: Sequence[tuple[MeasuredRun, MeasuredRun | None]]) -> Page:
+def too_little_of(run: MeasuredRun, other: MeasuredRun) -> str:
+    """Return why :func:`comparison_of` gave None, as a sentence."""
+    return why_not_compared(run.intervals(), other.intervals(), other.name, unit_of(run.report))
+
+
+def page_of(
+    pairs: Sequence[tuple[MeasuredRun, MeasuredRun | None]], not_compared: Sequence[str] = ()
+) -> Page:
     """Return the page of one or several pipelines, each with the run to compare it with or None.
+
+    not_compared: sentences on pipelines that have no partner.
 
     Each run's time counts from its own start, so that two of them can be laid side by side.
     """
@@ -101,6 +110,7 @@ def page_of(pairs: Sequence[tuple[MeasuredRun, MeasuredRun | None]]) -> Page:
             texts += _compared(run, other)
             own = own.beside(other.over_time(other.name))
         shown += own
+    texts += [Text(word="COMPARED", text=sentence) for sentence in not_compared]
     return Page(
         title=f"Loading: {', '.join(run.name for run, _ in pairs)}",
         sections=[*texts, *shown.charts, *shown.tables],
@@ -112,5 +122,5 @@ def page_of(pairs: Sequence[tuple[MeasuredRun, MeasuredRun | None]]) -> Page:
 def _compared(run: MeasuredRun, other: MeasuredRun) -> list[Text | Table]:
     comparison = comparison_of(run, other)
     if comparison is None:
-        return [Text(word="COMPARED", text=f"Not with {other.name}: one delivered nothing.")]
+        return [Text(word="COMPARED", text=too_little_of(run, other))]
     return sections_of_comparison(comparison, run.report, other.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,21 +112,26 @@ def _event(event: Json, base: float) -> Event:
 
 def turns_of_training(trace: Json) -> list[tuple[int, float]]:
     """Return the training steps: the number of batches, and the seconds from the end of one step
-    to the end of the next.
+    to the end of the next. Of several loaders, those of the one that was looped over longest, which
+    the trace's report is of.
     """
     ends: dict[Any, list[tuple[float, int]]] = defaultdict(list)
     for event in _ours(trace):
         if event["ph"] == "X" and event["name"] == STEP and "batch" in event.get("args", {}):
             end = (event["ts"] + event["dur"]) / 1e6
             ends[event["pid"], event["tid"]].append((end, event["args"]["batch"]))
-    turns = []
-    for steps in ends.values():
+    turns: dict[Any, list[tuple[int, float]]] = defaultdict(list)
+    for (pid, _), steps in ends.items():
         for (before, first), (after, last) in zip(
             sorted(steps)[:-1], sorted(steps)[1:], strict=True
         ):
             if last > first:  # otherwise another epoch begins
-                turns.append((last - first, after - before))
-    return turns
+                turns[pid].append((last - first, after - before))
+    return max(turns.values(), key=_seconds_of, default=[])
+
+
+def _seconds_of(turns: Sequence[tuple[int, float]]) -> float:
+    return math.fsum(seconds for _, seconds in turns)
 
 
 def _ours(trace: Json) -> list[Json]:

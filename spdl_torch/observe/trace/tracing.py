@@ -109,15 +109,32 @@ def profile_of(
     recorders: Sequence[FlightRecorder], *, since_ns: int = 0, program: Program | None = None
 ) -> Profile:
     """Return what several runs recorded since then, with the report of the longest one."""
-    shown, reports = [], []
+    shown: list[Timeline] = []
+    reports: list[Report] = []
     collections: set[int] = set()
     for recorder in recorders:
         timeline = recorder.timeline(since_ns)
         if any(row.turns for row in timeline.rows):
             shown.append(_without_repeats(timeline, collections))
             reports.append(_with_silent(_report_of(recorder.owner), timeline))
-    report = max(reports, key=lambda report: report.stats.elapsed, default=_NOTHING)
+    report = _longest(reports, shown)
     return Profile(report, tuple(shown), rank=rank_of_process(), _program=program)
+
+
+def _longest(reports: Sequence[Report], timelines: Sequence[Timeline]) -> Report:
+    """Return the report of the run that went on longest; it says of which of several it is."""
+    if not reports:
+        return _NOTHING
+    number = max(range(len(reports)), key=lambda number: reports[number].stats.elapsed)
+    report, own = reports[number], timelines[number]
+    num_pipelines = len({timeline.pipeline_number for timeline in timelines})
+    if num_pipelines == 1:  # epochs of one loader share its number
+        return report
+    return _with_remarks(
+        report,
+        f"This report is of {own.pipeline} {own.pipeline_number} alone, which ran longest of the "
+        f"{num_pipelines} that the trace shows.",
+    )
 
 
 def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float | None) -> Profile:
@@ -136,8 +153,10 @@ def _with_silent(report: Report, timeline: Timeline) -> Report:
         for each in timeline.instants
         if each.name == NO_ANSWER_EVENT
     ]
-    if not remarks:
-        return report
+    return _with_remarks(report, *remarks)
+
+
+def _with_remarks(report: Report, *remarks: str) -> Report:
     verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
     return replace(report, verdict=verdict)
 

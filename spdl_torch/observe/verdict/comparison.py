@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from ...shown_text import printable, wrapped
 from ..page.content import Column, Table, Text
-from .noise import bootstrap_interval, into_blocks, permutation_test, seconds_per_item
+from .noise import (
+    bootstrap_interval,
+    into_blocks,
+    num_items,
+    permutation_test,
+    seconds_per_item,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
 
 _FEWEST_BLOCKS = 4
 """Blocks of a run below which no test can say much: with 4 and 4 the smallest p is 0.03."""
+
+_FEWEST_ITEMS = 10  # as for predictions: below, the start of the pass is all that is measured
 
 _SIGNIFICANT = 0.05
 _WORTH_SAYING = 0.05  # smaller relative changes need no reason
@@ -62,11 +70,13 @@ def compare(
     other_name: str = "the other run",
     differences: Sequence[str] = (),
 ) -> Comparison | None:
-    """Compare a run with another one; None where one of them delivered nothing.
+    """Compare a run with another one; None where one of them delivered fewer than 10 items.
 
     intervals, other_intervals: items and seconds of consecutive parts of each run.
     differences: known differences in the circumstances.
     """
+    if min(num_items(intervals), num_items(other_intervals)) < _FEWEST_ITEMS:
+        return None
     now, then = into_blocks(intervals), into_blocks(other_intervals)
     seconds, other_seconds = seconds_per_item(now), seconds_per_item(then)
     if not (math.isfinite(seconds) and math.isfinite(other_seconds) and seconds > 0):
@@ -86,6 +96,16 @@ def compare(
         finding=_finding(speedup, interval, p_value, other_name),
         test=_test(len(now), len(then), p_value),
         reasons=tuple(_reasons(report, other, seconds, other_seconds, differences)),
+    )
+
+
+def why_not_compared(
+    intervals: Sequence[Interval], other_intervals: Sequence[Interval], other_name: str, unit: str
+) -> str:
+    """Return why :func:`compare` gave None, as a sentence."""
+    return (
+        f"Not with {other_name}: {num_items(intervals):,} {unit} were measured here and "
+        f"{num_items(other_intervals):,} there, and a comparison needs {_FEWEST_ITEMS} of each."
     )
 
 

@@ -32,10 +32,15 @@ def into_blocks(intervals: Sequence[Interval]) -> list[Interval]:
     return [(sum(n for n, _ in part), math.fsum(s for _, s in part)) for part in parts]
 
 
+def num_items(intervals: Sequence[Interval]) -> int:
+    """Return the items of all intervals together."""
+    return sum(n for n, _ in intervals)
+
+
 def seconds_per_item(blocks: Sequence[Interval]) -> float:
     """Return the seconds per item; NaN where there is none."""
-    num_items = sum(n for n, _ in blocks)
-    return math.fsum(s for _, s in blocks) / num_items if num_items else math.nan
+    total = num_items(blocks)
+    return math.fsum(s for _, s in blocks) / total if total else math.nan
 
 
 def permutation_test(now: Sequence[Interval], then: Sequence[Interval]) -> float:
