@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -48,7 +49,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def check_replaced(path: str | os.PathLike[str], starts: tuple[bytes, ...], kind: str) -> None:
-    """Refuse to replace a file that is neither empty nor begins in one of these ways.
+    """Refuse to replace a file that is neither empty nor begins in one of these ways; JSON must be
+    JSON to its end, since a text may begin with a bracket, too.
 
     Raises: ValueError; OSError: it cannot be read.
     """
@@ -57,8 +59,16 @@ def check_replaced(path: str | os.PathLike[str], starts: tuple[bytes, ...], kind
         return
     with path.open("rb") as file:
         begin = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if begin and not begin.startswith(starts):
+    if begin and not (begin.startswith(starts) and (starts is not JSON or _is_json(path))):
         raise not_replaced(path, kind)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def not_replaced(path: Path, kind: str) -> ValueError:

@@ -528,6 +528,29 @@ def test_write_trace_refuses_a_place_where_no_trace_can_be(name, complaint, tmp_
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"SQLite format 3"]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "text", ["{ notes on the run }", "[1] a list of sources", '{"lr": 0.1}', "[1, 2]", '["a"]']
+)
+def test_write_trace_replaces_no_other_text(text, packed, tmp_path):
+    """A bracket at the beginning makes no trace, nor does any other JSON; an empty file may go."""
+    path = tmp_path / "notes"
+    content = gzip.compress(text.encode()) if packed else text.encode()
+    path.write_bytes(content)
+    profile = Profile(report_with(), (small_timeline(),))
+    with pytest.raises(ValueError, match="notes: this file is not a trace; it is left as it is"):
+        profile.write_trace(path)
+    assert path.read_bytes() == content
+    for replaced in (
+        b"\n",
+        b'[{"ph": "X"}]',
+        b'[\n{ "ph": "X"',
+        b'{"a": [],\n "traceEvents": [{"ph',
+    ):
+        path.write_bytes(gzip.compress(replaced) if packed else replaced)
+        assert check_trace(profile.write_trace(path)).ranks == (0,)
+
+
 def test_write_trace_as_scanner_s_guide_calls_it(tmp_path, monkeypatch):
     """Any name will do; a file of that name that is a trace is replaced."""
     monkeypatch.chdir(tmp_path)

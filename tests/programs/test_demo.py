@@ -649,6 +649,10 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(tm
     other.write_text("import torch")
     assert [main(["demo", option, str(other)]) for option in ("--json", "--html")] == [2, 2]
     assert other.read_text() == "import torch"
+    other.write_text("{ notes of mine }")
+    assert main(["demo", "--json", str(other)]) == 2
+    assert f"--json: {other}: this file is not JSON; it is left" in capsys.readouterr().err
+    assert other.read_text() == "{ notes of mine }"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", "many"])
