@@ -71,8 +71,8 @@ def as_raised_in_loop(error: BaseException) -> BaseException:
     if isinstance(error, SystemExit):
         return _instead_of(
             error,
-            f"DataLoader: user code called sys.exit({error.code!r}) on a worker, which would end "
-            "the program without a word. Its traceback is above; raise another error there.",
+            f"DataLoader: user code called sys.exit({error.code!r}) on a worker, where it does not "
+            "end the program. Its traceback is above; raise another error there.",
         )
     return error
 

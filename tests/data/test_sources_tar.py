@@ -294,6 +294,8 @@ def test_shards_are_named_in_many_ways(shards):
         assert TarShards(urls).urls == tuple(f"train-00{n}.tar" for n in range(5))
         assert keys(TarShards(urls)) == ALL
     assert TarShards(["train-003.tar", "train-000.tar"]).urls[0] == "train-003.tar"
+    assert repr(TarShards("train-003.tar")) == "<TarShards of 1 shard>"
+    assert repr(TarShards(["train-003.tar"] * 2)) == "<TarShards of 2 shards>"
 
 
 @pytest.mark.parametrize(

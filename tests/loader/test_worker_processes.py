@@ -284,6 +284,18 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     assert found + list(map(bits, batches)) == expected
 
 
+def test_log_of_a_killed_child_without_batches_says_so(caplog):
+    """Nothing is made again then, and no number is given."""
+    batches = iter(divided(Images(4), 4, processes=2, timeout=PATIENCE_SECONDS))
+    next(batches)
+    until(lambda: seats_of(batches).is_up)
+    killed = children_of(batches)[1]
+    assert not killed.jobs
+    os.kill(killed.connection.pid, signal.SIGKILL)
+    until(lambda: " its place; it had no batch to make." in caplog.text)
+    assert list(batches) == []
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_batch_that_always_kills_its_child_is_an_error(caplog, method):
     """After the second child, be it a new one or another; asked again, the iterator has ended."""

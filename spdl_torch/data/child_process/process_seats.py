@@ -412,9 +412,12 @@ class ProcessSeats:
             successor = self._new_child(child.place, epoch.key, epoch.workers)
             others_make = self.roster.replace(child, successor, jobs, late=is_late)
         self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
-        made_again = ", ".join(str(job.number) for job in jobs) or "none was begun"
-        who = "The others make" if others_make else "A new process makes"
-        _logger.warning("%s %s its batches again: %s.", child.connection.death(), who, made_again)
+        who = "The others" if others_make else "A new process"
+        ending = "" if others_make else "s"
+        what = f"take{ending} its place; it had no batch to make."
+        if jobs:
+            what = f"make{ending} its batches again: {', '.join(str(job.number) for job in jobs)}."
+        _logger.warning("%s %s %s", child.connection.death(), who, what)
         if is_late:
             self._start_successor(successor)
         else:

@@ -14,6 +14,7 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES
+from spdl_torch.progress_bar import counted
 
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
@@ -112,7 +113,7 @@ class TarShards(StreamSource[dict[str, Any]]):
 
     def __repr__(self) -> str:
         parts = "".join(f", shard({index}, {count})" for index, count in self._parts)
-        return f"<TarShards of {len(self._urls)} shards{parts}>"
+        return f"<TarShards of {counted(len(self._urls), 'shard')}{parts}>"
 
     def __len__(self) -> int:
         """Return the number of samples in this part. Raises: TypeError: there is no index."""
