@@ -605,7 +605,7 @@ def test_short_window_says_how_long_training_waited_and_no_more(elapsed, wait):
     report = make_report(short, QUIET)
     verdict = report.verdict
     assert (verdict.cause, verdict.stage, verdict.gain) == (Cause.SHORT, None, 0.0)
-    assert f"{elapsed:.2g} s, which are too short to say why" in verdict.finding
+    assert f"{elapsed:.2g} s, which is too short to say why" in verdict.finding
     assert verdict.action == "Load for 2 seconds or more, and look again."
     assert report.predictions == ()
     assert report.what_if(num_workers=8).reason == f"the window is short, {elapsed:.2g} s"

@@ -109,7 +109,11 @@ def run_command(line, photographs):
         assert main(words[3:]) == 0, line
 
 
-SMALLER = {"docs/tutorial/where_workers_live.md": ("40_000", "400")}
+SMALLER = {
+    "docs/tutorial/where_workers_live.md": ("40_000", "400"),
+    "docs/howto/find_the_bottleneck.md": ("*= 400", "*= 2"),
+    "docs/howto/report_in_a_browser.md": ("*= 400", "*= 2"),
+}
 """Amounts that a page has for the sake of its figures, and what the tests run in their place."""
 
 

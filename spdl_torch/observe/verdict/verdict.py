@@ -96,7 +96,7 @@ def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
         stage=None,
         wait_ratio=stats.consumer_wait_ratio,
         finding=f"Training waited for data {waited} of {short_seconds(stats)}, "
-        "which are too short to say why.",
+        "which is too short to say why.",
         action=f"Load for {SHORT_SECONDS:g} seconds or more, and look again.",
         gain=0.0,
         remarks=remarks,
