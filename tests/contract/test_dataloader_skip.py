@@ -289,6 +289,8 @@ def test_what_is_no_exception_is_raised(kind, workers):
     with pytest.raises((SystemExit, RuntimeError), match="bad 3") as caught:
         list(loader)
     assert type(caught.value.__cause__ if workers else caught.value) is SystemExit
+    if workers:
+        assert "on a worker, where it does not end the program. Its trace" in str(caught.value)
 
 
 # Too many
