@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..pipeline.hooks.task_hooks import HookFactory
     from ..pipeline.run.tunable import Tuner
     from ..pipeline.stats.perf_stats import PipelineStats
-    from .checkpoint.pipeline_state import PassProgress
+    from .checkpoint.pass_progress import PassProgress
     from .sampling.sharding import Tail
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -187,12 +187,14 @@ class PipelineDataset(IterableDataset[T_co]):
             progress.finish()
         except PipelineFailure:
             current.is_failure_raised = True
-            raise
+            if progress.fits:
+                raise
         finally:
             ended.set()
             self._end_pass(current)
             if give_back is not None:
                 give_back()
+        progress.check_fit()
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics of every stage in the running pass or, between passes, the last.

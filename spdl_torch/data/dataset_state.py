@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
-from .checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from .checkpoint.pass_progress import PassProgress
+from .checkpoint.pipeline_state import PassState, unordered_stage
 from .sampling.division import deals_in_turn, is_shared_out
 from .sampling.parts import take_shard
 from .sampling.sharding import worker_shard

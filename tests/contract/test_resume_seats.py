@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -25,7 +27,10 @@ from _loader_helpers import no_thread_left
 from _seats import DECLARED, FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, get_worker_info
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.data import mix
+from spdl_torch.data.sources import as_source
+from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]
 
@@ -149,6 +154,56 @@ def test_an_iterable_that_ends_before_the_state_is_an_error(seat):
     match = r"num_items: resuming makes \d+ item\(s\) of Walk again, .* but it ended after \d\."
     with pytest.raises(ValueError, match=match):
         list(again)
+
+
+@dataclass
+class Numbers:
+    """A source of unknown length, which begins anywhere."""
+
+    length: int
+
+    def __iter__(self):
+        return self.iterate()
+
+    def iterate(self, start=0):
+        return iter(range(start, self.length))
+
+
+SHORTER = {
+    "list": range,
+    "begins anywhere": Numbers,
+    "stream": lambda length: as_source(partial(iter, range(length))),
+    "shuffled": lambda length: as_source(partial(iter, range(length))).shuffle(1, 3),
+    "mixture": lambda length: mix(
+        {name: as_source(partial(iter, range(length))) for name in ("one", "two")}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:PipelineDataset.load_state_dict")  # its length is another
+@pytest.mark.parametrize("source", SHORTER)
+@in_every_seat
+def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source):
+    """Whether the source knows its length, or has to be asked for an item; one that ends where the
+    state stands is right, and its epoch is over."""
+
+    def loader_of(length):
+        builder = PipelineBuilder().add_source(SHORTER[source](length))
+        builder.aggregate(2, drop_last=True)
+        dataset = PipelineDataset(builder.add_sink(), num_replicas=1, rank=0)
+        return seat.loader(dataset, batch_size=None)
+
+    def rest(length, state):
+        loader = loader_of(length)
+        loader.load_state_dict(state)
+        return list(loader)
+
+    loader = loader_of(16)
+    loader.state_dict()
+    *_, state = [stored(loader) for _ in loader]
+    assert rest(16, state) == []
+    with pytest.raises(ValueError, match=r"num_source: resuming makes .* but it ended after"):
+        rest(4, state)
 
 
 def test_without_workers_a_dataset_that_goes_on_without_a_state_is_an_error():

@@ -462,6 +462,26 @@ def test_stream_resumes_at_any_pack(world, workers):
             assert first + [as_text(row) for row in resumed] == expected
 
 
+@pytest.mark.parametrize("length", [4, 10])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stream_that_ends_before_the_state_is_an_error(workers, length):
+    """Before the window where it goes on, or within that window."""
+
+    def loader_of(length):
+        documents = as_source(lambda: iter([torch.ones(2)] * length))
+        rows = pack(documents, 4, size_of=len, look_ahead=10, num_replicas=1, rank=0)
+        return spdl_torch.DataLoader(
+            rows, batch_size=None, num_workers=workers, isolation="thread" if workers else "auto"
+        )
+
+    stopped, resumed = loader_of(40), loader_of(length)
+    stopped.state_dict()
+    *_, state = [stopped.state_dict() for _ in itertools.islice(stopped, 7)]
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"load_state_dict: .* makes .* but it ended after"):
+        list(resumed)
+
+
 def test_history_of_packs_of_a_stream_leaves_no_trace():
     """With any ranks, whether or not a round of the new ones begins there."""
     places = [(0, "auto"), (1, "thread")]

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ...named_tuples import NamedTuple
-from ..checkpoint.pipeline_state import source_behind
+from ..checkpoint.source_behind import source_behind
+from ..checkpoint.user_state import ended_early
 from ..dataset import PipelineDataset
 from ..mixing.streams import MixedIterable
 from ..sampling.sharding import OwnRank, Shard, worker_shard
@@ -228,6 +229,8 @@ class _GroupedItems:
                 self._restart = _Restart(num_items, first_group, number)
                 yield own
             num_items += len(window)
+        if number < begun.next_group:
+            raise ended_early("next_group", self._stream, number, begun.next_group)
 
 
 _NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
