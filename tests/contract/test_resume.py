@@ -3,9 +3,11 @@
 import io
 import itertools
 import json
+import random
 import warnings
 
 import _loader_helpers as loader_helpers
+import numpy as np
 import pytest
 import torch
 from _datasets import Drawn, DrawnStream, MapData, StatefulStream, StreamData
@@ -18,6 +20,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     WeightedRandomSampler,
 )
@@ -464,6 +467,91 @@ def test_an_epoch_named_behind_iter_counts_if_it_was_heard(num_workers, batch_si
     resumed = make()
     resumed.load_state_dict(state)
     assert list(map(frozen, resumed)) == list(map(frozen, batches))
+
+
+class KeepsEpoch(Sampler):
+    """Shuffles by the number given to ``set_epoch``, which it keeps in an attribute of any name."""
+
+    def __init__(self, name, default=0):
+        self.name = name
+        setattr(self, name, default)
+
+    def set_epoch(self, epoch):
+        setattr(self, self.name, epoch)
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        order = [*range(12)]
+        random.Random(int(getattr(self, self.name))).shuffle(order)
+        return iter(order)
+
+
+def with_epochs(name, num_workers=0, **options):
+    """A loader of such a sampler, in threads."""
+    return DataLoader(
+        MapDataOfNumbers(12),
+        batch_size=2,
+        sampler=KeepsEpoch(name, **options),
+        num_workers=num_workers,
+    )
+
+
+def stopped_in_an_epoch(name, num_batches, epoch=2, num_workers=0):
+    """The state of a loader in epoch 2, or after it with epoch 3 named, and the rest of it."""
+    loader = with_epochs(name, num_workers)
+    loader.sampler.set_epoch(epoch)
+    batches = iter(loader)
+    for _ in range(num_batches):
+        next(batches, None)
+    if num_batches > 6:
+        loader.sampler.set_epoch(3)
+    state = json.loads(json.dumps(loader.state_dict()))
+    return state, list(map(frozen, loader if num_batches > 6 else batches))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_batches", [0, 2, 7])
+@pytest.mark.parametrize(("name", "epoch"), [("epoch", 2), ("_epoch", 2), ("epoch", np.int64(2))])
+def test_the_epoch_of_a_sampler_is_read_where_samplers_keep_it(
+    name, epoch, num_batches, num_workers
+):
+    """As a number of any type; -1 is none that a state could give back."""
+    state, rest = stopped_in_an_epoch(name, num_batches, epoch, num_workers)
+    again = with_epochs(name, num_workers)
+    again.load_state_dict(state)
+    assert list(map(frozen, again)) == rest
+    before = with_epochs(name, default=-1).state_dict()
+    assert before["sampler_epoch"] is None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_that_cannot_be_read_is_asked_for(num_workers):
+    """Named again, it goes on; else what follows is in another order, which an error says."""
+    state, rest = stopped_in_an_epoch("number", 2, num_workers=num_workers)
+    asks = r"lacks the number of the epoch, since KeepsEpoch .* Call set_epoch\(\)"
+    again = with_epochs("number", num_workers)
+    with pytest.warns(UserWarning, match=asks):
+        again.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"sampler_epoch: .* gives other .* Call set_epoch\(\)"):
+        list(again)
+    again = with_epochs("number", num_workers)
+    with pytest.warns(UserWarning, match=asks):
+        again.load_state_dict(state)
+    again.sampler.set_epoch(2)
+    assert list(map(frozen, again)) == rest
+
+
+@pytest.mark.parametrize(("then", "now"), [("number", "epoch"), ("epoch", "number")])
+def test_a_state_is_resumed_whether_the_epoch_was_read_then_or_can_be_now(then, now):
+    """By a sampler that has been mended since; or that has kept it where it can be read."""
+    state, rest = stopped_in_an_epoch(then, 2)
+    again = with_epochs(now)
+    again.load_state_dict(state)
+    if then == "number":
+        again.sampler.set_epoch(2)
+    assert list(map(frozen, again)) == rest
 
 
 class Counting(Drawn):

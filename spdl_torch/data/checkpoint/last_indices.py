@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from ..sampling.sampler_chain import nested_samplers, num_ranks, shard_of
+from ..sampling.sampler_chain import keeper_of_unknown_epoch, nested_samplers, num_ranks, shard_of
 from .contents import text_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,16 @@ def differing_order(saved: Sequence[int | str], here: LastIndices, samplers: lis
     if not known or tuple(saved[-known:]) == here[-known:]:
         return ""
     names = " of ".join(dict.fromkeys(type(each).__name__ for each in samplers))
+    keeper = keeper_of_unknown_epoch(samplers[0])
+    if keeper is not None:
+        return (
+            f"load_state_dict: sampler_epoch: the sampler ({names}) gives other indices than it "
+            f"gave before this position: {_told(here[-known:])} in place of "
+            f"{_told(saved[-known:])}. It is probably in another epoch: the state lacks the "
+            f"number, since {type(keeper).__name__} does not keep what its set_epoch() is given in "
+            "an attribute named epoch. Call set_epoch() with that number between load_state_dict() "
+            "and iter(), and set self.epoch in set_epoch(), so that states have it."
+        )
     return (
         f"load_state_dict: last_indices: the sampler ({names}) gives other indices than it gave "
         f"before this position: {_told(here[-known:])} in place of {_told(saved[-known:])}. In "

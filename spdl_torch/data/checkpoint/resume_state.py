@@ -238,14 +238,6 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
     )
 
 
-def set_sampler_epoch(loader: Any, epoch: int) -> None:
-    """Set the epoch of the first sampler that has ``set_epoch``."""
-    for sampler in nested_samplers(loader._index_sampler):
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)
-            return
-
-
 def encoded(state: torch.Tensor) -> str:
     """Return a generator's state as text."""
     return base64.b85encode(state.numpy().tobytes()).decode()

@@ -13,10 +13,9 @@ from ..checkpoint.resume_state import (
     before_first_epoch,
     generators_of,
     left_for_another,
-    set_sampler_epoch,
 )
 from ..checkpoint.user_state import give_state, keeps_state, state_of
-from ..sampling.sampler_chain import epoch_of
+from ..sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
 from ..user_warnings import warn
 from ..workers.moving import Moving
 
@@ -36,6 +35,12 @@ _OTHER_NUMBERS = (
     'DataLoader.load_state_dict: with rng="worker" the rest of this epoch draws other random '
     "numbers than it would have drawn: each worker has a stream of its own, which no state holds, "
     'and begins a new one here. With rng="sample", the default, they would be the same.'
+)
+
+_UNKNOWN_EPOCH = (
+    "DataLoader.load_state_dict: sampler_epoch: the state lacks the number of the epoch, since "
+    "{0} does not keep what its set_epoch() is given in an attribute named epoch. Call set_epoch() "
+    "with that number before iter(); or set self.epoch in {0}.set_epoch(), and states have it."
 )
 
 
@@ -137,7 +142,9 @@ class LoaderState:
 
         resume = ResumeState.checked(state)
         if resume.sampler_epoch is not None:
-            set_sampler_epoch(loader, resume.sampler_epoch)
+            set_sampler_epoch(loader._index_sampler, resume.sampler_epoch)
+        elif resume.sampler is None and (sampler := keeper_of_unknown_epoch(loader._index_sampler)):
+            warn(_UNKNOWN_EPOCH.format(type(sampler).__name__))
         if isinstance(loader.dataset, IterableDataset):
             from ..checkpoint.inner_passes import forget_named_epochs
 
@@ -162,7 +169,9 @@ class LoaderState:
         resume = self.to_resume
         if resume is None:
             return None
-        if not resume.finished and epoch_of(loader._index_sampler) != resume.sampler_epoch:
+        named = epoch_of(loader._index_sampler)
+        is_other = None not in (named, resume.sampler_epoch) and named != resume.sampler_epoch
+        if is_other and not resume.finished:
             resume = left_for_another(loader, resume)
         if resume.dataset is not None:
             if isinstance(loader.dataset, IterableDataset):

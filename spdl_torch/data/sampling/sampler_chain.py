@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_EPOCH_NAMES = ("epoch", "_epoch")
+"""The attributes in which samplers keep the number that ``set_epoch`` was given."""
 _NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
 
 
@@ -29,12 +32,33 @@ def num_ranks(sampler: Any) -> int:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """Return the epoch given to a sampler by ``set_epoch``; None if no sampler has that."""
-    for each in nested_samplers(sampler):
-        epoch = getattr(each, "epoch", None)
-        if callable(getattr(each, "set_epoch", None)) and isinstance(epoch, int):
-            return epoch
+    """Return the epoch given to a sampler by ``set_epoch``; None if no sampler has that, or none
+    keeps the number where it can be read."""
+    for each in _with_epochs(sampler):
+        for name in _EPOCH_NAMES:
+            try:
+                epoch = operator.index(getattr(each, name))
+            except Exception:  # there is none, or it is no number
+                continue
+            if epoch >= 0:  # else none was given yet
+                return epoch
     return None
+
+
+def keeper_of_unknown_epoch(sampler: Any) -> Any:
+    """Return the sampler that has ``set_epoch``, if nobody can read the number; else None."""
+    return next(_with_epochs(sampler), None) if epoch_of(sampler) is None else None
+
+
+def set_sampler_epoch(sampler: Any, epoch: int) -> None:
+    """Set the epoch of the first sampler that has ``set_epoch``."""
+    for each in _with_epochs(sampler):
+        each.set_epoch(epoch)
+        return
+
+
+def _with_epochs(sampler: Any) -> Iterator[Any]:
+    return (s for s in nested_samplers(sampler) if callable(getattr(s, "set_epoch", None)))
 
 
 def has_length(sized: Any) -> bool:
