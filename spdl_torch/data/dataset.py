@@ -192,6 +192,7 @@ class PipelineDataset(IterableDataset[T_co]):
         finally:
             ended.set()
             self._end_pass(current)
+            progress.is_over = True
             if give_back is not None:
                 give_back()
         progress.check_fit()
@@ -282,6 +283,9 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def _next_pass_state(self) -> dict[str, Any]:
         return self._state.of_next_pass()
+
+    def _want_states(self) -> None:
+        self._state.want()
 
     def _named_epoch(self) -> int | None:
         return self._state.named_epoch

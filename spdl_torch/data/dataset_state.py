@@ -7,6 +7,9 @@ from collections.abc import AsyncIterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
+from .checkpoint.keeping_stride import keeping
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pass_progress import PassProgress
 from .checkpoint.pipeline_state import PassState, unordered_stage
@@ -34,7 +37,9 @@ class DatasetState:
         self._progress: PassProgress | None = None
         self._to_resume: PassState | None = None
         self._is_wanted = False
-        self._has_warned = False
+        self._num_begun = 0
+        """The number of passes that the source has had."""
+        self._has_warned = self._has_warned_counted = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_progress": None}
@@ -71,7 +76,8 @@ class DatasetState:
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         if hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
-        part = take_shard(source, ranks, worker_shard(), tail)
+        part = keeping(take_shard(source, ranks, worker_shard(), tail))
+        self._num_begun += 1
         progress = self._progress = PassProgress(
             epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted
         )
@@ -86,11 +92,41 @@ class DatasetState:
         self._next_epoch, self.named_epoch = self._to_resume.epoch, None
         self._is_wanted = True
 
+    def want(self, *, is_told: bool = False) -> None:
+        """Collect states from now on. ``is_told``: whether a loader warns of a first state that
+        counts items."""
+        was_wanted, self._is_wanted = self._is_wanted, True
+        if self._progress is None:
+            return
+        self._progress.is_wanted = True
+        # After a pass that was left, the next one may be meant, and that begins with a state.
+        if not (was_wanted or is_told or self._progress.is_over):
+            self._warn_if_counted()
+
+    def _warn_if_counted(self) -> None:
+        """Log that a state, now, counts the items of a source that keeps one."""
+        progress, source = self._progress, self._spec.src.source
+        if progress is None or self._to_resume is not None or self._has_warned_counted:
+            return
+        if not progress.is_counting(source):
+            return
+        self._has_warned_counted = True
+        _logger.warning(
+            "PipelineDataset.state_dict: %s, so this one counts the items of %s instead of holding "
+            "its state: resuming makes %d items again%s.%s",
+            "the source was not asked for its state as the pass began"
+            if progress.began_wanted
+            else "nobody had asked for a state before the pass began",
+            type(source).__name__,
+            progress.num_items,
+            ", and is exact only if all its passes are alike" if self._num_begun > 1 else "",
+            "" if progress.began_wanted else " Call state_dict() once before training.",
+        )
+
     def state(self, *, before_last: bool = False) -> dict[str, Any]:
         """Return the state now or, with ``before_last``, as it was before the last item."""
-        self._is_wanted = True
-        if self._progress is not None:
-            self._progress.is_wanted = True
+        is_told = get_worker_info() is not None
+        self.want(is_told=is_told)
         if self._to_resume is not None:
             return self._to_resume.as_dict()
         if self._progress is None:
@@ -104,6 +140,8 @@ class DatasetState:
                 unordered,
             )
         state = self._progress.state(before_last=before_last)
+        if state.source is None and (self._progress.began_wanted or not is_told):
+            self._warn_if_counted()
         return {**state.as_dict(), "made_by": self._made_by()}
 
     def of_next_pass(self) -> dict[str, Any]:

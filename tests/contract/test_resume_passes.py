@@ -3,8 +3,12 @@
 Their order is another one in each epoch, and only they know which comes next.
 """
 
+import json
+import logging
+
 import pytest
 import torch
+from _seats import FORKED, NONE, SERVED, THREADS, in_seats
 from torch.utils.data import ChainDataset, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -145,6 +149,131 @@ def test_source_of_a_pipeline_keeps_its_state_from_pass_to_pass(source, num_pass
         list(run)
     again.load_state_dict(run.state_dict())
     assert [list(again), list(again)] == passes[num_passes : num_passes + 2]
+
+
+class GoingOn(Drawing):
+    """Keeps its position, too; after a pass it stands at its end until it is iterated again."""
+
+    def __init__(self):
+        super().__init__()
+        self.order, self.position = [], 0
+
+    def __iter__(self):
+        if self.position == len(self.order) and not self.rests:
+            self.order, self.position = list(super().__iter__()), 0
+        self.rests = False
+        while self.position < len(self.order):
+            self.position += 1
+            yield self.order[self.position - 1]
+
+    rests = False
+
+    def state_dict(self):
+        return {**super().state_dict(), "order": [*self.order], "position": self.position}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.order, self.position, self.rests = [*state["order"]], state["position"], True
+
+
+def odd(number):
+    """Drops half of the items."""
+    return number if number % 2 else None
+
+
+PIPELINES = {
+    "alike": lambda source: source.pipe(int),
+    "groups": lambda source: source.pipe(int).aggregate(3).pipe(tuple),
+    "drops": lambda source: source.pipe(int).pipe(odd),
+}
+PARTS = {
+    "whole": {},
+    "even": {"num_replicas": 2, "rank": 1},
+    "uneven": {"num_replicas": 3, "rank": 1, "tail": "uneven"},
+}
+
+
+def stateful(source, pipeline, part):
+    """A pipeline dataset whose source keeps a state of its own."""
+    stages = PIPELINES[pipeline](PipelineBuilder().add_source(source()))
+    return PipelineDataset(stages.add_sink(), **PARTS[part])
+
+
+def from_every_item(make, num_passes=3):
+    """Resume from every item of each pass, when a state was asked for before."""
+    whole = make()
+    passes = [list(whole) for _ in range(num_passes)]
+    for number, num_had in [(e, n) for e in range(num_passes) for n in range(len(passes[e]) + 1)]:
+        run, again = make(), make()
+        run.state_dict()
+        for _ in range(number):
+            list(run)
+        items = iter(run)
+        had = [next(items) for _ in range(num_had)]
+        again.load_state_dict(json.loads(json.dumps(run.state_dict())))
+        rest = [list(again) for _ in range(num_passes - number)]
+        assert [had + rest[0], *rest[1:]] == passes[number:], (number, num_had)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("source", [GoingOn, shuffling_loader])
+def test_source_of_a_pipeline_is_exact_within_each_pass(source, pipeline, part):
+    """Alone or as a rank's part, whatever the ops do with its items."""
+    from_every_item(lambda: stateful(source, pipeline, part))
+
+
+INSIDE_OF_LOADERS = {
+    "alone": lambda: stateful(GoingOn, "alike", "whole"),
+    "a rank's": lambda: stateful(GoingOn, "alike", "even"),
+    "mixture": lambda: mix({name: stateful(GoingOn, "alike", "whole") for name in "ab"}),
+    "wrapped": lambda: Wrapped(stateful(GoingOn, "drops", "whole")),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE_OF_LOADERS)
+@in_seats(NONE, THREADS, FORKED, SERVED)  # nobody vouches for it in threads
+def test_source_of_a_pipeline_is_exact_in_a_loader(seat, kind):
+    """When a state was asked for before, in later epochs, too."""
+
+    def make():
+        dataset = INSIDE_OF_LOADERS[kind]()
+        return seat.loader(dataset, batch_size=None, persistent_workers=True)
+
+    whole = make()
+    epochs = [list(whole) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    stops = [(0, 1), (1, 0), (1, 3)]
+    for epoch, num_had in stops if seat.num_workers == 0 or seat.are_threads else stops[-1:]:
+        run, again = make(), make()
+        run.state_dict()
+        for _ in range(epoch):
+            list(run)
+        batches = iter(run)
+        had = [next(batches) for _ in range(num_had)]
+        again.load_state_dict(json.loads(json.dumps(run.state_dict())))
+        assert [had + list(again), *(list(again) for _ in range(2 - epoch))] == epochs[epoch:]
+
+
+@pytest.mark.parametrize("kind", INSIDE_OF_LOADERS)
+@in_seats(NONE, THREADS, FORKED)
+def test_a_first_state_within_a_pass_says_that_it_counts(seat, kind, caplog):
+    """Once for each dataset, and that a later pass may be another one; none that begins later."""
+    loader = seat.loader(INSIDE_OF_LOADERS[kind](), batch_size=None, persistent_workers=True)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    with caplog.at_level(logging.WARNING, "spdl_torch.data"):
+        loader.state_dict()
+        next(batches)
+        loader.state_dict()
+        list(loader)
+        next(iter(loader))
+        loader.state_dict()
+    told = [each for each in caplog.messages if "state_dict: nobody had asked" in each]
+    assert told, "a warning"
+    assert all("is exact only if all its" in each for each in told)
+    assert len(told) <= max(1, seat.num_workers) * (2 if kind == "mixture" else 1)
 
 
 def listed(items):

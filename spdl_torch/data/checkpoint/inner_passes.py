@@ -25,6 +25,9 @@ class Passes(Protocol):
     def _begun_pass(self) -> Iterator[Any]:
         """Begin the next pass, and return its items."""
 
+    def _want_states(self) -> None:
+        """Collect states from now on."""
+
     def _named_epoch(self) -> int | None:
         """Return the epoch that ``set_epoch`` has named since; None = none."""
 
@@ -80,6 +83,12 @@ def give_state_between_epochs(dataset: Any, states: Any, field: str) -> None:
     for each, epoch in named:
         if epoch is not None:
             each.set_epoch(epoch)
+
+
+def want_states(dataset: Any) -> None:
+    """Let a dataset, or those inside it, collect states from now on. So do later copies."""
+    for each in _all_passes(dataset):
+        each._want_states()
 
 
 def forget_named_epochs(dataset: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ..sampling.parts import undivided
 from .pipeline_state import PassState, items_per_output
 from .source_behind import source_behind
 from .user_state import WorkerState, ended_early, keeps_state, state_of
@@ -27,7 +28,7 @@ class PassProgress:
     def __init__(
         self, epoch: int, world: int, stages: Sequence[StageSpec], *, is_wanted: bool
     ) -> None:
-        self.is_wanted = is_wanted
+        self.began_wanted = self.is_wanted = is_wanted
         """Whether states are wanted: a source that keeps one is then asked after every item."""
         self.num_items = 0
         """The number of items handed out, including those before a resume."""
@@ -42,6 +43,8 @@ class PassProgress:
         self._source: Any = None
         self._watched: Watched | None = None
         self._finished = False
+        self.is_over = False
+        """Whether the source is at rest: the loop has seen the end, or has left the pass."""
 
     def begin(
         self, part: Any, resume: PassState | None, *, is_fixed: bool, rests: bool = False
@@ -58,7 +61,6 @@ class PassProgress:
                 self.num_items = start // (self._per_output or 1)
             self.resumed_at = resume.num_items
         if isinstance(part, AsyncIterable) or not keeps_state(part):
-            # A source's state fits only the same number of ranks: with another, ranks count items.
             if resume is not None and resume.source is not None and resume.world == self._world:
                 raise ValueError(
                     f"load_state_dict: source holds the state of a source that keeps one, but "
@@ -66,8 +68,10 @@ class PassProgress:
                 )
             return source_behind(part, start, self._most_missing(resume), self._misfits)
         missing = self._most_missing(resume)
+        # A source's state fits only the same number of ranks: with another, ranks count items.
+        own = resume if resume is not None and resume.world == self._world else None
         self._watched = Watched(
-            part, self, start, resume, self._misfits, most_missing=missing, rests=rests
+            part, self, start, own, self._misfits, most_missing=missing, rests=rests
         )
         return self._watched
 
@@ -110,14 +114,19 @@ class PassProgress:
 
     def finish(self) -> None:
         """Mark the pass as finished: the loop has seen the end."""
-        self._finished = True
+        self._finished = self.is_over = True
+
+    def is_counting(self, source: Any) -> bool:
+        """Return whether a state that does not hold the source's own would count items since the
+        pass began. ``source``: the whole one, of which this is a part."""
+        return not self._finished and self.num_items > 0 and keeps_state(source)
 
     def source_at_rest(self) -> Any:
         """Return the source's own state after the pass, from which it makes the next one; None = it
-        keeps none, or the pass has not finished. Raises: as ``state_of``.
+        keeps none, or the pass is not over. Raises: as ``state_of``.
         """
         keeps_one = self._watched is not None
-        return state_of(self._source) if self._finished and keeps_one else None
+        return state_of(undivided(self._source)) if self.is_over and keeps_one else None
 
     def state(self, *, before_last: bool) -> PassState:
         """Return the state now or, with ``before_last``, as it was before the last item."""
@@ -132,8 +141,9 @@ class PassProgress:
         if self._per_output is not None and not num_lost:
             num_source = num_items * self._per_output
         own = WorkerState()
-        if self._watched is not None and num_source is not None:
-            own = self._watched.state_behind(num_source)
+        if self._watched is not None:
+            watched = self._watched
+            own = watched.at_beginning if num_source is None else watched.state_behind(num_source)
         if own.failure is not None:
             raise own.failure.taken()
         return PassState(

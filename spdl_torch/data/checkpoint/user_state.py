@@ -92,7 +92,7 @@ def ended_early(field: str, each: Any, num_items: int, expected: int) -> ValueEr
     """Return the error of resuming by counting, where an iterable has fewer items than were handed
     out before the state. ``field``: the state's, which has the number.
     """
-    kind = type(each).__name__
+    kind = type(getattr(each, "undivided", each)).__name__
     return ValueError(
         f"load_state_dict: {field}: resuming makes {expected} item(s) of {kind} again, which were "
         f"handed out before the state was taken, but it ended after {num_items}. Resume with the "

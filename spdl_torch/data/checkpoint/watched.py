@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .source_behind import Behind, source_behind
@@ -27,6 +28,11 @@ class Asking(Protocol):
 class Watched:
     """A source that keeps its own state and, while states are wanted, the state after each item in
     flight.
+
+    Args:
+        start: the number of items before the first one.
+        resume: the state to resume, if it is of as many ranks.
+        rests: whether the source has just been given its state after the pass before.
     """
 
     def __init__(
@@ -41,14 +47,13 @@ class Watched:
         rests: bool,
     ) -> None:
         self._items: Iterable[Any]
-        self._rests = rests
         begun_from = WorkerState(num_items=start)
-        if resume is not None and start and resume.source is not None:
+        if resume is not None and resume.source is not None:
             give_state(keeper, resume.source, "source")
             num_after = min(resume.num_after, start)
             begun_from = begun_from._replace(state=resume.source, num_after=num_after)
             self._items = Behind(
-                keeper,
+                _Begun(keeper) if num_after == start else keeper,
                 num_after,
                 misfits,
                 may_jump=False,
@@ -56,17 +61,23 @@ class Watched:
                 field="num_after",
             )
         else:
-            self._items = source_behind(keeper, start, most_missing, misfits)
+            items = _Begun(keeper) if rests else keeper
+            self._items = source_behind(items, start, most_missing, misfits)
         self._progress = progress
         self._start = start
         self._own = OwnState(None, keeper, begun_from)
+        if begun_from.state is None and not start and progress.is_wanted:
+            self._own.ask(0, ended=False)
+        first = self._own.reached(start, ended=False)
+        self.at_beginning = first if first.num_after == start else WorkerState()
+        """The state before the first item of the pass, if it is known."""
         # The source's thread appends, and removes states that the trainer has passed; the trainer's
         # thread copies the deque, which is atomic with a GIL and without, and searches the copy.
-        self._reached: deque[WorkerState] = deque([self._own.reached(start, ended=False)])
+        self._reached: deque[WorkerState] = deque([first])
 
     def __iter__(self) -> Iterator[Any]:
         reached = self._reached
-        for number, item in enumerate(self._items_or_again(), self._start + 1):
+        for number, item in enumerate(self._items, self._start + 1):
             if self._progress.is_wanted:
                 self._own.ask(number, ended=False)
                 reached.append(self._own.reached(number, ended=False))
@@ -74,16 +85,6 @@ class Watched:
                 while len(reached) > 1 and reached[1].num_items <= least:
                     reached.popleft()
             yield item
-
-    def _items_or_again(self) -> Iterator[Any]:
-        """Yield the items. A source whose state is a position, and that has just been given that of
-        its end, has none until it is iterated once more."""
-        is_empty = True
-        for item in self._items:
-            is_empty = False
-            yield item
-        if is_empty and self._rests:
-            yield from self._items
 
     def state_behind(self, num_items: int) -> WorkerState:
         """Return the source's state after ``num_items`` items."""
@@ -94,3 +95,24 @@ class Watched:
         if found.state is None:
             return found
         return found._replace(num_after=found.num_after + num_items - found.num_items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A source before the first item of a pass. One whose state is a position, and that has just
+    been given that of its end, has none until it is iterated once more."""
+
+    source: Any
+
+    @property
+    def undivided(self) -> Any:
+        """The source, for errors."""
+        return getattr(self.source, "undivided", self.source)
+
+    def __iter__(self) -> Iterator[Any]:
+        is_empty = True
+        for item in self.source:
+            is_empty = False
+            yield item
+        if is_empty:
+            yield from self.source

@@ -13,6 +13,7 @@ from ..checkpoint.inner_passes import (
     has_passes,
     pass_states,
     state_at_beginning,
+    want_states,
 )
 from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
 from ..error_notes import add_thread_note
@@ -65,6 +66,7 @@ class Items:
         begun_from = resume or WorkerState()
         beginning = state_at_beginning(dataset)
         self._has_inner_passes = beginning is not None and not has_passes(dataset)
+        self._wants_passes = False
         self._iterator = self._iterate(begun_from, worker)
         if begun_from.state is None and not begun_from.num_items:
             begun_from = begun_from._replace(state=beginning, of_dataset=beginning is not None)
@@ -107,6 +109,9 @@ class Items:
         """Return the iterable's progress after the last batch. ``wanted``: include its own state,
         if it keeps one.
         """
+        if wanted and self._has_inner_passes and not self._wants_passes:
+            self._wants_passes = True
+            want_states(self._dataset)
         if self._ended and self._has_inner_passes:
             self.own_state.end_with(pass_states(self._dataset), self.num_taken)
         elif wanted:

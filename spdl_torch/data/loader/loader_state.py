@@ -114,6 +114,10 @@ class LoaderState:
 
         was_wanted = self._is_wanted
         self.want(before=before_last)
+        if not was_wanted and isinstance(loader.dataset, IterableDataset):
+            from ..checkpoint.inner_passes import want_states
+
+            want_states(loader.dataset)
         if self.to_resume is not None:
             return self.to_resume.as_dict()
         generators = [generator.get_state() for generator in generators_of(loader)]
@@ -146,9 +150,10 @@ class LoaderState:
         elif resume.sampler is None and (sampler := keeper_of_unknown_epoch(loader._index_sampler)):
             warn(_UNKNOWN_EPOCH.format(type(sampler).__name__))
         if isinstance(loader.dataset, IterableDataset):
-            from ..checkpoint.inner_passes import forget_named_epochs
+            from ..checkpoint.inner_passes import forget_named_epochs, want_states
 
             forget_named_epochs(loader.dataset)
+            want_states(loader.dataset)
         self.to_resume = resume
         self.want()
 

@@ -31,6 +31,12 @@ def take_shard(source: Any, ranks: Shard, workers: Shard, tail: Tail = "uneven")
     return _part(source, workers, "uneven") if workers.count > 1 else source
 
 
+def undivided(part: Any) -> Any:
+    """Return the source of which a part of ``take_shard`` has every so many items; the part itself,
+    if it was not made so."""
+    return part.undivided if isinstance(part, Stride) else part
+
+
 def length_of_shard(source: Any, ranks: Shard, tail: Tail = "uneven") -> int:
     """Return how many items of ``source`` belong to a rank. Raises: TypeError: it has no len."""
     ranks = _without_ranks_of(source, ranks)
@@ -62,7 +68,7 @@ def _fitting_length(lengths: list[int], ranks: Shard, tail: Tail) -> int:
 
 def _part(source: Any, shard: Shard, tail: Tail) -> Any:
     if not hasattr(source, "shard"):
-        return (_AsyncStride if isinstance(source, AsyncIterable) else _Stride)(source, shard, tail)
+        return (_AsyncStride if isinstance(source, AsyncIterable) else Stride)(source, shard, tail)
     part = source.shard(shard.index, shard.count)
     if tail == "uneven":
         return part
@@ -81,16 +87,25 @@ def _part(source: Any, shard: Shard, tail: Tail) -> Any:
     return part if length == lengths[shard.index] else _Fitted(part, source, length)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stride:
+@dataclass(slots=True)
+class Stride:
     """Every ``count``-th item of an iterable, starting at ``index``."""
 
     source: Any
     part: Shard
     tail: Tail
 
+    @property
+    def undivided(self) -> Any:
+        """The source, which may have been a part of another one."""
+        return undivided(self.source)
+
     def __iter__(self) -> Iterator[Any]:
-        items, count = iter(self.source), self.part.count
+        return self.of(iter(self.source))
+
+    def of(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Return this part of ``items``."""
+        count = self.part.count
         if self.tail == "uneven":
             return islice(items, self.part.index, None, count)
         return self._of_rounds(items, count)
