@@ -22,12 +22,15 @@ from _inside import placement_of
 from _readings import shown
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.data import mix
+from spdl_torch.data.sources import as_source
 from spdl_torch.data.workers import thread_seats
 from spdl_torch.data.workers.dataset_copies import own_copy
 from spdl_torch.data.workers.private_state import PrivateState
 from spdl_torch.objects import plain_data
 from spdl_torch.objects.plain_data import is_plain_data
+from spdl_torch.pipeline import Aggregator, Pipe, PipelineBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -408,6 +411,90 @@ def test_what_all_workers_share_is_logged_once_and_reported(caplog, tmp_path, mo
     )
     assert caplog.text.count(message) == 1
     assert message in shown(loader.report())
+
+
+class Numbering:
+    """An op that keeps the number of its calls."""
+
+    num_calls = 0
+
+    def __call__(self, item):
+        self.num_calls += 1
+        return item, self.num_calls
+
+
+class Pairs(Aggregator):
+    """Numbers its groups; holds an item back."""
+
+    def __init__(self):
+        self.held, self.num_groups = [], 0
+
+    def accumulate(self, item):
+        self.held.append(item)
+        return self.flush() if len(self.held) == 2 else None
+
+    def flush(self):
+        self.num_groups += 1
+        held, self.held = self.held, []
+        return self.num_groups, held
+
+
+class Advancing:
+    """A source that goes on where it was."""
+
+    begun = 0
+
+    def __iter__(self):
+        self.begun += 10
+        return iter(range(self.begun, self.begun + 9))
+
+
+def first_path(_):
+    """A router."""
+    return 0
+
+
+PIPELINES = {
+    "op": lambda: PipelineBuilder().add_source(range(20)).pipe(Numbering()),
+    "aggregator": lambda: PipelineBuilder().add_source(range(20)).aggregate(Pairs()),
+    "path": lambda: (
+        PipelineBuilder().add_source(range(20)).path_variants(first_path, [[Pipe(Numbering())]])
+    ),
+    "source": lambda: PipelineBuilder().add_source(Advancing()),
+    "source's items": lambda: PipelineBuilder().add_source(as_source(Advancing())),
+    "mixture": lambda: PipelineBuilder().add_source(
+        mix({"a": as_source(Advancing()), "b": as_source(Advancing())})
+    ),
+    "loader": lambda: PipelineBuilder().add_source(
+        DataLoader(range(8), None, shuffle=True, generator=torch.Generator().manual_seed(1))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_parts_of_a_pipeline_are_each_workers_own(kind):
+    """As processes have them: its ops, its aggregator and its source, in later epochs, too."""
+
+    def epochs(isolation):
+        dataset = PipelineDataset(PIPELINES[kind]().add_sink())
+        options = {"num_workers": 2, "isolation": isolation, "persistent_workers": True}
+        loader = DataLoader(dataset, batch_size=None, collate_fn=str, **options)
+        return [list(loader) for _ in range(2)]
+
+    assert epochs("thread") == epochs("process")
+
+
+def test_part_of_a_pipeline_that_cannot_be_copied_is_shared_alone():
+    """The other parts are private, and the position in a pass is."""
+    aggregator, source = Pairs(), {1: 2}.keys()
+    dataset = PipelineDataset(PipelineBuilder().add_source(source).aggregate(aggregator).add_sink())
+    private = PrivateState()
+    own = private.dataset(dataset)
+    assert own._spec.src.source is source
+    assert own._spec.pipes[0].op.__self__ is not aggregator
+    assert own._state is not dataset._state
+    assert own._state._spec is own._spec
+    assert any("source" in each for each in private.shared)
 
 
 class Noting(dict):

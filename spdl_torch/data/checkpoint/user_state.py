@@ -171,10 +171,13 @@ class OwnState:
         cost_ns = self._asked_ns - begun_ns
         self._cost_ns, self._last_cost_ns = min(cost_ns, self._last_cost_ns), cost_ns
 
+    def let_go(self) -> None:
+        """Let go of the iterator, and ask nobody from now on."""
+        self._can_ask, self._owner = False, None
+
     def end_with(self, passes: Any, num_items: int) -> None:
         """Take what outlives the epoch in place of the iterator's state, which ends with it.
         ``passes``: those that the datasets inside would begin next."""
-        self._can_ask = False
         self._state, self._num_items, self._failure = passes, num_items, None
         self._is_datasets = self._is_of_end = True
 

@@ -113,6 +113,8 @@ class Items:
             self._wants_passes = True
             want_states(self._dataset)
         if self._ended and self._has_inner_passes:
+            self.end()
+            self.own_state.let_go()  # a pass that the iterator has left is over then
             self.own_state.end_with(pass_states(self._dataset), self.num_taken)
         elif wanted:
             self.own_state.ask(self.num_taken, ended=self._ended)

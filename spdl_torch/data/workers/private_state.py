@@ -45,9 +45,20 @@ _MOST_NAMED = 5
 
 TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
 
-# Attributes of our own datasets that may be the user's; the rest was written for threads.
-_OF_USERS = (*TRANSFORM_NAMES, "loader", "dataset", "datasets")
-
+# Attributes of our own objects that may be the user's; the rest was written for threads.
+_OF_USERS = (
+    *(*TRANSFORM_NAMES, "loader", "dataset", "datasets"),
+    *("_spec", "_state", "src", "pipes", "paths", "op", "source"),  # of a pipeline
+    *("_items", "sources"),
+)
+_HOLDERS = (
+    *("spdl_torch.pipeline.definition.specs", "spdl_torch.data.dataset_state"),
+    *("spdl_torch.data.sources", "spdl_torch.data.mixing"),
+)
+"""Packages of ours whose objects hold the user's: each worker has such objects of its own, where a
+dataset has them in one of those attributes."""
+_LOADERS = "spdl_torch.data.loader.dataloader"
+"""A loader may be a source. Its copies begin anew, as its pickle does."""
 
 _UNSET = types.CellType()  # a variable around a function, before its first value
 
@@ -152,14 +163,17 @@ class PrivateState:
             raise _Shared(f"it holds more than {_MOST_OBJECTS} objects")
         if where[2] > _DEEPEST:
             raise _Shared(f"its objects are nested more than {_DEEPEST} deep")
-        if isinstance(value, Dataset) and has_own_attributes(value):
+        is_holder = is_ours(kind) and kind.__module__.startswith(_HOLDERS)
+        if (is_holder or isinstance(value, Dataset)) and has_own_attributes(value):
             return self._owner(value, where)
         copy_it = _COPIES.get(kind) or self._copy_of_kind(kind)
         return copy_it(self, value, where)
 
     def _copy_of_kind(self, kind: type) -> Callable[[PrivateState, Any, Way], Any]:
         """Return how objects of a type without an entry in ``_COPIES`` are copied."""
-        if kind.__module__.partition(".")[0] in SHARED_MODULES or is_ours(kind):
+        if kind.__module__.partition(".")[0] in SHARED_MODULES:
+            return PrivateState._same
+        if is_ours(kind) and kind.__module__ != _LOADERS:
             return PrivateState._same
         if issubclass(kind, np.ndarray):
             return PrivateState._array_of_subclass
