@@ -156,6 +156,23 @@ def test_an_iterable_that_ends_before_the_state_is_an_error(seat):
         list(again)
 
 
+@pytest.mark.parametrize("dataset", [Walk, WalkWithState])
+@in_seats(NONE, THREADS, FORKED)
+def test_no_worker_and_one_are_alike_to_an_iterable(seat, dataset):
+    """A state of either resumes in the other."""
+    one = {} if seat is NONE else {"num_workers": 1}
+    for then, now in ((NONE, seat), (seat, NONE)):
+        run, again = (
+            each.loader(dataset(12), batch_size=2, seed=3, **(one if each is seat else {}))
+            for each in (then, now)
+        )
+        run.state_dict()
+        batches = iter(run)
+        next(batches)
+        again.load_state_dict(stored(run))
+        assert plain(again) == plain(batches)
+
+
 @dataclass
 class Numbers:
     """A source of unknown length, which begins anywhere."""
