@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial
 from multiprocessing import forkserver, util
 
+import _spawned
 import _warm
 import psutil
 import pytest
@@ -27,10 +28,11 @@ from _forks import found_in_fork
 from _gates import shared_memory_of, until
 from _inside import children_of, pids_of, seats_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
-from _isolation_data import Crashing, Images, Leaving, Sized, Waiting, WhoAmI, as_list
+from _isolation_data import Crashing, Images, Leaving, Noting, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from _loader_helpers import ThreadLoader as DataLoader
 from _readings import shown
+from torch.utils.data import DataLoader as TorchLoader
 
 from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process import process_counts, process_seats
@@ -52,6 +54,48 @@ def test_child_neither_collects_nor_takes_apart_what_it_shares_with_its_server(t
     assert num_frozen.item() > 100_000
     until(lambda: "spdl-loader" not in [each.name for each in multiprocessing.active_children()])
     assert path.read_text() == "dataset\n"
+
+
+METHODS = ["spawn", "forkserver"]
+METHODS_AND_ENDS = [
+    ("forkserver", "whole"),
+    ("forkserver", "left"),
+    ("forkserver", "persistent"),
+    ("spawn", "whole"),
+    ("fork", "whole"),  # torch's own ends there without a word of the dataset's
+]
+
+
+@pytest.mark.parametrize(("method", "how"), METHODS_AND_ENDS)
+def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
+    """Its finalizer runs, and its open files are written to their ends."""
+    context = _spawned.context() if method == "spawn" else method
+    options = {"num_workers": 2, "multiprocessing_context": context}
+    found = []
+    for number, kind in enumerate([TorchLoader, isolated]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        loader = kind(Noting(folder, keep=False), 2, **options, persistent_workers=how != "whole")
+        drawn = [batch.tolist() for batch in itertools.islice(loader, 2 if how == "left" else None)]
+        workers = multiprocessing.active_children()
+        del loader
+        for each in workers:
+            each.join()
+        lines = [line for file in folder.iterdir() for line in file.read_text().splitlines()]
+        samples = {str(index) for batch in drawn for index in batch}
+        assert method == "fork" or samples <= set(lines)
+        found.append(lines.count("end") if how == "left" else sorted(lines))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_files_of_a_dataset_that_something_keeps_are_written_to_their_ends(method, tmp_path):
+    """A global variable has it, say, until the process ends."""
+    context = _spawned.context() if method == "spawn" else method
+    for _ in isolated(Noting(tmp_path, keep=True), 2, multiprocessing_context=context):
+        pass
+    lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert sorted(map(int, lines)) == list(range(16))
 
 
 def test_exit_of_a_forked_process_leaves_the_children_alone():
@@ -368,9 +412,6 @@ def session_of(leader):
         except (ProcessLookupError, psutil.NoSuchProcess, PermissionError):
             pass
     return found
-
-
-METHODS = ["spawn", "forkserver"]
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import random
 import signal
 import sys
 import threading
-import weakref
-from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.library
 
 from ...named_tuples import NamedTuple
 from ...scopes import scope
 from ..rng.patches import install_functions
 from .batch_packing import SlabWriter
+from .leaving import leave
 from .lone_worker import LoneWorker
 from .messages import Up
 from .shared_memory import SlabPool
@@ -51,6 +48,8 @@ class Beginning(NamedTuple):
     environment: dict[str, str] | None
     """The trainer's environment, and its rank: a fork server's children have the environment from
     when the server started. None = the child is forked, and already has it."""
+    is_spawned: bool
+    """Whether the child shares no memory with another process."""
     near: Near | None
     """The cores near the device of the batches; None = there is none, or all are alike."""
     slabs: GivenSlabs | None
@@ -81,26 +80,7 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
     uplink.carry_log_lines()
     uplink.send(Up())
     _run_worker(connection, control, beginning, uplink)
-    # Skip the interpreter's teardown: threads may still be inside user code, and would crash. A
-    # forked child has inherited the trainer's exit functions, which are not for it.
-    if beginning.is_forked:
-        getattr(util, "_exit_function", int)()
-    else:
-        _keep_operators()
-        getattr(atexit, "_run_exitfuncs", int)()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os._exit(0)
-
-
-def _keep_operators() -> None:
-    """Let torch's operators end with the process. One of its exit functions would take them out of
-    its tables one by one first, in 50 ms, a third of what a fork server's child costs."""
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        found = finalizer.peek()
-        if found is not None and getattr(found[1], "__module__", None) == torch.library.__name__:
-            finalizer.atexit = False
+    leave(is_forked=beginning.is_forked, is_spawned=beginning.is_spawned)
 
 
 def _run_worker(
@@ -123,6 +103,7 @@ def _run_worker(
         worker.run(connection)
     except BaseException as error:
         uplink.send_fatal("the worker process failed", error)
+    worker.let_go()
 
 
 def _opened(beginning: Beginning, connection: Connection, uplink: Uplink) -> LoadSpec:

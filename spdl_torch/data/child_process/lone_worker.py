@@ -83,6 +83,12 @@ class LoneWorker:
         except OSError:
             pass  # the trainer is gone
 
+    def let_go(self) -> None:
+        """Keep nothing of the user's: the thread that answers questions keeps this object."""
+        del self._spec, self._begin, self.counts
+        self._uplink.counts = None
+        self._activity = Activity()
+
     def answer(self, control: Connection) -> None:
         """Answer questions until the trainer is gone; then end the process, if need be by force.
 

@@ -81,6 +81,7 @@ class WorkerProcess:
             tuple(workers),
             torch.get_default_dtype(),
             None if is_forked else _environment(),
+            equipment.context.get_start_method() == "spawn",
             equipment.near,
             self.mappings.given,
         )

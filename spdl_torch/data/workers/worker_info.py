@@ -43,6 +43,8 @@ def acting_as_worker(
         yield
     finally:
         of_thread.worker_info = None
+        if is_process:
+            torch_worker._worker_info = None  # it would keep the dataset
 
 
 def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:
