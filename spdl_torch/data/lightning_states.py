@@ -37,11 +37,14 @@ def want_states(trainer: Any) -> None:
             loader._state.want(before=not has_length(loader))
 
 
+def holds_one_back(trainer: Any) -> bool:
+    """Return whether Lightning has drawn one batch more than it has trained on."""
+    return bool(getattr(getattr(trainer.fit_loop, "_data_fetcher", None), "batches", None))
+
+
 def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> None:
-    """Replace states in a checkpoint that are ahead of training. Called while it is made."""
-    fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
-    if not getattr(fetcher, "batches", None):
-        return  # Lightning holds no batch back
+    """Replace states in a checkpoint that are one batch ahead of training. Called while it is
+    made."""
     loaders = [loader for loader in _flattened(trainer) if hasattr(loader, "state_dict")]
     states = saved_states(checkpoint)
     for number, loader in enumerate(loaders[: len(states)]):

@@ -53,6 +53,17 @@ class Diary(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
+class EndsByAnError(lightning.Callback):
+    """Ends training by an error after a step; None = never."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.after:
+            raise OSError("no room")
+
+
 class Plain(lightning.LightningModule):
     """One weight; takes batches alone or in a dict or list."""
 

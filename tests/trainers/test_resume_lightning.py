@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
+
 import pytest
 import torch
 from _datasets import ShuffledSource
@@ -149,10 +152,25 @@ def stateful(num_workers):
     return DataLoader(Kept(), batch_size=3, num_workers=num_workers)
 
 
-def fit(loader, folder, *, touches_estimate=False, checkpoint=None, **options):
-    """Train; the diary. The first run leaves a checkpoint behind every step and every epoch."""
-    added = [ours.PipelineStatsMonitor(db_path=folder / "run.db")]
-    if checkpoint is None:
+def fit(
+    loader,
+    folder,
+    *,
+    touches_estimate=False,
+    checkpoint=None,
+    is_kept=True,
+    saved=None,
+    fails_after=None,
+    **options,
+):
+    """Train; the diary. The first run leaves a checkpoint behind every step and every epoch, if
+    it ``is_kept``, and one that is ``saved`` when it is over."""
+    added = [
+        ours.PipelineStatsMonitor(db_path=folder / "run.db"),
+        modules.EndsByAnError(fails_after),
+    ]
+    is_kept = is_kept and checkpoint is None
+    if is_kept:
         steps, epochs = folder / "steps", folder / "epochs"
         added += [
             callbacks.ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=1),
@@ -165,12 +183,15 @@ def fit(loader, folder, *, touches_estimate=False, checkpoint=None, **options):
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
-        enable_checkpointing=checkpoint is None,
+        enable_checkpointing=is_kept,
         enable_model_summary=False,
         callbacks=added,
     )
     model = modules.Diary(touches_estimate)
-    trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
+    with nullcontext() if fails_after is None else pytest.raises(OSError, match="no room"):
+        trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
+    if saved is not None:
+        trainer.save_checkpoint(saved)
     return model.seen
 
 
@@ -241,6 +262,35 @@ def test_loaders_of_several_lengths_resume(tmp_path, mode, lengths, short, num_w
         return utilities.CombinedLoader(pair, mode)
 
     assert_exact(tmp_path, several, False, num_workers, steps=[2, 3, 4, 7, 8], epochs=[0, 1])
+
+
+@numbers_of_workers
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("make", [sized, unsized, pipeline, stateful])
+def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
+    tmp_path, make, is_kept, num_workers
+):
+    """By an error: Lightning has dropped the batch that it held back by then. ``is_kept``: whether
+    it saves checkpoints of its own as well."""
+    whole = fit(make(num_workers), tmp_path / "whole")
+    for number, options in enumerate([{"fails_after": 2}, {"fails_after": 6}]):
+        path = tmp_path / f"{number}.ckpt"
+        options["saved"] = path
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "DataLoader.state_dict: nobody had asked")
+            part = fit(make(num_workers), tmp_path / f"{number}", is_kept=is_kept, **options)
+        rest = fit(make(num_workers), tmp_path / f"{number}", checkpoint=path)
+        assert [batch for _, batch in part + rest] == [batch for _, batch in whole]
+
+
+@numbers_of_workers
+def test_checkpoint_after_the_last_step_has_the_state_behind_it(tmp_path, num_workers):
+    """And not that behind the batch that Lightning held back."""
+    path = tmp_path / "saved.ckpt"
+    fit(unsized(num_workers), tmp_path, max_steps=2, saved=path)
+    checkpoint = torch.load(path, weights_only=True)
+    (state,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    assert [each["num_items"] for each in state["workers"]] == [6]
 
 
 def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, **options):
