@@ -231,6 +231,29 @@ def test_loader_without_busy_stage_is_starting():
     assert judge(stats, QUIET, pooled=["fetch", "collate"]).cause is Cause.START
 
 
+@pytest.mark.parametrize("pooled", [(), ("fetch", "collate")])
+@pytest.mark.parametrize(
+    ("num_items", "mean", "p90", "cause"),
+    [
+        (20_000, 1e-4, 1.6e-4, Cause.HAND_OVER),
+        (20_000, 1e-4, 6e-5, Cause.HAND_OVER),
+        (20_000, 1e-4, 1e-6, Cause.START),  # few of them were long
+        (20_000, 1e-4, 7e-4, Cause.START),  # one in eight, as in passes of eight batches
+        (2_000, 2e-3, 4e-3, Cause.START),  # too long for that
+        (900, 1e-4, 1.6e-4, Cause.START),  # too few to tell
+    ],
+)
+def test_many_short_waits_are_those_of_handing_over(pooled, num_items, mean, p90, cause):
+    """A pass begins once; its start cannot be in every wait."""
+    load = stage("fetch", busy=0.1, wait_in=0.4)
+    queue = QueuePerfStats(10.0, num_items, 0.0, mean, 0.5, p90_get_time=p90)
+    verdict = judge(reading(0.6, replace(load, queue=queue)), QUIET, pooled=pooled)
+    assert verdict.cause is cause
+    assert ("handed over" in verdict.finding) == (cause is Cause.HAND_OVER)
+    assert ("batches" in verdict.action) == (cause is Cause.HAND_OVER and pooled != ())
+    assert verdict.gain == pytest.approx(1.5)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize(
     ("sampling", "busy", "gil_seconds", "cause", "gain", "limit"),
@@ -503,6 +526,7 @@ BELONGS = {
     Cause.SOURCE: ("Make the source cheaper",),
     Cause.SAMPLER: ("Make the sampler cheaper",),
     Cause.START: ("Use longer epochs",),
+    Cause.HAND_OVER: ("Use larger batches, or num_workers=0", "Hand over more at once"),
     Cause.SHORT: ("Load for 2 seconds or more",),
 }
 """What the advice on each cause says."""

@@ -277,6 +277,7 @@ def _queue(rows: Sequence[Mapping[str, Any]], elapsed: float) -> QueuePerfStats:
         ave_put_time=mean("ave_put_time"),
         ave_get_time=mean("ave_get_time"),
         occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
+        p90_get_time=mean("p90_get_time"),
         put_wait_time=_sum(rows, "put_wait_time"),
         get_wait_time=_sum(rows, "get_wait_time"),
     )

@@ -198,6 +198,10 @@ def _without_stage(found: Finding) -> str:
         return "Leave stats=False out, and look again."
     if found.cause is Cause.SOURCE:
         return "Make the source cheaper: let it yield paths or indices, and read in a stage."
+    if found.cause is Cause.HAND_OVER and found.is_workers:
+        return "Use larger batches, or num_workers=0, with which none is handed over."
+    if found.cause is Cause.HAND_OVER:
+        return "Hand over more at once: aggregate items, or let each op do the work of several."
     return f"Use longer epochs{' or persistent_workers=True' if found.is_workers else ''}."
 
 

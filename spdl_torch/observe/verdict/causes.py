@@ -47,6 +47,7 @@ class Cause(enum.Enum):
     CONSUMER = "consumer"  # it does not wait for data
     INTERFERENCE = "interference"  # it does not wait, but loading slows its steps down
     START = "start"  # no stage is short of time: the wait is for the first batches
+    HAND_OVER = "hand_over"  # nor here: many results, each with a short wait of its own
     SOURCE = "source"  # the source yields items too slowly
     SAMPLER = "sampler"  # the loop draws from a loader's sampler for too long
     GIL = "gil"  # threads wait for the interpreter's lock

@@ -191,6 +191,8 @@ def _workers_stages(
     is_short_of_time = pooled and stages and stages[0].wait_in_ratio < _IDLE
     if cause is Cause.START and not is_short_of_time:
         raise NotKnown("the wait is the start of the pass, and no worker is short of time")
+    if cause is Cause.HAND_OVER and not is_short_of_time:
+        raise NotKnown("batches wait to be handed over, and no worker is short of time")
     if cause is Cause.SOURCE:
         raise NotKnown("every stage waits for the source, whose time is not measured")
     if pooled:
