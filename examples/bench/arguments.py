@@ -46,7 +46,7 @@ def parser() -> ArgumentParser:
         prog="bench",
         description="Measure one table: every contender in a process of its own, in interleaved "
         "rounds; print medians with the spread, ratios and goals. That takes about rounds x "
-        "contenders x (--seconds + 4 s), 2 to 45 minutes, which is said at the start. A peer that "
+        "contenders x (--seconds + 4 s), 2 to 60 minutes, which is said at the start. A peer that "
         "is not installed is left out, and a line says how to install it.",
     )
     bench.add_argument("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))

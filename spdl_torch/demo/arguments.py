@@ -20,7 +20,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description="Load small pictures and photographs, alone and for two networks, with torch's "
         "DataLoader and with ours, each in a process of its own. Ends with tables: speed, waiting, "
         "the speed above which a model waits for each loader, CPU time, memory, the bottleneck. "
-        "Takes about 90 seconds on 2 quiet cores.",
+        "Takes 70 to 90 seconds on 2 quiet cores.",
     )
     demo.add_argument(
         "--data",

@@ -45,7 +45,7 @@ _MOST_DEFAULT_WORKERS = 8
 
 _HOW_LONG = {
     True: "A short run, 10 to 20 seconds.",
-    False: "About 90 seconds on quiet cores; a closer estimate follows when the images are there. "
+    False: "70 to 90 seconds on quiet cores; a closer estimate follows when the images are there. "
     "Ctrl-C ends it early, with tables of what was measured.",
 }
 
