@@ -616,6 +616,8 @@ def test_verdict_of_the_file_is_the_one_that_was_logged(tmp_path, monkeypatch, c
     """Cause, stage and percentage, though validation ran in between; the commands read it."""
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
+    for module in ("causes", "demands", "verdict"):  # the run takes about two seconds
+        monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
     path = tmp_path / "s.db"
     monitor = monitors.PipelineStatsMonitor(db_path=path)
     runs = trainer(tmp_path, monitor, max_epochs=1, val_check_interval=2)
