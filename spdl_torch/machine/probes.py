@@ -19,7 +19,7 @@ from ..named_tuples import NamedTuple
 from .garbage import Collections
 from .histogram import Histogram
 from .starting import start
-from .thread_times import OwnRunDelay, ThreadTimes
+from .thread_times import OwnRunDelay, ThreadTimes, run_delay_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,8 @@ class ProbeCounters(NamedTuple):
     """The time that the loader's threads were ready to run without a core, added up."""
     thread_ns: int
     """The wall time over which that was added up; 0 = the system does not report it."""
-    gc_ns: int
+    gc_ns: int | None
+    """The time of garbage collections; None = nobody heard of them."""
     cpu_ns: int
     """The CPU time of this process, all threads."""
     helpers_ns: int = 0
@@ -220,6 +221,13 @@ def probe_counters(*, run_delays: bool = True) -> ProbeCounters:
     threads and a lock; the other measurements cost neither.
     """
     return _probe.read(run_delays=run_delays)
+
+
+def probe_counters_of(native_id: int, *, run_delays: bool = True) -> ProbeCounters:
+    """Return the same for one thread, for which nobody probes: of waits its run delay alone."""
+    counters, delay_ns = probe_counters(run_delays=run_delays), run_delay_ns(native_id)
+    thread_ns = 0 if delay_ns is None else counters.wall_ns
+    return counters._replace(late=(), run_delay_ns=delay_ns or 0, thread_ns=thread_ns, gc_ns=None)
 
 
 def _forget_parent() -> None:

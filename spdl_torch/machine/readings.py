@@ -55,28 +55,26 @@ class Probes:
     """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
 
 
-def helper_cores(before: ProbeCounters, after: ProbeCounters) -> float:
-    """Return how many cores threads that ops started have used, where the system can tell."""
-    wall_ns = max(1, after.wall_ns - before.wall_ns)
-    return max(0, after.helpers_ns - before.helpers_ns) / wall_ns
-
-
 def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
     """Return the readings of a window."""
     late = tuple(b - a for a, b in zip(before.late, after.late, strict=True))
     wall_ns, thread_ns = after.wall_ns - before.wall_ns, after.thread_ns - before.thread_ns
     delay_ns = after.run_delay_ns - before.run_delay_ns
+    helpers_ns = after.helpers_ns - before.helpers_ns
+    gc_ns = None
+    if before.gc_ns is not None and after.gc_ns is not None:
+        gc_ns = after.gc_ns - before.gc_ns
     is_known = has_gil() and sum(late) >= _MIN_SAMPLES
     held = sum(late[bucket_of(_HELD_NS) :])
     return Probes(
         gil_seconds=percentile(late, 0.5) / 1e9 if is_known else None,
         run_delay_ratio=min(1.0, delay_ns / thread_ns) if thread_ns > 0 else None,
-        gc_ratio=(after.gc_ns - before.gc_ns) / wall_ns if wall_ns > 0 else None,
+        gc_ratio=gc_ns / wall_ns if gc_ns is not None and wall_ns > 0 else None,
         num_cores=usable_cores(),
         switch_interval=sys.getswitchinterval(),
         own_gil=not has_gil(),
         gil_held_ratio=held / sum(late) if is_known else None,
-        helper_cores=helper_cores(before, after) if thread_ns > 0 else None,
+        helper_cores=max(0, helpers_ns) / max(1, wall_ns) if thread_ns > 0 else None,
         cores_used=(after.cpu_ns - before.cpu_ns) / wall_ns if wall_ns > 0 else None,
         could_go_without_gil=could_go_without_gil(),
     )

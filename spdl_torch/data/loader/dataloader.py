@@ -30,7 +30,7 @@ from .iterators import CrewIterator, InlineIterator, import_workers
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from fractions import Fraction
 
     import torch
@@ -347,10 +347,10 @@ class DataLoader(BaseLoader[T_co]):
     def _remark_on_start(self, report: Report) -> str:
         """Return the remark on workers that the next epoch would start again, once it is known that
         there are several epochs."""
-        known, is_over = self._state, getattr(self._state.stats, "is_over", False)
+        known = self._state
         if known.first_seconds is None or known.num_epochs_begun < 2:
             return ""
-        if self.persistent_workers or not is_over:
+        if self.persistent_workers or not self._measured().is_over:
             return ""
         return start_remark(report, known.first_seconds, known.start_seconds)
 
@@ -364,10 +364,10 @@ class DataLoader(BaseLoader[T_co]):
         """Return the reports on all workers that did the work in this epoch, in order: each move
         begins another one.
         """
-        before: Callable[[], Sequence[Report]] = getattr(self._state.stats, "reports_before", tuple)
+        stats = self._measured()
         while True:
-            earlier, report = before(), self.report()
-            if len(earlier) == len(before()):  # nobody moved meanwhile
+            earlier, report = stats.reports_before(), self.report()
+            if len(earlier) == len(stats.reports_before()):  # nobody moved meanwhile
                 return [*earlier, report]
 
     def _measured(self) -> EpochStats:

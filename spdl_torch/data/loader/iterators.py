@@ -20,8 +20,6 @@ from ...errors import PipelineStopped
 from ...io._transfer.runtime import captures_unharmed
 from ...late_imports import collected_later
 from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.hooks.stage_info import StageInfo
-from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.threads import stall
 from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
@@ -89,19 +87,15 @@ class InlineIterator(EpochIterator):
                 f"DataLoader: timeout must be 0 for num_workers=0, got {self._timeout}: there is "
                 "no other thread to wait for."
             )
-        self._stages = [
-            TaskStatsHook(StageInfo(0, n, s)) for n, s in ((1, "fetch"), (2, "collate"))
-        ]
         self._device_stage, _ = _open_device_stage(loader, device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
-        self._stats = InlineStats(self._stages, recorder, loader.dataset)
+        self._stats = InlineStats(recorder, loader.dataset, self._device_stage)
         self._stats.skipped = self._skipped
-        self._stats.near = None if self._device_stage is None else self._device_stage.near
         weakref.finalize(self, self._stats.end).atexit = False
         self._ring = recorder.new_consumer_ring(0)
-        cells = [stage.new_cell() if stats else None for stage in self._stages]
-        record_parts(self._ring, fetch=cells[0], collate=cells[1])
+        fetch_cell, collate_cell = self._stats.new_cells(enabled=stats)
+        record_parts(self._ring, fetch=fetch_cell, collate=collate_cell)
         # Without streams, user code draws from the process's generators.
         self._streams = SampleStreams(self._key.epoch_seed) if loader.rng == "sample" else None
         self._borrowers = borrowers_in(self._dataset)
@@ -118,8 +112,8 @@ class InlineIterator(EpochIterator):
             resume=next(iter(self._begun_from), None),
             # Two outstanding: the one that is being made, and the one that the loop has.
             memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
-            fetch_cell=cells[0],
-            collate_cell=cells[1],
+            fetch_cell=fetch_cell,
+            collate_cell=collate_cell,
         )
         # Keep the state's owner only: a reference to the maker, or to an iterator without a state,
         # would outlive this object, and dropping this object has to end them.
@@ -130,8 +124,6 @@ class InlineIterator(EpochIterator):
                 self._progress.own = items.own_state
         if items is not None and self._streams is not None:
             weakref.finalize(self, _end_within, self._streams, items).atexit = False
-        if self._device_stage is not None:
-            self._stages.append(self._device_stage.hook)
         self._advance(EpochState.RUNNING)
 
     def _next_data(self) -> Any:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...machine.readings import Probes, helper_cores, probes_between
+from ...machine.readings import Probes, probes_between
 from ...named_tuples import NamedTuple
-from ...pipeline.stats.counters import QueueCounters
 from ...pipeline.stats.perf_stats import PipelineStats, StageStats, queue_stats, task_stats
 from .remarks import with_remarks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from ...pipeline.stats.counters import TaskCounters
     from ...pipeline.stats.perf_stats import QueuePerfStats
-    from .measured import InlineReading, Measured
+    from .measured import Measured
 
 _POOLED = ("fetch", "collate")
 
@@ -41,7 +38,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(measured: Measured | None) -> Figures:
-    """Return the figures on workers; None = nothing has run yet."""
+    """Return the figures on what was measured; None = nothing has run yet."""
     if measured is None:
         return Figures(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()), Probes())
     *before, now = measured.placements or (None,)
@@ -56,7 +53,7 @@ def figures_of(measured: Measured | None) -> Figures:
 def stats_of(measured: Measured) -> PipelineStats:
     """Return the statistics alone."""
     readings, (results, outlet, transfer, sampling_ns) = measured.readings, measured.queues
-    elapsed_ns, parked_ns = outlet.elapsed_ns, readings.parked_ns
+    elapsed_ns, parked_ns = measured.elapsed_ns, readings.parked_ns
     stages = [
         _stage_stats(
             name,
@@ -75,7 +72,7 @@ def stats_of(measured: Measured) -> PipelineStats:
         stages.append(_stage_stats("transfer", 1, transfer.elapsed_ns, transfer, ready, *waits_ns))
     return PipelineStats(
         elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=_share(outlet.get_wait[0] + sampling_ns, elapsed_ns),
+        consumer_wait_ratio=_share(measured.waited_ns + sampling_ns, elapsed_ns),
         stages=tuple(stages),
         data=readings.data,
     )
@@ -87,7 +84,7 @@ def _probes_of(measured: Measured) -> Probes:
     readings = measured.readings
     before, now = readings.probes_before, readings.probes_now
     probes = probes_between(before, now)
-    elapsed_ns, sampling_ns = measured.queues.outlet.elapsed_ns, measured.queues.sampling_ns
+    elapsed_ns, sampling_ns = measured.elapsed_ns, measured.queues.sampling_ns
     probes = replace(
         probes,
         one_at_a_time=readings.one_at_a_time,
@@ -104,44 +101,6 @@ def _probes_of(measured: Measured) -> Probes:
         own_gil=True,  # each worker has its process
         helper_cores=None if probes.helper_cores is None else helpers,
         cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
-    )
-
-
-def inline_figures_of(
-    stats: PipelineStats, before: InlineReading, now: InlineReading, remarks: tuple[str, ...]
-) -> Figures:
-    """Return the figures on loading without workers. Nobody probes for it."""
-    delay: float | None = None
-    if before.run_delay_ns is not None and now.run_delay_ns is not None:
-        seconds_ns = now.probes.wall_ns - before.probes.wall_ns
-        delay = min(1.0, (now.run_delay_ns - before.run_delay_ns) / max(1, seconds_ns))
-    probes = replace(
-        probes_between(before.probes, now.probes),
-        gil_seconds=None,
-        gil_held_ratio=None,
-        gc_ratio=None,
-        run_delay_ratio=delay,
-        helper_cores=None if delay is None else helper_cores(before.probes, now.probes),
-        sampling_ratio=_share(now.sampling_ns, round(stats.elapsed * 1e9)),
-    )
-    return Figures(stats, probes, remarks=remarks)
-
-
-def inline_stats_of(
-    stages: Mapping[str, TaskCounters], sampling_ns: int, data: Mapping[str, int]
-) -> PipelineStats:
-    """Return the statistics of loading without workers; the first stage has the epoch's clock."""
-    elapsed_ns = next(iter(stages.values())).elapsed_ns
-    waited_ns = sampling_ns + sum(tasks.busy_ns for tasks in stages.values())
-    nothing = queue_stats(QueueCounters())
-    return PipelineStats(
-        elapsed=max(1, elapsed_ns) / 1e9,
-        consumer_wait_ratio=_share(waited_ns, elapsed_ns),
-        stages=tuple(
-            _stage_stats(name, 1, tasks.elapsed_ns, tasks, nothing, 0)
-            for name, tasks in stages.items()
-        ),
-        data=data,
     )
 
 

@@ -37,9 +37,13 @@ class Measured(NamedTuple):
 
     readings: Readings
     queues: Queues
+    """Without workers there is no queue: all zero, but for the transfer and the sampler."""
+    elapsed_ns: int
+    waited_ns: int
+    """The time that the loop waited for batches; without workers it makes them in it."""
     has_transfer: bool
     own_probes: tuple[ProbeCounters, ProbeCounters] | None
-    """This process's, at the begin and now; None = the workers are in this process."""
+    """This process's, at the begin and now; None = the workers, if any, are in this process."""
     num_workers: int
     thread_ns: int
     """The time that all workers together had."""
@@ -51,13 +55,3 @@ class Measured(NamedTuple):
         """The same where the loop's draws from the sampler count as its own work: no worker makes
         these shorter."""
         return self._replace(queues=self.queues._replace(sampling_ns=0))
-
-
-class InlineReading(NamedTuple):
-    """What the probes say of this process, and of the thread that loads."""
-
-    probes: ProbeCounters
-    run_delay_ns: int | None
-    """The time that the loading thread had no core; None = unknown."""
-    sampling_ns: int
-    """The time in which it drew from the sampler."""

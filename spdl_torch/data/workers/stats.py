@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...machine.probes import probe_counters
-from ...machine.thread_times import run_delay_ns
+from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
-from ...pipeline.stats.counters import TaskCounters
+from ...pipeline.hooks.stage_info import StageInfo
+from ...pipeline.hooks.task_hooks import TaskStatsHook
+from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from .counts import DatasetCounts, Readings
 from .draw_clock import DrawClock
-from .measured import InlineReading, Measured, Queues
+from .measured import Measured, Queues
 from .remarks import remarks_on_cores, remarks_on_skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ...io._transfer.near import Near
+    from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...pipeline.hooks.task_hooks import TaskStatsHook
+    from ...pipeline.hooks.task_hooks import TaskCell
     from ...pipeline.recorder.flight_recorder import FlightRecorder
     from ...pipeline.recorder.timeline import Timeline
     from ...pipeline.stats.perf_stats import PipelineStats
@@ -35,25 +36,6 @@ if TYPE_CHECKING:
     from .epoch import Epoch
     from .figures import Figures
     from .transfer_stage import DeviceStage
-
-
-class EpochStats(Protocol):
-    """A loader's statistics: of the running epoch or, after it, of the last one."""
-
-    skipped: SkippedSamples | None
-    """The samples left out; None = samples may not fail."""
-
-    def snapshot(self) -> PipelineStats:
-        """Return the statistics alone."""
-        ...
-
-    def report(self) -> Report:
-        """Return the statistics with the probes' readings and the verdict, which cost more."""
-        ...
-
-    def timeline(self) -> Timeline | None:
-        """Return what every thread did in the last seconds; None = nothing ran yet."""
-        ...
 
 
 class Source(Protocol):
@@ -112,7 +94,72 @@ class _Spell:
         return now if self._before is None else now.since(self._before)
 
 
-class CrewStats:
+class EpochStats(ABC):
+    """A loader's statistics: of the running epoch or, after it, of the last one."""
+
+    def __init__(self, stage: DeviceStage | None = None) -> None:
+        self._transfer = None if stage is None else stage.hook
+        self.skipped: SkippedSamples | None = None
+        """The samples left out; None = samples may not fail."""
+        self.near: Near | None = None if stage is None else stage.near
+        """The cores near the device of the batches; None = there is none, or all are alike."""
+        self.draws = DrawClock()
+        """Of the loop, in all epochs."""
+        self._recorder: FlightRecorder | None = None
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether no epoch runs."""
+
+    def snapshot(self) -> PipelineStats:
+        """Return the statistics alone."""
+        return self._snapshot()
+
+    def report(self) -> Report:
+        """Return the statistics with the probes' readings and the verdict, which cost more."""
+        from .figures import figures_of
+
+        measured = self._all_measured(last_only=True)
+        return figures_of(measured[-1] if measured else None).report()
+
+    def reports_before(self) -> tuple[Report, ...]:
+        """Return the reports on those who had the work before in this epoch, in order."""
+        from .figures import figures_of
+
+        return tuple(figures_of(each).report() for each in self._all_measured()[:-1])
+
+    def timeline(self) -> Timeline | None:
+        """Return what every thread did in the last seconds; None = nothing ran yet."""
+        return None if self._recorder is None else self._recorder.timeline()
+
+    def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
+        from .figures import figures_of, stats_of
+
+        measured = self._all_measured(last_only=True, run_delays=False)
+        if not measured:
+            return figures_of(None).stats
+        return stats_of(measured[-1].of_workers if of_workers else measured[-1])
+
+    @abstractmethod
+    def _all_measured(
+        self, *, last_only: bool = False, run_delays: bool = True
+    ) -> tuple[Measured, ...]:
+        """Return what is known of each that had the work; () = nothing has run yet."""
+
+    def _moved(self) -> TaskCounters:
+        return TaskCounters() if self._transfer is None else self._transfer.counters()
+
+    def _remarks(self, num_workers: int, *own: str) -> tuple[str, ...]:
+        """Return the remarks of a report, those on the workers among them."""
+        return (
+            *remarks_on_skipped(self.skipped),
+            *own,
+            *remarks_on_cores(self.near, num_workers),
+        )
+
+
+class CrewStats(EpochStats):
     """The statistics of the epoch on a crew's workers or, once they have ended, of the last one.
 
     Where the workers move in an epoch, each spell of theirs has figures of its own; those of the
@@ -120,22 +167,16 @@ class CrewStats:
     """
 
     def __init__(self, stage: DeviceStage | None = None) -> None:
-        self._transfer = None if stage is None else stage.hook
-        self.skipped: SkippedSamples | None = None
-        self.near: Near | None = None if stage is None else stage.near
-        """The cores near the device of the batches; None = there is none, or all are alike."""
-        self.draws = DrawClock()
-        """Of the loop, in all epochs."""
+        super().__init__(stage)
         # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
         # are replaced and never changed, and each method reads them once.
         self._epoch: Epoch | None = None
         self._spells: tuple[_Spell, ...] = ()
         self._last: tuple[Measured, ...] = ()
-        self._recorder: FlightRecorder | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether no epoch runs."""
+        """As :class:`EpochStats` says."""
         return self._epoch is None
 
     @property
@@ -188,35 +229,10 @@ class CrewStats:
             self._last = tuple(self._measured(epoch, each) for each in self._spells)
             self._epoch, self._spells = None, ()
 
-    def snapshot(self) -> PipelineStats:
-        """As :class:`EpochStats` says."""
-        return self._snapshot()
-
     def snapshot_of_workers(self) -> PipelineStats:
         """Return the same for whoever changes the workers: the loop's waits are for these alone,
         not for the sampler."""
         return self._snapshot(of_workers=True)
-
-    def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
-        from .figures import figures_of, stats_of
-
-        measured = self._all_measured(last_only=True, run_delays=False)
-        if not measured:
-            return figures_of(None).stats
-        return stats_of(measured[-1].of_workers if of_workers else measured[-1])
-
-    def report(self) -> Report:
-        """As :class:`EpochStats` says."""
-        from .figures import figures_of
-
-        measured = self._all_measured(last_only=True)
-        return figures_of(measured[-1] if measured else None).report()
-
-    def reports_before(self) -> tuple[Report, ...]:
-        """Return the reports on those who had the work before in this epoch, in order."""
-        from .figures import figures_of
-
-        return tuple(figures_of(each).report() for each in self._all_measured()[:-1])
 
     def figures(self) -> Figures:
         """Return what a report would be made of, which costs less, with the loop's waits for
@@ -226,14 +242,9 @@ class CrewStats:
         measured = self._all_measured(last_only=True)
         return figures_of(measured[-1].of_workers if measured else None)
 
-    def timeline(self) -> Timeline | None:
-        """As :class:`EpochStats` says."""
-        return None if self._recorder is None else self._recorder.timeline()
-
     def _all_measured(
         self, *, last_only: bool = False, run_delays: bool = True
     ) -> tuple[Measured, ...]:
-        """Return what is known of each spell; () = nothing has run yet."""
         epoch, spells = self._epoch, self._spells
         if epoch is None or not spells:
             return self._last
@@ -248,71 +259,76 @@ class CrewStats:
         return Measured(
             readings,
             queues,
+            queues.outlet.elapsed_ns,
+            queues.outlet.get_wait[0],
             has_transfer=self._transfer is not None,
             own_probes=None if before is None else (before, probe_counters(run_delays=run_delays)),
             num_workers=workers.count,
             thread_ns=workers.thread_ns(queues.outlet.elapsed_ns),
             placements=spell.placements,
-            remarks=(
-                *remarks_on_skipped(self.skipped),
-                *spell.source.remarks(),
-                *remarks_on_cores(self.near, workers.count),
-            ),
+            remarks=self._remarks(workers.count, *spell.source.remarks()),
         )
 
     def _queues_of(self, epoch: Epoch) -> Queues:
         return Queues(
             epoch.results.counters(),
             epoch.outlet.counters(),
-            TaskCounters() if self._transfer is None else self._transfer.counters(),
+            self._moved(),
             self.draws.total_ns(),
         )
 
 
-class InlineStats:
+class InlineStats(EpochStats):
     """The statistics of loading on the trainer's own thread, which waits all of that time."""
 
     def __init__(
-        self, stages: Sequence[TaskStatsHook], recorder: FlightRecorder, dataset: Any = None
+        self, recorder: FlightRecorder, dataset: Any, stage: DeviceStage | None = None
     ) -> None:
-        self.skipped: SkippedSamples | None = None
-        self.near: Near | None = None
-        """As in :class:`CrewStats`."""
-        self.draws = DrawClock()
+        super().__init__(stage)
+        self._fetch = TaskStatsHook(StageInfo(0, 1, "fetch"))
+        self._collate = TaskStatsHook(StageInfo(0, 2, "collate"))
         self._counts = DatasetCounts(dataset)
-        self._stages = stages
         self._recorder = recorder
         recorder.belongs_to(self)
         self._thread = threading.get_native_id()
-        self._before = self._reading()
-        self._at_end: InlineReading | None = None
+        self._probes_before = probe_counters_of(self._thread)
+        self._at_end: tuple[ProbeCounters, int] | None = None
+
+    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
+        """Return the cells in which the thread counts its fetching and its collating."""
+        return tuple(each.new_cell() if enabled else None for each in (self._fetch, self._collate))
 
     def end(self) -> None:
         """Stop the epoch's clock."""
-        for stage in self._stages:
+        for stage in filter(None, (self._fetch, self._collate, self._transfer)):
             stage.end()
-        self._at_end = self._at_end or self._reading()
+        self._at_end = self._at_end or self._now()
 
-    def snapshot(self) -> PipelineStats:
+    @property
+    def is_over(self) -> bool:
         """As :class:`EpochStats` says."""
-        from .figures import inline_stats_of
+        return self._at_end is not None
 
-        return inline_stats_of(self._tasks(), self.draws.total_ns(), self._counts.now())
+    def _now(self, *, run_delays: bool = True) -> tuple[ProbeCounters, int]:
+        probes = probe_counters_of(self._thread, run_delays=run_delays)
+        return probes, self.draws.total_ns()
 
-    def report(self) -> Report:
-        """As :class:`EpochStats` says."""
-        from .figures import inline_figures_of
-
-        now = self._at_end or self._reading()
-        remarks = *remarks_on_skipped(self.skipped), *remarks_on_cores(self.near, 0)
-        return inline_figures_of(self.snapshot(), self._before, now, remarks).report()
-
-    def _tasks(self) -> Mapping[str, TaskCounters]:
-        return {stage.info.stage_name: stage.counters() for stage in self._stages}
-
-    def _reading(self) -> InlineReading:
-        return InlineReading(probe_counters(), run_delay_ns(self._thread), self.draws.total_ns())
-
-    def timeline(self) -> Timeline:
-        """As :class:`EpochStats` says."""
-        return self._recorder.timeline()
+    def _all_measured(
+        self, *, last_only: bool = False, run_delays: bool = True
+    ) -> tuple[Measured, ...]:
+        probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
+        fetch, collate, transfer = self._fetch.counters(), self._collate.counters(), self._moved()
+        no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
+        measured = Measured(
+            Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
+            Queues(no_queue, no_queue, transfer, sampling_ns),
+            elapsed_ns,
+            waited_ns=fetch.busy_ns + collate.busy_ns + transfer.busy_ns,
+            has_transfer=self._transfer is not None,
+            own_probes=None,
+            num_workers=1,
+            thread_ns=elapsed_ns,
+            placements=(),
+            remarks=self._remarks(0),
+        )
+        return (measured,)
