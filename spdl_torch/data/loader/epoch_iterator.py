@@ -46,6 +46,11 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _END = object()
 
+_CUT_SHORT = (
+    "DataLoader: Ctrl-C came while a batch was asked for, and the batches before it are handed "
+    "over. Call iter(loader) again; state_dict() says where the epoch stands."
+)
+
 _autograd: Any = autograd
 _is_profiled = _autograd._profiler_enabled
 
@@ -369,9 +374,29 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         return None
 
-    def _failure_at_end(self) -> Any:
-        """Return the error to raise instead of StopIteration, if any."""
-        return None if self._skipped is None else self._skipped.end()
+    def _end_epoch(self) -> NoReturn:
+        """End the epoch: no batch is left.
+
+        Raises: StopIteration; PipelineFailure: too many samples have failed; RuntimeError, once:
+            Ctrl-C has cut the epoch short.
+        """
+        if self._state is EpochState.LOST:
+            raise StopIteration
+        if self._is_cut_short:
+            self._advance(EpochState.LOST)
+            raise RuntimeError(_CUT_SHORT) from None
+        failure = self._end()
+        if failure is None and self._skipped is not None:
+            failure = self._skipped.end()
+        # Last: the loop does not see an end that Ctrl-C cuts off, so it has to come again. From
+        # here to the loop there is no place where Python looks for Ctrl-C.
+        self._progress.finished = True
+        raise failure or StopIteration from None
+
+    def _end(self) -> Any:
+        """Go to OVER, and let go of what has made the batches. Return the error that the trainer
+        gets in place of the end; None = no error."""
+        raise NotImplementedError
 
     def _count(self, index: Any) -> int:
         """Return the number of samples of an index."""

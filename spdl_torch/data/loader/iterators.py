@@ -10,7 +10,7 @@ import logging
 import weakref
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.utils.data import IterableDataset
@@ -58,11 +58,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.data")
-
-_CUT_SHORT = (
-    "DataLoader: Ctrl-C came while a batch was asked for, and the batches before it are handed "
-    "over. Call iter(loader) again; state_dict() says where the epoch stands."
-)
 
 _STOPPED = (
     "DataLoader: the workers of this iterator were ended: the interpreter exits, or another thread "
@@ -163,22 +158,17 @@ class InlineIterator(EpochIterator):
 
     def _make_next(self) -> tuple[Any, Tries | None]:
         if self._state is EpochState.LOST:
-            raise StopIteration
+            self._end_epoch()
         # Before the block below: only the maker's errors stand in place of a batch.
         taken = self._stats.draws.time(self._take_index)
         if taken is None:
-            if self._is_cut_short:  # the sampler's generator ended by Ctrl-C, not by itself
-                self._advance(EpochState.LOST)
-                raise RuntimeError(_CUT_SHORT)
-            self._end_epoch()
+            self._end_epoch()  # as cut short, where Ctrl-C has ended the sampler's generator
         self._is_cut_short = False
         index, first = taken
         try:
             batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
         except EndOfIterable:
-            if self._maker.items is not None and self._maker.items.is_cut_off:
-                self._advance(EpochState.LOST)
-                raise RuntimeError(_CUT_SHORT) from None
+            self._is_cut_short = self._maker.items is not None and self._maker.items.is_cut_off
             self._end_epoch()
         except NoGoodSample as nothing:
             batch, tries = _NO_BATCH, nothing.args[0]
@@ -191,18 +181,8 @@ class InlineIterator(EpochIterator):
             raise
         return batch, tries
 
-    def _end_epoch(self) -> NoReturn:
-        """End the epoch. Raises: StopIteration; PipelineFailure: too many samples have failed."""
-        self._end()
-        tries = self._maker.tries()
-        record_bad(self._recorder, self._num_taken - 1, tries)
-        failure = self._failure_of(tries, self._num_taken, empty=False) or self._failure_at_end()
-        # Last: the loop does not see an end that Ctrl-C cuts off, so it has to come again. From
-        # here to the loop there is no place where Python looks for Ctrl-C.
-        self._progress.finished = True
-        raise failure or StopIteration from None
-
-    def _end(self) -> None:
+    def _end(self) -> Any:
+        """As ``EpochIterator._end`` says."""
         state = self._maker.progress(wanted=self._progress.is_wanted)
         if state is not None:
             self._progress.ended(0, state)
@@ -211,6 +191,9 @@ class InlineIterator(EpochIterator):
         self._advance(EpochState.OVER)
         self._ring.end()
         self._stats.end()
+        tries = self._maker.tries()
+        record_bad(self._recorder, self._num_taken - 1, tries)
+        return self._failure_of(tries, self._num_taken, empty=False)
 
     def _note(self) -> None:
         state = self._maker.progress(wanted=self._progress.is_wanted)
@@ -427,13 +410,12 @@ class CrewIterator(EpochIterator):
             self._note(result)
             if handed is not None:
                 return handed
-        if self._state is EpochState.LOST:
-            if not self._persistent_workers:
-                self._finalizer()
-            raise StopIteration
-        if self._is_cut_short:
-            self._advance(EpochState.LOST)
-            raise RuntimeError(_CUT_SHORT)
+        if self._state is EpochState.LOST and not self._persistent_workers:
+            self._finalizer()
+        self._end_epoch()
+
+    def _end(self) -> None:
+        """As ``EpochIterator._end`` says."""
         self._advance(EpochState.OVER)
         if self._tuner is not None:
             self._tuner.end()
@@ -444,9 +426,6 @@ class CrewIterator(EpochIterator):
             # Nothing is left to end, and what they hold might refer to this object: crew, dataset.
             self._finalizer.detach()
             self._again.detach()
-        failure = self._failure_at_end()
-        self._progress.finished = True  # last, for the reason in _end_epoch
-        raise failure or StopIteration
 
     def __next__(self) -> Any:
         try:
