@@ -13,15 +13,13 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import install_for_copies
 from ..workers.jobs import Failed, Loaded, Result
-from ..workers.worker_info import use_one_intra_op_thread
+from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .batch_packing import unpack
 from .connection import start_all
 from .equipment import Equipment
@@ -290,13 +288,9 @@ class ProcessSeats:
         if self._finalize is None:
             start_all(connections, context, self._threads)
             return
-        # Pinning copies, on the receiver's thread: give it one intra-op thread, and restore the
-        # trainer's setting, as ThreadSeats._start_threads does for its workers.
-        intra_op = torch.get_num_threads()
-        try:
+        # Pinning copies, on the receiver's thread: give it one intra-op thread.
+        with intra_op_threads_kept():
             start_all(connections, context, self._threads, use_one_intra_op_thread)
-        finally:
-            torch.set_num_threads(intra_op)
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of children; see ``Seats.resize``.

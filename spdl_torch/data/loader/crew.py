@@ -15,8 +15,6 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from ...errors import PipelineStopped
 from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
@@ -29,7 +27,7 @@ from ..workers.device import AHEAD
 from ..workers.epoch import Epoch
 from ..workers.jobs import NO_BATCHES, Failed, Result
 from ..workers.stats import CrewStats
-from ..workers.worker_info import use_one_intra_op_thread
+from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -389,13 +387,9 @@ class Crew:
         self._epochs = epochs = Channel[Epoch](_MAX_EPOCHS_WAITING)
         epochs.put(self._running())
         ready = Channel[None](1)
-        # See ThreadSeats: what a thread sets for itself is the default of later threads.
-        intra_op = torch.get_num_threads()
-        try:
+        with intra_op_threads_kept():
             self._threads.spawn("transfer", partial(_transfer, stage, epochs, ready, self._threads))
             ready.get()
-        finally:
-            torch.set_num_threads(intra_op)
 
 
 def _transfer(

@@ -14,8 +14,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
@@ -35,7 +33,7 @@ from .jobs import Job
 from .private_state import shared_remark
 from .resting import Rest
 from .thread_failures import ThreadFailures
-from .worker_info import use_one_intra_op_thread
+from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .worker_thread import Worker
 
 if TYPE_CHECKING:
@@ -295,28 +293,23 @@ class ThreadSeats:
 
     def _start_threads(self, more: Sequence[int] = ()) -> None:
         """Start all threads, or ``more`` workers, and wait until they are ready."""
-        # set_num_threads(1) in a worker also changes the default of later threads, and the
-        # trainer's own setting if that was never read: read it first, restore it at the end.
-        intra_op = torch.get_num_threads()
         # Not a Semaphore: Ctrl-C during its wait may leave its lock held, and the threads that
         # release it would wait for ever.
         ready, num_started = Channel[None](_MOST_WORKERS), 0
-        try:
-            with process_generators_kept() if self._spec.worker_init_fn else nullcontext():
-                for number in more or list(self._shifts):
-                    try:
-                        self._start_thread(number, ready)
-                    except RuntimeError as error:  # the system has no more threads
-                        if not more:
-                            raise
-                        self._shifts.pop(number)
-                        self._failures.could_not_start(number, error)
-                    else:
-                        num_started += 1
-                for _ in range(num_started):
-                    stall.warn_when_stalled(ready.get, self._log_slow_start)
-        finally:
-            torch.set_num_threads(intra_op)
+        generators = process_generators_kept() if self._spec.worker_init_fn else nullcontext()
+        with intra_op_threads_kept(), generators:
+            for number in more or list(self._shifts):
+                try:
+                    self._start_thread(number, ready)
+                except RuntimeError as error:  # the system has no more threads
+                    if not more:
+                        raise
+                    self._shifts.pop(number)
+                    self._failures.could_not_start(number, error)
+                else:
+                    num_started += 1
+            for _ in range(num_started):
+                stall.warn_when_stalled(ready.get, self._log_slow_start)
 
     def _log_slow_start(self, seconds: float) -> None:
         _logger.warning(

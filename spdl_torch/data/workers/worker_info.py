@@ -58,5 +58,17 @@ def use_one_intra_op_thread() -> None:
     """Limit this thread to one intra-op thread, so that workers do not each start a team."""
     torch.set_num_threads(1)
     # torch copies its process-wide setting to a thread when the thread first reads it: read it
-    # now, before _start_threads restores the trainer's setting.
+    # now, before intra_op_threads_kept() restores the trainer's setting.
     torch.get_num_threads()
+
+
+@scope
+def intra_op_threads_kept() -> Iterator[None]:
+    """Keep this thread's setting while the block has others use one intra-op thread: that changes
+    the default of later threads, too, and this one's own if it was never read.
+    """
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
