@@ -25,6 +25,7 @@ from .data.lightning_states import (
     saved_states,
     want_states,
 )
+from .observe.store.epoch_watchers import watched
 from .observe.store.metrics import legal_name, metrics_of
 from .observe.verdict.epoch_intervals import EpochIntervals
 from .observe.verdict.intervals import sum_of_intervals
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
-    from .observe.store.epoch_watchers import EpochWatcher
     from .observe.verdict.causes import Cause
     from .observe.verdict.placement import Placement
     from .observe.verdict.report import Report
@@ -190,7 +190,7 @@ class PipelineStatsMonitor(Callback):
         self._watching = ExitStack()
         for name, source in self._reporting(trainer.train_dataloader):
             watcher = partial(self._between_passes, name, source)
-            self._watching.enter_context(_watched(source, watcher))
+            self._watching.enter_context(watched(source, watcher))
 
     def on_train_batch_end(
         self,
@@ -371,20 +371,6 @@ def _report_of(source: Any) -> Report | None:
     except RuntimeError:  # nothing was loaded yet, or stats=False
         return None
     return report
-
-
-@scope
-def _watched(source: Any, watcher: EpochWatcher) -> Iterator[None]:
-    """Have a loader tell ``watcher`` of every new pass; one that is not ours tells nothing."""
-    if not hasattr(source, "_epoch_watchers"):
-        yield
-        return
-    source._epoch_watchers = (*source._epoch_watchers, watcher)
-    try:
-        yield
-    finally:
-        left = tuple(each for each in source._epoch_watchers if each is not watcher)
-        source._epoch_watchers = left
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...scopes import scope
 
@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 
 EpochWatcher = Callable[[], AbstractContextManager[None]]
 """Opened by a loader when it ends an epoch and begins another; closed when that is done."""
+
+
+@scope
+def watched(source: Any, watcher: EpochWatcher) -> Iterator[None]:
+    """Have a loader tell ``watcher`` of every new epoch; one that is not ours tells nothing."""
+    if not hasattr(source, "_epoch_watchers"):
+        yield
+        return
+    source._epoch_watchers = (*source._epoch_watchers, watcher)
+    try:
+        yield
+    finally:
+        left = tuple(each for each in source._epoch_watchers if each is not watcher)
+        source._epoch_watchers = left
 
 
 @scope

@@ -17,6 +17,7 @@ from ...pipeline.threads.thread_group import ThreadGroup
 from ...scopes import scope
 from ..verdict.intervals import interval_between
 from .entries import EventLogEntry, entries_of, num_delivered
+from .epoch_watchers import watched
 from .logger_feed import LoggerFeed
 from .loggers import opened
 from .logging_hooks import recording_gc
@@ -157,7 +158,7 @@ def _recording(
             log.feed(loggers, prefix, own_step, failed)
             stack.callback(log.call_loggers)  # including what the block's end adds
         for log in logs:
-            stack.enter_context(log)
+            stack.enter_context(log.followed())
         stack.enter_context(_repeating(logs, interval_seconds))
         yield writer
 
@@ -265,14 +266,14 @@ class _SourceLog:
             num_delivered(interval, report.pooled) for _, report, _, interval in self._news()
         )
 
-    def __enter__(self) -> None:
-        self._source._epoch_watchers = (*self._source._epoch_watchers, self._between_epochs)
-
-    def __exit__(self, *_: object) -> None:
-        own = self._between_epochs
-        left = tuple(each for each in self._source._epoch_watchers if each != own)
-        self._source._epoch_watchers = left
-        self.write()
+    @scope
+    def followed(self) -> Iterator[None]:
+        """Hear of the loader's epochs in the block, and write what is new at its end."""
+        try:
+            with watched(self._source, self._between_epochs):
+                yield
+        finally:
+            self.write()
 
     @scope
     def _between_epochs(self) -> Iterator[None]:
