@@ -9,6 +9,7 @@ import functools
 import random
 import threading
 
+import _warm
 import pytest
 import torch
 from _hooks import (
@@ -631,6 +632,85 @@ def test_error_of_a_process_keeps_what_can_be_sent():
     assert caught.value.args == ("locked in __getitem__",)
     assert caught.value.detail == 17
     assert "without its attribute lock, which cannot be pickled" in notes_of(caught.value)
+
+
+class Level(ExceptionGroup):
+    """A group of one's own."""
+
+
+class Deep(torch.utils.data.Dataset):
+    """A task group in a task group in ... fails, at every level and with a cause."""
+
+    LEVELS = 200
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        error = Locked("innermost")
+        for level in range(self.LEVELS):
+            error = Level(f"level {level}", [ValueError(level), error])
+            error.__cause__ = KeyError(level)
+        raise error
+
+
+def leaves_of(group):
+    """The errors in a group and in those inside it."""
+    found, todo = [], [group]
+    while todo:
+        error = todo.pop()
+        if isinstance(error, ExceptionGroup):
+            todo += reversed(error.exceptions)
+        else:
+            found.append(error)
+    return found
+
+
+@in_every_seat
+def test_groups_in_groups_keep_their_errors_at_any_depth(seat):
+    """From a process the groups come to some depth, and the errors of deeper ones all the same."""
+    batches = iter(seat.loader(Deep(), 1))
+    for _ in range(2):
+        with pytest.raises(Level, match="level 199") as caught:
+            next(batches)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert caught.value.exceptions[1].message == "level 198"
+        *others, innermost = leaves_of(caught.value)
+        assert (type(innermost), innermost.detail) == (Locked, 17)
+        assert [error.args for error in others] == [(n,) for n in reversed(range(Deep.LEVELS))]
+    assert list(batches) == []
+
+
+OF_A_SCRIPT = """
+from spdl_torch import DataLoader
+
+class Own(Exception):
+    def __init__(self, text, code):
+        super().__init__(text)
+        self.code = code
+
+class Rows:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise Own("no", 3)
+
+if __name__ == "__main__":
+    loader = DataLoader(Rows(), num_workers=1, multiprocessing_context="spawn")
+    try:
+        next(iter(loader))
+    except Own as error:
+        print(type(error) is Own, error.code)
+"""
+
+
+def test_error_class_of_the_script_is_itself_from_a_spawned_worker(tmp_path):
+    """There the script is called ``__mp_main__``."""
+    script = tmp_path / "script.py"
+    script.write_text(OF_A_SCRIPT)
+    done = _warm.run(["-W", "ignore", script], forks=True)
+    assert done.stdout == "True 3\n", done.stderr
 
 
 class Reused:

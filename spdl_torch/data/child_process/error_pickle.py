@@ -4,6 +4,9 @@ A traceback cannot be pickled; it becomes a note. An exception that cannot be pi
 pickle gives another one (its constructor takes other arguments), is sent in parts: its class and
 what can be pickled of its arguments and attributes. ``except`` finds it by its class alone.
 
+Causes, and groups inside groups, are sent to a bounded depth: the recursion of pickle is. Of deeper
+groups come the errors in them, without the groups around them; ``except*`` finds them there.
+
 Its methods, and those of what it holds, are the user's, and may raise anything: KeyboardInterrupt,
 SystemExit. The loop waits for this error, and must not get theirs in its place. So BaseException is
 caught around each of them; what cannot be sent for it is named in a note, or sent as text.
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 _OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
 
-_MOST_CAUSES = 8
+_MOST_LEVELS = 8  # of causes and of groups, together
 _MOST_TEXT = 500  # characters of an argument that is sent as text
 
 
@@ -43,6 +46,9 @@ class _PackedClass(NamedTuple):
     module: str
     name: str
     """The qualified name."""
+    is_base: bool
+    """Whether ``base`` is the class itself. What a spawned worker calls ``__mp_main__`` has another
+    name here."""
 
 
 class _Parts(NamedTuple):
@@ -72,14 +78,16 @@ def pack_error(error: BaseException, depth: int = 0) -> PackedError:
     """Pack an exception in the process that raised it. Its traceback becomes a note."""
     notes = (*notes_of(error), *_trace_of(error))
     cause = error.__cause__
-    packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_CAUSES else None
+    packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_LEVELS else None
     text, content, parts = text_of(error), None, None
     try:
         content = _pickled(error)
     except BaseException:  # of the exception's own methods
-        parts, left_out = _parts_of(error)
+        parts, left_out = _parts_of(error, depth)
         if left_out:
             notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
+        if _is_too_deep(error, depth):
+            notes += ("the groups inside it are too deep to be sent: these are their members",)
     return PackedError(content, parts, _packed_class(type(error)), text, notes, packed_cause)
 
 
@@ -134,7 +142,7 @@ def _pickled(error: BaseException) -> bytes:
     return content
 
 
-def _parts_of(error: BaseException) -> tuple[_Parts, list[str]]:
+def _parts_of(error: BaseException, depth: int) -> tuple[_Parts, list[str]]:
     """Return what can be pickled of an exception, and the names of what cannot."""
     attributes, left_out = {}, []
     for name, value in attributes_of(error):
@@ -146,13 +154,36 @@ def _parts_of(error: BaseException) -> tuple[_Parts, list[str]]:
     members: tuple[PackedError, ...] = ()
     given = error.args
     if isinstance(error, BaseExceptionGroup):
-        given, members = (error.message,), tuple(map(pack_error, error.exceptions))
+        inside = _leaves_of(error) if _is_too_deep(error, depth) else error.exceptions
+        given, members = (error.message,), tuple(pack_error(each, depth + 1) for each in inside)
     for value in given:
         try:
             args.append(_checked(value))
         except BaseException:
             args.append(pickle.dumps(_shown(value)))
     return _Parts(tuple(args), attributes, members), left_out
+
+
+def _is_too_deep(error: BaseException, depth: int) -> bool:
+    """Return whether an exception is a group with others inside it, below which none is sent."""
+    if depth < _MOST_LEVELS or not isinstance(error, BaseExceptionGroup):
+        return False
+    return any(isinstance(each, BaseExceptionGroup) for each in error.exceptions)
+
+
+def _leaves_of(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors in a group and in those inside it, in their order, each object once."""
+    todo: list[BaseException] = [group]
+    seen = set()
+    while todo:
+        error = todo.pop()
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        if isinstance(error, BaseExceptionGroup):
+            todo += reversed(error.exceptions)
+        else:
+            yield error
 
 
 def _checked(value: Any) -> bytes:
@@ -175,13 +206,15 @@ def _packed_class(kind: type[BaseException]) -> _PackedClass:
             content = _checked(base)
         except Exception:
             continue  # defined in a function, or in a module that is no longer there
-        return _PackedClass(content, kind.__module__, kind.__qualname__)
+        return _PackedClass(content, kind.__module__, kind.__qualname__, base is kind)
     raise AssertionError("guaranteed by BaseException, which is found by its name")
 
 
 def _class_of(packed: _PackedClass) -> type[BaseException]:
     """Return the class; where this process does not have it, one of its name and its bases."""
     base: type[BaseException] = pickle.loads(packed.base)
+    if packed.is_base:
+        return base
     found = [
         kind
         for kind in (base, *_subclasses_of(base))
