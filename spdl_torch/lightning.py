@@ -25,6 +25,7 @@ from .data.lightning_states import (
     saved_states,
     want_states,
 )
+from .data.loader.dataloader import DataLoader
 from .observe.store.epoch_watchers import watched
 from .observe.store.metrics import legal_name, metrics_of
 from .observe.verdict.epoch_intervals import EpochIntervals
@@ -107,6 +108,9 @@ class PipelineStatsMonitor(Callback):
         self._intervals: dict[str, EpochIntervals] = {}
         self._watching: ExitStack | None = None
         """From the first batch of a training epoch to its end: what is told of new passes."""
+        self._lent: dict[str, tuple[Any, Any]] = {}
+        """The loaders of training in which validation runs a pass, by their names, each with what
+        measures its pass of training."""
         self._logged: dict[str, tuple[Cause, str | None]] = {}
         self._printed_placement: dict[str, Placement] = {}
         self._logged_placement: dict[str, Placement] = {}
@@ -119,6 +123,7 @@ class PipelineStatsMonitor(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
         self._intervals.clear()
+        self._lent.clear()
         if self._file is not None:
             self._file.open(stage, trainer.global_rank, trainer.world_size)
         elif not trainer.loggers:
@@ -189,7 +194,7 @@ class PipelineStatsMonitor(Callback):
             return
         self._watching = ExitStack()
         for name, source in self._reporting(trainer.train_dataloader):
-            watcher = partial(self._between_passes, name, source)
+            watcher = partial(self._between_passes, trainer, name, source)
             self._watching.enter_context(watched(source, watcher))
 
     def on_train_batch_end(
@@ -218,10 +223,14 @@ class PipelineStatsMonitor(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the interval of training, which pauses."""
         if not trainer.sanity_checking:
-            self._end_intervals(trainer)
+            self._end_intervals(trainer)  # those of lent loaders have ended
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume training's statistics, without the pause."""
+        for name, (source, measured) in self._lent.items():
+            if not _measures_again(source, measured) and name in self._intervals:
+                self._intervals[name].before = None  # its pass of training is over
+        self._lent.clear()
         for name, report in self._reports(trainer.train_dataloader):
             if name in self._intervals:
                 self._intervals[name].go_on(report)
@@ -275,8 +284,10 @@ class PipelineStatsMonitor(Callback):
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
         for name, report in self._reports(trainer.train_dataloader):
-            self._end_interval(name, report)
-        self._write_events("train", trainer.train_dataloader)
+            if name not in self._lent:
+                self._end_interval(name, report)
+        if not self._lent:
+            self._write_events("train", trainer.train_dataloader)
 
     def _end_interval(self, name: str, report: Report) -> None:
         intervals = self._intervals.setdefault(name, EpochIntervals())
@@ -285,17 +296,23 @@ class PipelineStatsMonitor(Callback):
             self._file.write("train", name, report, before)
 
     @scope
-    def _between_passes(self, name: str, source: Any) -> Iterator[None]:
+    def _between_passes(self, trainer: pl.Trainer, name: str, source: Any) -> Iterator[None]:
         """Run while a loader that ``"max_size_cycle"`` starts again ends one pass and begins the
-        next, whose statistics begin at zero.
+        next, whose statistics begin at zero; or while one begins a pass for validation, which is
+        before ``on_validation_start``.
         """
+        if name in self._lent:
+            yield
+            return
         report = _report_of(source)
         if report is not None:
             self._end_interval(name, report)
         if self._file is not None:
             self._file.write_events("train", name, source)
+        if trainer.validating:
+            self._lent[name] = source, _what_measures(source)
         yield
-        if name in self._intervals:
+        if name in self._intervals and name not in self._lent:
             self._intervals[name].before = None
 
     def _stop_watching(self) -> None:
@@ -371,6 +388,19 @@ def _report_of(source: Any) -> Report | None:
     except RuntimeError:  # nothing was loaded yet, or stats=False
         return None
     return report
+
+
+def _what_measures(source: Any) -> Any:
+    """Return what measures the running pass of a loader beside which another may run; else None."""
+    return source._state.stats if isinstance(source, DataLoader) else None
+
+
+def _measures_again(source: Any, measured: Any) -> bool:
+    """Have a loader report on an earlier pass again; return False if it has forgotten that one."""
+    if measured is None or source._state.stats is measured:
+        return False
+    source._state.stats = measured
+    return True
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:

@@ -543,6 +543,32 @@ def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short
     assert getattr(pair["short"], "_epoch_watchers", ()) == ()
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "validations"),
+    [
+        (lambda: DataLoader(Points(), batch_size=3), 2),
+        (lambda: DataLoader(Points(), batch_size=3, num_workers=2), 2),
+        (lambda: DataLoader(Points(), batch_size=3, num_workers=1, persistent_workers=True), 1),
+        (streamed, 1),
+    ],
+    ids=["none", "workers", "persistent", "pipeline"],
+)
+def test_loader_of_training_and_validation_counts_once_in_each(tmp_path, make, validations, every):
+    """In the file and in the windows; validation runs in the middle of the epoch, too, where two
+    passes of a loader may run at once."""
+    loader, monitor = make(), monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    interval = 1.0 if validations == 1 else 2
+    runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=interval)
+    with logged_lengths(monitor) as lengths:
+        runs.fit(modules.Plain(), loader, loader)
+    loaded = list(num_loaded(tmp_path / "s.db").values())
+    training, validation = loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]
+    assert training == [24, 8, 8][: len(training)]
+    assert validation == [validations * count for count in training]
+    assert sum(lengths) <= 8
+
+
 def test_window_of_a_loader_that_starts_again_has_all_its_passes(tmp_path):
     """What is logged covers the steps since the last time, however many passes these were; a loader
     without statistics is passed over."""
