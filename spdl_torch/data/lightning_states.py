@@ -1,12 +1,14 @@
 """Correct, from a callback, the loader states that Lightning itself saves and loads.
 
-Lightning 2.6 saves and loads the states of the training loaders. In three cases even a correct
+Lightning 2.6 saves and loads the states of the training loaders. In four cases even a correct
 loader would lose batches:
 
 - the loader has no length: Lightning holds one batch back, so the state is one batch ahead of
   training;
 - ``trainer.estimated_stepping_batches`` was read: the loaders are then made before Lightning looks
   for states, which it never loads;
+- the state stands within an epoch that ``max_steps`` ended: Lightning counts that as over, and by
+  the kind of loader runs what is left of it, or not;
 - the state stands after the last batch of an epoch, perhaps by ``limit_train_batches``: if it was
   saved after a step, Lightning runs the next epoch on what is left of this one; if after the
   epoch's end, it loads no state at all, so a generator of the loader would start over, or trains
@@ -75,10 +77,13 @@ def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     # If an epoch was over, Lightning is about to run the next one or, in step-based training, the
     # end of that one again, for which an exhausted iterator is right.
     loaders = [_Resumed(trainer, *pair) for pair in enumerate(_with_states(trainer, saved))]
-    is_left = loop.epoch_loop.batch_progress.current.ready >= loop.max_batches
+    progress = loop.epoch_loop.batch_progress
+    is_left = progress.current.ready >= loop.max_batches
     enough = any if loop._combined_loader._mode == "min_size" else all
     is_over = is_left or enough([each.is_over for each in loaders])
     if states and not loop.restarting:
+        if not is_over and not progress.is_last_batch and any(each.is_ours for each in loaders):
+            _warn_of_rest(loop.epoch_progress.current.processed)
         # Run the rest of the epoch: with another number of ranks it may be longer.
         begins = not all(each.has_finished for each in loaders)
     else:
@@ -91,6 +96,17 @@ def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
         fetcher.batches, fetcher.done = [], True  # as if nothing was left
 
 
+def _warn_of_rest(epoch: int) -> None:
+    from lightning.pytorch.utilities import rank_zero_warn
+
+    rank_zero_warn(
+        f"PipelineStatsMonitor: training had stopped within epoch {epoch - 1}, by max_steps or "
+        f"should_stop, and Lightning counts that epoch as over: it begins epoch {epoch}, and "
+        f"leaves out the batches that were left of epoch {epoch - 1}. Resume with max_steps to "
+        "train on them first."
+    )
+
+
 class _Resumed:
     """One of the loaders that a resumed trainer has, whose iterator Lightning has asked for."""
 
@@ -98,6 +114,7 @@ class _Resumed:
         self._combined = trainer.fit_loop._combined_loader
         self._number = number
         self._loader, self._state = loader_and_state
+        self.is_ours = isinstance(self._loader, DataLoader | PipelineDataset)
         self.has_finished = self._state is None or self._state.get("finished", True)
         """Whether the loader had said that its epoch was over."""
         self._nothing_left = _nothing_left(self._loader)  # asked once: it may act
@@ -111,15 +128,16 @@ class _Resumed:
         """
         loader, goes_on = self._loader, begins or not is_over
         is_pipeline = isinstance(loader, PipelineDataset)
-        if not is_pipeline and not isinstance(loader, DataLoader):
+        if not self.is_ours:
             return
         if self._state is not None and self.has_finished and goes_on:
             # iter() has begun its next epoch, which comes again, or later.
             loader.load_state_dict(self._state)
             self._is_on = True
         elif is_pipeline:
+            goes_over = is_over or begins
             self._is_on = self._nothing_left
-            if is_over and not self.is_over:
+            if goes_over and not self.is_over:
                 loader._begun_pass()  # no iter() has begun what is left: the next one would
         elif has_length and (begins or is_over):
             loader._state.undo_look_ahead(loader)

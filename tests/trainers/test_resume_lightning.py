@@ -293,6 +293,29 @@ def test_checkpoint_after_the_last_step_has_the_state_behind_it(tmp_path, num_wo
     assert [each["num_items"] for each in state["workers"]] == [6]
 
 
+@numbers_of_workers
+@pytest.mark.parametrize("make", [sized, unsized, pipeline])
+def test_checkpoint_of_a_training_that_max_steps_ended_is_that_of_an_epoch(
+    tmp_path, make, num_workers
+):
+    """Lightning counts the epoch as over. Resuming by steps trains on what is left of it, under the
+    next epoch's number; by epochs it leaves that out, and the monitor says so."""
+    path = tmp_path / "saved.ckpt"
+    whole = fit(make(num_workers), tmp_path / "whole", is_kept=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "DataLoader.state_dict: nobody had asked")
+        part = fit(make(num_workers), tmp_path, is_kept=False, max_steps=2, saved=path)
+    steps = {"max_steps": 4 * NUM_EPOCHS, "max_epochs": -1}
+    rest = fit(make(num_workers), tmp_path / "steps", checkpoint=path, **steps)
+    assert [batch for _, batch in part + rest] == [batch for _, batch in whole]
+    assert [epoch for epoch, _ in rest] == [1, 1, *[2] * 4, *[3] * 4]
+    with pytest.warns(UserWarning, match="begins epoch 1, and leaves out the batches .* epoch 0"):
+        rest = fit(make(num_workers), tmp_path / "epochs", checkpoint=path)
+    for number in range(1, NUM_EPOCHS):
+        numbers = [pair[0] for epoch, batch in rest if epoch == number for pair in batch]
+        assert sorted(numbers) == list(range(10)), "a whole epoch"
+
+
 def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, **options):
     options["touches_estimate"] = touches_estimate
     whole = fit(make(num_workers), tmp_path / "whole", **options)
