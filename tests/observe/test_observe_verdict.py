@@ -650,6 +650,10 @@ def test_short_window_is_not_said_to_last_as_long_as_is_asked_for(elapsed):
         ({"num_tasks": 0}, "no stage was given any item"),
         ({"num_tasks": 3}, "the first item is still under way"),
         ({"num_tasks": 3, "num_failures": 3}, "every item failed or was dropped"),
+        (
+            {"num_tasks": 3, "num_failures": 1},
+            "1 failed or were dropped, and no other has come through yet",
+        ),
     ],
 )
 def test_short_window_without_items_says_that_and_no_more(wait, counts, why):

@@ -104,8 +104,11 @@ def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
 
 
 def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
-    if any(stage.tasks.num_failures or stage.num_dropped for stage in stats.stages):
+    num_lost = sum(stage.tasks.num_failures + stage.num_dropped for stage in stats.stages)
+    if num_lost:
         why = "every item failed or was dropped"
+        if num_lost < stats.stages[0].tasks.num_tasks:  # others may be under way
+            why = f"{num_lost} failed or were dropped, and no other has come through yet"
         action = "Read the notes, and the first errors in the log of spdl_torch."
     elif any(stage.tasks.num_tasks for stage in stats.stages):
         why, action = "the first item is still under way", "Wait for it, and look again."
