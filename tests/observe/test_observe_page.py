@@ -30,8 +30,10 @@ from spdl_torch.__main__ import main
 from spdl_torch.observe import (
     EventLogEntry,
     Profile,
+    QueueStatsLogEntry,
     Report,
     SQLiteStatsWriter,
+    TaskStatsLogEntry,
     entries_of,
     make_report,
     pipelines_of_file,
@@ -44,6 +46,7 @@ from spdl_torch.observe.page.events import Event, event_tables
 from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.sections import OverTime
 from spdl_torch.observe.verdict.comparison import compare
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 from spdl_torch.pipeline.recorder.moments import TwoClocks
 from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
@@ -108,6 +111,26 @@ def test_figures_are_those_of_the_store(tmp_path):
         for word, column in {"mean": "ave", "p50": "p50", "p90": "p90", "p99": "p99"}.items():
             key = f"{column}_time"
             check_curve(page, f"Time of a call: {name} {word}", rows, lambda r, k=key: 1e3 * r[k])
+
+
+def test_failed_interval_has_no_time(tmp_path):
+    """If all calls failed there is no time to draw, rather than 0 ms: as in the plot."""
+    db = tmp_path / "run.db"
+    with SQLiteStatsWriter(db) as writer:
+        for end, failures in enumerate((0, 3, 10, 0), start=1):
+            seconds = 0.1 * (failures < 10)
+            times = {"ave_time": seconds, "p90_time": seconds, "p99_time": seconds}
+            figures = TaskPerfStats(10, failures, **times, elapsed=1.0, p50_time=seconds)
+            writer.log(TaskStatsLogEntry(float(end), "0:1:decode", figures))
+            for name in ("0:0:src_queue", "0:1:decode_queue", "0:2:sink_queue"):
+                writer.log(QueueStatsLogEntry(float(end), name, QueuePerfStats(1.0, 9, 0, 0, 0.5)))
+    page = read(Profile.load(db).write_html(tmp_path / "page.html"))
+    (chart,) = (each for each in page.figures["charts"] if each["title"] == "Time of a call")
+    assert [line["name"] for line in chart["lines"]] == [
+        f"decode {word}" for word in ("mean", "p50", "p90", "p99")
+    ]
+    for line in chart["lines"]:
+        assert line["values"][-4:] == [100, 100, None, 100], line["name"]
 
 
 def delivered(page):

@@ -26,8 +26,9 @@ from spdl_torch.observe import (
     recording_gc,
     report_of_file,
 )
-from spdl_torch.observe.plot.data import merge_spans, pair_collections
+from spdl_torch.observe.plot.data import merge_spans
 from spdl_torch.observe.plot.panels import QUEUE_PANELS, TASK_PANELS
+from spdl_torch.observe.store.interval_rows import pair_collections
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")

@@ -6,9 +6,11 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from ..store.interval_rows import begin_of, key_of, origin_of, pair_collections, rows_by_stage
 from ..store.query import (
     choose_run,
     query_event_stats,
@@ -22,13 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..store.entries import EventLogEntry
+    from ..store.interval_rows import Collection, Key, Row
 
-Row: TypeAlias = "Mapping[str, Any]"
-Key: TypeAlias = tuple[int, int, str]
-"""The pipeline, the number and the label, which a stage and the queue after it share."""
-
-_NO_POSITION = 1 << 30  # names of another form come last, in alphabetical order
-_OLDEST_GENERATION = 2
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -56,15 +53,6 @@ class Series:
     index: int
     """The index of the stage in its run, in pipeline order, counting stages that are left out."""
     rows: Sequence[Row]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collection:
-    """A garbage collection; seconds since 1970."""
-
-    start: float
-    stop: float
-    is_full: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +93,11 @@ def load(
     """
     run_id = choose_run(db_path, run_id)
     where = _where(db_path, run_id)
-    tasks = _by_stage(query_task_stats(db_path, run_id=run_id))
-    queues = _by_stage(query_queue_stats(db_path, run_id=run_id))
+    tasks = rows_by_stage(reversed(query_task_stats(db_path, run_id=run_id)))
+    queues = rows_by_stage(reversed(query_queue_stats(db_path, run_id=run_id)))
     keys = sorted(tasks.keys() | queues.keys())
     everything = [*tasks.values(), *queues.values()]
-    run = _read_run(db_path, run_id, min(_begin(rows[0]) for rows in everything))
+    run = _read_run(db_path, run_id, chain(*everything))
     first = _seconds_since_1970(start_time, "start_time", run.origin)
     last = _seconds_since_1970(end_time, "end_time", run.origin)
     chosen = set(keys) if stages is None else _choose_stages(stages, everything, where)
@@ -141,36 +129,13 @@ def load(
         everything=[*all_tasks, *all_queues],
         events=[event for event in events if first <= event.timestamp <= last],
         collections=pair_collections(events),
-        start=max(min(_begin(row) for row in rows), first),
+        start=max(min(begin_of(row) for row in rows), first),
         stop=max(row["timestamp"] for row in rows),
     )
 
 
 def _where(db_path: str | os.PathLike[str], run_id: int) -> str:
     return f"{db_path}, run {run_id}"
-
-
-def _begin(row: Row) -> float:
-    return float(row["timestamp"] - row["elapsed"])
-
-
-def pair_collections(events: Iterable[EventLogEntry]) -> list[Collection]:
-    """Pair each ``gc_start`` with the ``gc_stop`` of the same generation, oldest first.
-
-    One whose start or stop is not in the file is left out. Without a generation, as other programs
-    log them, collections count as full.
-    """
-    begun: dict[int, float] = {}
-    found = []
-    for event in events:
-        generation = int(event.details.get("generation", _OLDEST_GENERATION))
-        if event.event_name == "gc_start":
-            begun[generation] = event.timestamp
-        elif event.event_name == "gc_stop" and generation in begun:
-            is_full = generation >= _OLDEST_GENERATION
-            start = begun.pop(generation)
-            found.append(Collection(start=start, stop=event.timestamp, is_full=is_full))
-    return found
 
 
 def merge_spans(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tuple[float, float]]:
@@ -186,7 +151,7 @@ def merge_spans(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tup
     return merged
 
 
-def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run:
+def _read_run(db_path: str | os.PathLike[str], run_id: int, rows: Iterable[Row]) -> Run:
     row = run_row(db_path, run_id)
     return Run(
         run_id=run_id,
@@ -194,24 +159,8 @@ def _read_run(db_path: str | os.PathLike[str], run_id: int, first: float) -> Run
         host=row["host"],
         rank=row["rank"],
         world_size=row["world_size"],
-        # Entries may be older than the run that logs them, if they were copied from elsewhere or
-        # the clock was set back. Elapsed time is never negative.
-        origin=min(row["started"], first),
+        origin=origin_of(row["started"], rows),
     )
-
-
-def _by_stage(rows: Iterable[Row]) -> dict[Key, list[Row]]:
-    """Return the rows of each stage, oldest first; ``rows`` are newest first."""
-    groups: dict[Key, list[Row]] = defaultdict(list)
-    for row in reversed(list(rows)):
-        groups[_key(row)].append(row)
-    return groups
-
-
-def _key(row: Row) -> Key:
-    if row["stage_number"] is None:
-        return _NO_POSITION, 0, row["name"].removesuffix("_queue")
-    return int(row["name"].partition(":")[0]), row["stage_number"], row["label"]
 
 
 def _choose_stages(
@@ -222,7 +171,7 @@ def _choose_stages(
     for rows in everything:
         for row in rows:
             for name in (row["name"], row["name"].removesuffix("_queue"), row["label"]):
-                by_name[name].add(_key(row))
+                by_name[name].add(key_of(row))
     for stage in stages:
         if stage not in by_name:
             labels = dict.fromkeys(key[2] for key in sorted(set().union(*by_name.values())))

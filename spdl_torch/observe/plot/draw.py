@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
+    from ..store.interval_rows import Collection
     from .bottleneck import Finding
-    from .data import Collection, Recording, Series
+    from .data import Recording, Series
     from .panels import Panel
 
 # Okabe and Ito's colours, which colour-blind people can distinguish too; without yellow, which is

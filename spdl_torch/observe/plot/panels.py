@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-Row = Mapping[str, Any]
+from ..store.interval_rows import milliseconds_of, rate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..store.interval_rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +42,21 @@ class Panel:
 
 
 def _rate(column: str) -> tuple[Curve, ...]:
-    """Return the count over the interval's length: intervals differ, and the last one is short."""
-
-    def value(row: Row) -> float:
-        return float(row[column] / row["elapsed"]) if row["elapsed"] else math.nan
-
-    return (Curve("mean", value),)
+    return (Curve("mean", rate_of(column)),)
 
 
-def _times(column: str, count: Callable[[Row], int]) -> tuple[Curve, ...]:
-    """Return mean, p90 and p99 in ms; none for an interval in which nothing happened."""
-
-    def curve(kind: str, prefix: str) -> Curve:
-        name = f"{prefix}_{column}"
-        return Curve(kind, lambda row: 1e3 * row[name] if count(row) else math.nan)
-
-    return curve("mean", "ave"), curve("p90", "p90"), curve("p99", "p99")
-
-
-def _num_successes(row: Row) -> int:
-    return int(row["num_tasks"] - row["num_failures"])
-
-
-def _num_items(row: Row) -> int:
-    return int(row["num_items"])
+def _times(column: str) -> tuple[Curve, ...]:
+    """Return mean, p90 and p99 in ms."""
+    kinds = {"mean": "ave", "p90": "p90", "p99": "p99"}
+    return tuple(
+        Curve(kind, milliseconds_of(f"{prefix}_{column}")) for kind, prefix in kinds.items()
+    )
 
 
 TASK_PANELS = (
     Panel(quantity="tasks", unit="1/s", curves=_rate("num_tasks")),
     Panel(quantity="failures", unit="1/s", curves=_rate("num_failures")),
-    Panel(quantity="task time", unit="ms", curves=_times("time", _num_successes), is_latency=True),
+    Panel(quantity="task time", unit="ms", curves=_times("time"), is_latency=True),
 )
 
 QUEUE_PANELS = (
@@ -82,13 +70,13 @@ QUEUE_PANELS = (
     Panel(
         quantity="put: wait for room",
         unit="ms",
-        curves=_times("put_time", _num_items),
+        curves=_times("put_time"),
         is_latency=True,
     ),
     Panel(
         quantity="get: wait for an item",
         unit="ms",
-        curves=_times("get_time", _num_items),
+        curves=_times("get_time"),
         is_latency=True,
     ),
 )

@@ -6,26 +6,33 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..page.content import Band, Chart, Line, Text
 from ..page.events import Event, event_tables
 from .entries import PROBES_EVENT
+from .interval_rows import (
+    COLLECTION_EVENTS,
+    begin_of,
+    milliseconds_of,
+    origin_of,
+    pair_collections,
+    rate_of,
+    rows_by_stage,
+)
 from .query import choose_run, query_event_stats, query_queue_stats, query_task_stats, run_row
-from .stored_run import choose_pipeline, pipelines_of_file, report_of_file, rows_by_stage
+from .stored_run import choose_pipeline, pipelines_of_file, report_of_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..page.content import Table
     from ..verdict.report import Report
+    from .interval_rows import Row
 
-_GC = ("gc_start", "gc_stop")
 _GAP = 0.05
 """The share of an interval from which a pause before the next one is shown as a gap."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,7 @@ class StoredRun:
     @property
     def origin(self) -> float:
         """The moment from which time counts, seconds since 1970."""
-        # Entries may be older than the run that logs them, if they were copied from elsewhere.
-        rows: list[Row] = [*self._tasks(), *self._queues()]
-        first = min(float(row["timestamp"] - row["elapsed"]) for row in rows)
-        return min(float(self.facts["started"]), first)
+        return origin_of(self.facts["started"], [*self._tasks(), *self._queues()])
 
     def heading(self) -> Text:
         """Return where the statistics are from."""
@@ -107,24 +111,24 @@ class StoredRun:
 
     def intervals(self) -> list[tuple[int, float]]:
         """Return the items that the consumer got in each interval, and its seconds."""
-        stages = sorted(rows_by_stage(self._queues()).items())
+        stages = _stages(self._queues())
         sink = stages[-1][1] if stages else []
-        return [(row["num_items"], row["elapsed"]) for row in reversed(sink)]
+        return [(row["num_items"], row["elapsed"]) for row in sink]
 
     def charts(self, origin: float, unit: str) -> list[Chart]:
         """Return the statistics of every stage and queue over time.
 
         unit: what the consumer takes: ``batches``.
         """
-        queues = _oldest_first(rows_by_stage(self._queues()))
-        tasks = _oldest_first(rows_by_stage(self._tasks()))
+        queues = _stages(self._queues())
+        tasks = _stages(self._tasks())
         sink = queues[-1:]
         charts = [
             _chart("Waiting for data", "share of the time", sink, _wait_share, origin),
-            _chart("Delivered", f"{unit}/s", sink, _rate_of("num_items"), origin),
+            _chart("Delivered", f"{unit}/s", sink, rate_of("num_items"), origin),
             _chart("Busy", "share of the workers' time", tasks, _busy, origin),
             _chart("Workers", "count", tasks, lambda row: float(row["concurrency"]), origin),
-            _chart("Calls", "1/s", tasks, _rate_of("num_tasks"), origin),
+            _chart("Calls", "1/s", tasks, rate_of("num_tasks"), origin),
             _percentiles(
                 "Time of a call", tasks, ("ave_time", "p50_time", "p90_time", "p99_time"), origin
             ),
@@ -135,7 +139,7 @@ class StoredRun:
             _percentiles(
                 "Wait for room", queues, ("ave_put_time", "p90_put_time", "p99_put_time"), origin
             ),
-            _chart("Failed calls", "1/s", tasks, _rate_of("num_failures"), origin),
+            _chart("Failed calls", "1/s", tasks, rate_of("num_failures"), origin),
         ]
         return [
             Chart(
@@ -150,40 +154,41 @@ class StoredRun:
 
     def events(self, origin: float) -> tuple[list[Table], list[Band]]:
         """Return tables of the events, whatever their names, and the spans that they mark."""
-        noted: list[Event] = []
-        begun: dict[Any, float] = {}
-        bands: list[Band] = []
-        for entry in query_event_stats(self.path, run_id=self.run_id):
-            time, details = entry.timestamp - origin, entry.details
-            if entry.event_name == PROBES_EVENT:
-                continue
-            if entry.event_name in _GC:
-                generation = details.get("generation")
-                if entry.event_name == "gc_start":
-                    begun[generation] = time
-                elif generation in begun:
-                    name = f"garbage collection, generation {generation}"
-                    bands.append(Band(name=name, start=begun.pop(generation), stop=time))
-            elif details.get("pipeline", self.pipeline) == self.pipeline:
-                noted.append(Event(time, entry.event_name, details))
+        events = query_event_stats(self.path, run_id=self.run_id)
+        noted = [
+            Event(entry.timestamp - origin, entry.event_name, entry.details)
+            for entry in events
+            if entry.event_name not in (PROBES_EVENT, *COLLECTION_EVENTS)
+            and entry.details.get("pipeline", self.pipeline) == self.pipeline
+        ]
+        bands = [
+            Band(
+                name=f"garbage collection, generation {each.generation}",
+                start=each.start - origin,
+                stop=each.stop - origin,
+            )
+            for each in pair_collections(events)
+        ]
         bands += [Band(name=each.name, start=each.time, stop=each.time) for each in noted]
         return event_tables(noted), bands
 
-    def _tasks(self) -> list[Row]:
+    def _tasks(self) -> Sequence[Row]:
+        """Return the rows of calls, oldest first."""
         rows = query_task_stats(self.path, run_id=self.run_id, pipeline=self.pipeline)
-        return [dict(row) for row in rows]
+        return rows[::-1]
 
-    def _queues(self) -> list[Row]:
+    def _queues(self) -> Sequence[Row]:
+        """Return the rows of queues, oldest first."""
         rows = query_queue_stats(self.path, run_id=self.run_id, pipeline=self.pipeline)
-        return [dict(row) for row in rows]
+        return rows[::-1]
 
 
-Stages = list[tuple[str, list[Row]]]
+Stages: TypeAlias = "list[tuple[str, list[Row]]]"
 
 
-def _oldest_first(groups: Mapping[tuple[int, str], Sequence[Any]]) -> Stages:
-    """Return the stages in the order of the pipeline, with their rows in order of time."""
-    return [(label, list(reversed(rows))) for (_, label), rows in sorted(groups.items())]
+def _stages(rows: Iterable[Row]) -> Stages:
+    """Return the stages in the order of the pipeline, with their rows."""
+    return [(key[-1], those) for key, those in sorted(rows_by_stage(rows).items())]
 
 
 def _chart(
@@ -205,7 +210,7 @@ def _percentiles(title: str, stages: Stages, columns: Sequence[str], origin: flo
         for column in columns:
             word, style = styles[column[:3]]
             line = _line(
-                f"{label} {word}", rows, _milliseconds(column), origin, colour=number, style=style
+                f"{label} {word}", rows, milliseconds_of(column), origin, colour=number, style=style
             )
             if any(value > 0 for value in line.values):  # a loader's queues have means alone
                 lines.append(line)
@@ -225,7 +230,7 @@ def _line(
     times: list[float] = []
     values: list[float] = []
     for row in rows:
-        begin, end = row["timestamp"] - row["elapsed"] - origin, row["timestamp"] - origin
+        begin, end = begin_of(row) - origin, row["timestamp"] - origin
         is_apart = not times or begin - times[-1] > _GAP * row["elapsed"]
         if is_apart:
             times += [begin, begin]
@@ -250,11 +255,3 @@ def _busy(row: Row) -> float:
 
 def _held(row: Row) -> float:
     return float(row["occupancy_rate"])
-
-
-def _rate_of(column: str) -> Callable[[Row], float]:
-    return lambda row: row[column] / row["elapsed"] if row["elapsed"] else math.nan
-
-
-def _milliseconds(column: str) -> Callable[[Row], float]:
-    return lambda row: 1e3 * row[column] if row.get("num_tasks", row.get("num_items")) else math.nan

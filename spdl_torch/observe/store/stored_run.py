@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...machine.readings import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
@@ -13,6 +12,7 @@ from ...shown_text import printable_line
 from ..verdict.placement import PLACEMENT_EVENT, Placement
 from ..verdict.report import Report, make_report
 from .entries import DATA_EVENT, PROBES_EVENT
+from .interval_rows import mean_of, num_timed, rows_by_stage, total_of
 from .query import (
     choose_run,
     query_event_stats,
@@ -20,13 +20,13 @@ from .query import (
     query_task_stats,
     run_row,
 )
-from .summary import mean_of, total_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .entries import EventLogEntry
+    from .interval_rows import Row
 
 
 def report_of_file(
@@ -180,9 +180,7 @@ def choose_pipeline(
     return pipeline
 
 
-def stats_of_rows(
-    task_rows: Iterable[Mapping[str, Any]], queue_rows: Iterable[Mapping[str, Any]]
-) -> PipelineStats:
+def stats_of_rows(task_rows: Iterable[Row], queue_rows: Iterable[Row]) -> PipelineStats:
     """Return the sum of a pipeline's windows: rows of the views, newest first; at least one of a
     queue.
     """
@@ -218,22 +216,10 @@ def as_measured(stats: PipelineStats, pooled: Sequence[str]) -> PipelineStats:
     return replace(stats, stages=tuple(replace(stage, queue=none) for stage in stats.stages))
 
 
-def rows_by_stage(
-    rows: Iterable[Mapping[str, Any]],
-) -> dict[tuple[int, str], list[Mapping[str, Any]]]:
-    """Return the rows of each stage, whose name as logged changes with its concurrency."""
-    groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        place = -1 if row["stage_number"] is None else row["stage_number"]
-        label = row["label"] if place >= 0 else row["name"].removesuffix("_queue")
-        groups[place, label].append(row)
-    return groups
-
-
 def _stage(
-    tasks: Sequence[Mapping[str, Any]],
-    inlet: Sequence[Mapping[str, Any]],
-    outlet: Sequence[Mapping[str, Any]],
+    tasks: Sequence[Row],
+    inlet: Sequence[Row],
+    outlet: Sequence[Row],
 ) -> StageStats:
     concurrency, elapsed = outlet[0]["concurrency"], _sum(outlet, "elapsed")
     thread_seconds = max(sum(row["elapsed"] * row["concurrency"] for row in outlet), 1e-9)
@@ -250,9 +236,9 @@ def _stage(
     )
 
 
-def _tasks(rows: Sequence[Mapping[str, Any]], elapsed: float) -> TaskPerfStats:
+def _tasks(rows: Sequence[Row], elapsed: float) -> TaskPerfStats:
     def mean(column: str) -> float:
-        return mean_of(rows, column, lambda row: row["num_tasks"] - row["num_failures"])
+        return mean_of(rows, column, num_timed)
 
     return TaskPerfStats(
         num_tasks=total_of(rows, "num_tasks"),
@@ -267,9 +253,9 @@ def _tasks(rows: Sequence[Mapping[str, Any]], elapsed: float) -> TaskPerfStats:
     )
 
 
-def _queue(rows: Sequence[Mapping[str, Any]], elapsed: float) -> QueuePerfStats:
+def _queue(rows: Sequence[Row], elapsed: float) -> QueuePerfStats:
     def mean(column: str) -> float:
-        return mean_of(rows, column, lambda row: row["num_items"])
+        return mean_of(rows, column, num_timed)
 
     return QueuePerfStats(
         elapsed=elapsed,
@@ -283,5 +269,5 @@ def _queue(rows: Sequence[Mapping[str, Any]], elapsed: float) -> QueuePerfStats:
     )
 
 
-def _sum(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+def _sum(rows: Sequence[Row], column: str) -> float:
     return sum(float(row[column]) for row in rows)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .interval_rows import key_of, mean_of, num_timed, total_of
 from .query import query_queue_stats, query_task_stats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from .interval_rows import Key, Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,50 +84,34 @@ def summarize(
     return [_of_tasks(*item) for item in tasks], [_of_queue(*item) for item in queues]
 
 
-def _of_tasks(name: str, rows: Sequence[Mapping[str, Any]]) -> TaskSummary:
+def _of_tasks(name: str, rows: Sequence[Row]) -> TaskSummary:
     num_tasks, num_failures = total_of(rows, "num_tasks"), total_of(rows, "num_failures")
     return TaskSummary(
         name=name,
         num_tasks=num_tasks,
         num_failures=num_failures,
-        ave_time=mean_of(rows, "ave_time", lambda row: row["num_tasks"] - row["num_failures"]),
+        ave_time=mean_of(rows, "ave_time", num_timed),
         success_rate=1 - num_failures / num_tasks if num_tasks else 0.0,
         num_entries=len(rows),
     )
 
 
-def _of_queue(name: str, rows: Sequence[Mapping[str, Any]]) -> QueueSummary:
+def _of_queue(name: str, rows: Sequence[Row]) -> QueueSummary:
     num_items, elapsed = total_of(rows, "num_items"), sum(row["elapsed"] for row in rows)
     return QueueSummary(
         name=name,
         num_items=num_items,
         qps=num_items / elapsed if elapsed else 0.0,
-        ave_put_time=mean_of(rows, "ave_put_time", lambda row: row["num_items"]),
-        ave_get_time=mean_of(rows, "ave_get_time", lambda row: row["num_items"]),
+        ave_put_time=mean_of(rows, "ave_put_time", num_timed),
+        ave_get_time=mean_of(rows, "ave_get_time", num_timed),
         occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
         num_entries=len(rows),
     )
 
 
-def rows_by_name(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+def rows_by_name(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
     """Return the rows of each name, pipeline by pipeline, in the order of its stages."""
-    groups: dict[tuple[int, int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[Key, str], list[Row]] = defaultdict(list)
     for row in rows:
-        pipeline, stage_number = row["pipeline"], row["stage_number"]
-        place = (-1, -1) if stage_number is None else (pipeline, stage_number)
-        groups[*place, row["name"]].append(row)
-    return [(key[-1], groups[key]) for key in sorted(groups)]
-
-
-def total_of(rows: Iterable[Mapping[str, Any]], column: str) -> int:
-    """Return the sum of a column."""
-    return sum(int(row[column]) for row in rows)
-
-
-def mean_of(
-    rows: Iterable[Mapping[str, Any]], column: str, weight: Callable[[Mapping[str, Any]], float]
-) -> float:
-    """Return the mean of a column, weighted by ``weight``; 0.0 if the weights are all 0."""
-    weighted = [(float(row[column]), weight(row)) for row in rows]
-    total = sum(w for _, w in weighted)
-    return sum(value * w for value, w in weighted) / total if total else 0.0
+        groups[key_of(row), row["name"]].append(row)
+    return [(name, groups[key, name]) for key, name in sorted(groups)]

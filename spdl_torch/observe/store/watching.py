@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from ...shown_text import printable, printable_line
 from .entries import PROBES_EVENT
+from .interval_rows import COLLECTION_EVENTS, rows_by_stage
 from .query import query_event_stats, query_queue_stats, query_task_stats, run_row
 from .schema import reading
-from .stored_run import pipelines_of_file, report_of_file, rows_by_stage, unit_of
+from .stored_run import pipelines_of_file, report_of_file, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ _LEAST_SILENCE, _INTERVALS_OF_SILENCE = 60.0, 3
 """Seconds, and intervals, without figures after which the process is looked for. A container may
 have this machine's name and process ids of its own: its runs seem gone, but go on writing."""
 
-_SILENT = (PROBES_EVENT, "gc_start", "gc_stop")
+_SILENT = (PROBES_EVENT, *COLLECTION_EVENTS)
 
 
 def watch(
@@ -137,8 +138,8 @@ def _of_pipeline(path: str | os.PathLike[str], run_id: int, number: int | None) 
     rate = f"{rates[-1]:,.1f} {unit_of(report)}/s"
     lines.append(f"delivered  {_bars(rates, max(rates))}  {rate} in the last one")
     tasks = rows_by_stage(query_task_stats(path, run_id=run_id, pipeline=number))
-    width = max((len(label) for _, label in tasks), default=0)
-    for (_, label), newest_first in sorted(tasks.items()):
+    width = max((len(label) for *_, label in tasks), default=0)
+    for (*_, label), newest_first in sorted(tasks.items()):
         rows = newest_first[:_MOST_INTERVALS][::-1]
         busy = [_ratio(row["busy_time"], row["elapsed"] * row["concurrency"]) for row in rows]
         lines.append(f"busy       {_bars(busy, 1.0)}  {label:{width}}  {min(1.0, busy[-1]):.0%}")
