@@ -70,11 +70,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
 
 
-def counted(number: int, what: str) -> str:
-    """Return ``1 round``, ``2 rounds``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def render(label: str, done: int, total: int, seconds: float) -> str:
     """Return ``training [##..........]  96/480  58/s  7 s left``."""
     if total == 0:

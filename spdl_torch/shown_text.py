@@ -1,4 +1,4 @@
-"""Texts from elsewhere, for a terminal or a log: names of stages, what a file holds, errors."""
+"""Texts for a terminal or a log: figures, and what is from elsewhere, such as names and errors."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ def printable_content(content: Any) -> Any:
     if isinstance(content, list):
         return list(map(printable_content, content))
     return content
+
+
+def percent(ratio: float) -> str:
+    """Return ``4.2 %``, ``42 %``: two digits, all that a share of the time is worth."""
+    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"
+
+
+def shown_rate(per_second: float) -> str:
+    """Return ``1,234``, ``12``, ``1.2``: as many digits as a speed is worth."""
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 round``, ``2 rounds``, ``2 processes``."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what}es" if what.endswith("s") else f"{number} {what}s"
 
 
 def _shown(letter: str) -> str:

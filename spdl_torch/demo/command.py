@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..machine.limits import whole_cores
 from ..measuring.child_process import ChildFailure
-from ..progress_bar import ProgressBar, counted, duration, time_left
+from ..progress_bar import ProgressBar, duration, time_left
 from ..scopes import scope
-from ..shown_text import wrapped
+from ..shown_text import counted, wrapped
 from ..whole_files import JSON, PAGE, check_replaced, write_text
 from .children import run_job
 from .jobs import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..progress_bar import counted
-from ..shown_text import wrapped
+from ..shown_text import counted, wrapped
 from .jobs import WORKLOADS
 from .table import comparison_table, stage_table, waiting_table
 from .verdict import noises

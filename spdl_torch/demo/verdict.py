@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ..observe.verdict.verdict import judge
+from ..shown_text import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -227,9 +228,5 @@ def _who_gains(theirs: Sequence[Measurement], ours: Sequence[Measurement]) -> st
     return (
         f"It matters to a model that takes more than {before:,.0f} images/s; one above "
         f"{after:,.0f} waits for ours, too. resnet18 takes {rate:,.0f} here: it waits "
-        f"{_percent(waits[0])} of its time with torch's, {_percent(waits[1])} with ours."
+        f"{percent(waits[0])} of its time with torch's, {percent(waits[1])} with ours."
     )
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

@@ -13,7 +13,8 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.io._retry import is_transient
 from spdl_torch.machine.limits import whole_cores
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.progress_bar import ProgressBar, counted, time_left
+from spdl_torch.progress_bar import ProgressBar, time_left
+from spdl_torch.shown_text import counted
 
 from ..scopes import scope
 from .encode import Encoder, encoder_versions

@@ -14,7 +14,7 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES
-from spdl_torch.progress_bar import counted
+from spdl_torch.shown_text import counted
 
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found

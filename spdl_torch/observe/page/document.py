@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...shown_text import printable
+from ...shown_text import percent, printable, shown_rate
 from ...whole_files import PAGE, check_replaced, write_text
 from .charts import bokeh_script, charts_of, check_bokeh
 from .content import Chart, Lanes, Table, Text, heading_of
@@ -176,11 +176,11 @@ def _shown(value: Any, form: Format) -> str:
         case "count":
             return f"{value:,.0f}"
         case "percent":
-            return f"{100 * value:.1f} %" if value < 0.1 else f"{100 * value:.0f} %"
+            return percent(value)
         case "ms":
             return f"{1e3 * value:,.2f}" if value < 0.1 else f"{1e3 * value:,.0f}"
         case "rate":
-            return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+            return shown_rate(value)
         case "seconds":
             return f"{value:,.3f}"
     raise AssertionError(f"no such format: {form}")

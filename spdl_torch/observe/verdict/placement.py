@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from ...shown_text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,8 +35,8 @@ class Placement:
     def where(self) -> str:
         """The place alone: ``in 2 processes``."""
         if self.num_processes:
-            return f"in {_count(self.num_processes, 'process')}"
-        return f"on {_count(self.num_workers, 'thread')} of the training process"
+            return f"in {counted(self.num_processes, 'process')}"
+        return f"on {counted(self.num_workers, 'thread')} of the training process"
 
     def is_as(self, other: Placement | None) -> bool:
         """Return whether both say the same, apart from the moment."""
@@ -64,9 +66,3 @@ def lines_of(placements: Sequence[Placement]) -> list[str]:
         is_last = placement is placements[-1]
         lines.append(after + str(placement if is_last else replace(placement, remedy="")))
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"

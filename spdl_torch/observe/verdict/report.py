@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...machine.readings import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
-from ...shown_text import printable, wrapped
+from ...shown_text import percent, printable, shown_rate, wrapped
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page
 from .causes import Cause
@@ -190,14 +190,14 @@ class Report:
         return (
             stage.name,
             str(stage.concurrency),
-            _percent(stage.busy_ratio),
-            _percent(stage.cpu_ratio) if is_timed else _UNKNOWN,
-            _percent(stage.wait_in_ratio),
-            _percent(stage.wait_out_ratio),
+            percent(stage.busy_ratio),
+            percent(stage.cpu_ratio) if is_timed else _UNKNOWN,
+            percent(stage.wait_in_ratio),
+            percent(stage.wait_out_ratio),
             f"{tasks.p50_time * 1e3:.1f}" if is_timed else _UNKNOWN,
             f"{tasks.p99_time * 1e3:.1f}" if is_timed else _UNKNOWN,
-            _rate(tasks.num_tasks / seconds if seconds else 0.0),
-            _rate(stage.capacity) if is_timed else _UNKNOWN,
+            shown_rate(tasks.num_tasks / seconds if seconds else 0.0),
+            shown_rate(stage.capacity) if is_timed else _UNKNOWN,
             str(tasks.num_failures),
             self._note_on(stage),
         )
@@ -224,15 +224,15 @@ class Report:
             checks.append("one worker at a time")
         if p.run_delay_ratio is not None:
             crew = "workers" if self.pooled else "threads"
-            checks.append(f"no core for {_percent(p.run_delay_ratio)} of the {crew}' time")
+            checks.append(f"no core for {percent(p.run_delay_ratio)} of the {crew}' time")
         else:
             unknown.append("time without a core")
         if p.helper_cores is not None and p.helper_cores >= 0.05:
             checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
         if p.sampling_ratio is not None and p.sampling_ratio >= 0.01:
-            checks.append(f"drawing from the sampler {_percent(p.sampling_ratio)}")
+            checks.append(f"drawing from the sampler {percent(p.sampling_ratio)}")
         if p.gc_ratio is not None:
-            checks.append(f"garbage collection {_percent(p.gc_ratio)}")
+            checks.append(f"garbage collection {percent(p.gc_ratio)}")
         else:
             unknown.append("garbage collection")
         checks.append(f"{failed} failed, {dropped} dropped")
@@ -278,7 +278,7 @@ def _gain(verdict: Verdict) -> str:
     gain, limit = verdict.gain, verdict.limit
     if gain == 0 or not math.isfinite(gain):
         return ""
-    most = f"{_percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f}x as fast"
+    most = f"{percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f}x as fast"
     if verdict.cause is Cause.INTERFERENCE:
         return f" At most {most}."
     if not limit or limit == "the trainer":
@@ -288,11 +288,3 @@ def _gain(verdict: Verdict) -> str:
 
 def _seconds(stats: PipelineStats) -> str:
     return f"{stats.elapsed:.1f} s" if stats.elapsed >= 1 else f"{stats.elapsed:.2g} s"
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

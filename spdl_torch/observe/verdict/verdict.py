@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...machine.gil import has_gil
 from ...machine.readings import Probes
+from ...shown_text import percent
 from .advice import advise
 from .causes import SHORT_SECONDS, Cause, is_too_short, num_delivered, short_seconds
 from .finding import find
@@ -72,7 +73,7 @@ def judge(
     if waiting < _INPUT_BOUND:
         return _not_input_bound(stats, probes, pooled, remarks)
     level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
-    finding = f"Training waits for data {_percent(waiting)} of the time ({level} input-bound)"
+    finding = f"Training waits for data {percent(waiting)} of the time ({level} input-bound)"
     if has_nothing:
         finding = f"Nothing was delivered. {finding}"
     found = find(stats, probes, pooled)
@@ -90,7 +91,7 @@ def judge(
 
 
 def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
-    waited = _percent(stats.consumer_wait_ratio)
+    waited = percent(stats.consumer_wait_ratio)
     return Verdict(
         cause=Cause.SHORT,
         stage=None,
@@ -130,12 +131,12 @@ def _not_input_bound(
     stats: PipelineStats, probes: Probes, pooled: Sequence[str], remarks: tuple[str, ...]
 ) -> Verdict:
     waiting, slowdown = stats.consumer_wait_ratio, probes.step_slowdown
-    finding = f"Training is not input-bound: it waits for data {_percent(waiting)} of the time"
+    finding = f"Training is not input-bound: it waits for data {percent(waiting)} of the time"
     cause, gain = Cause.CONSUMER, 0.0
     action = "Do nothing: a faster loader would not be noticed."
     if slowdown is not None and slowdown >= _STEP_SLOWDOWN:
         cause, gain = Cause.INTERFERENCE, slowdown
-        finding += f", but its steps take {_percent(slowdown)} longer than with cached batches"
+        finding += f", but its steps take {percent(slowdown)} longer than with cached batches"
         action = "Use fewer threads, or ops that hold the GIL less (whole batches in one call)."
         if probes.own_gil:
             action = "Use fewer workers: they take cores, or memory bandwidth, from the step."
@@ -168,7 +169,7 @@ def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
             grave = ", more than the 5 % that should concern you" if share > _FAILURES else ""
             remarks.append(
                 f"{stage.name}: {tasks.num_failures} of {tasks.num_tasks} tasks failed "
-                f"({_percent(share)}{grave})."
+                f"({percent(share)}{grave})."
             )
         if stage.num_dropped:
             remarks.append(f"{stage.name}: the op dropped {stage.num_dropped} items (None).")
@@ -176,11 +177,7 @@ def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
     # Of a short window a single collection may be most.
     if collecting >= 0.01 and not is_too_short(stats):
         remarks.append(
-            f"Garbage collection takes {_percent(collecting)} of the time: call "
+            f"Garbage collection takes {percent(collecting)} of the time: call "
             "gc.freeze() before training."
         )
     return remarks
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

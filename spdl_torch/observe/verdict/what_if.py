@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...named_tuples import NamedTuple
+from ...shown_text import counted, shown_rate
 from .causes import Cause
 from .closed_network import most_rate, random_rate
 from .demands import Between, NotKnown, demands_of
@@ -78,7 +79,7 @@ class Prediction:
         """
         bounds = ""
         if self.low is not None and self.high is not None:
-            bounds = f"{_number(self.low)} to {_number(self.high)}"
+            bounds = f"{shown_rate(self.low)} to {shown_rate(self.high)}"
         if self.rate is None:
             known = f", somewhere in {bounds} batches/s" if bounds else ""
             return f"{self.setting}: cannot be known{known}: {self.reason}."
@@ -86,7 +87,7 @@ class Prediction:
         then = f"; then {limiting(self.limit)}"
         if self.assumption:
             then += f", if {self.assumption}"
-        return f"{self.setting}: {_number(self.rate)} batches/s ({bounds}), {gain}{then}."
+        return f"{self.setting}: {shown_rate(self.rate)} batches/s ({bounds}), {gain}{then}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,9 +126,9 @@ class Question:
 
     def __str__(self) -> str:
         """Return the settings: ``8 workers on threads, a cache``."""
-        workers = "" if self.num_workers is None else _count(self.num_workers, "worker")
+        workers = "" if self.num_workers is None else counted(self.num_workers, "worker")
         if self.processes:
-            workers = _count(self.processes, "process")
+            workers = counted(self.processes, "process")
         elif self.processes == 0:
             workers = f"{workers} on threads" if workers else "threads"
         cache = "a cache" if self.cache else ""
@@ -222,9 +223,9 @@ def _as_computed(now: Demands, side: str) -> float:
     # If the model does not know what limits the present settings, it knows little about others.
     if side == "likely" and not 1 / _OTHERWISE <= now.rate / computed <= _OTHERWISE:
         raise NotKnown(
-            f"{_number(computed)} batches/s would be expected of the present settings, and "
-            f"{_number(now.rate)} were measured, so something else counts: the workers' start, or "
-            "other programs"
+            f"{shown_rate(computed)} batches/s would be expected of the present settings, and "
+            f"{shown_rate(now.rate)} were measured, so something else counts: the workers' start, "
+            "or other programs"
         )
     return min(_OTHERWISE, max(1 / _OTHERWISE, now.rate / computed))
 
@@ -344,13 +345,3 @@ def _why_unknown(question: Question, now: Demands) -> str:
     if now.gil is not None and now.gil.high > (1 + _WORTH_NAMING) * now.gil.low:
         return "the GIL was sampled too rarely: load for a few more seconds"
     return "the calls' times vary too much, or were too few"
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"
-
-
-def _number(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
