@@ -47,6 +47,21 @@ def printable_content(content: Any) -> Any:
     return content
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of ``most`` letters at most, the last three of a longer one as dots."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def short_repr(value: Any, most: int = 200) -> str:
+    """Return the value's ``repr``, shortened; its type if that fails, as it does for what is nested
+    deeply, and for an int with too many digits.
+    """
+    try:
+        return shortened(repr(value), most)
+    except Exception:
+        return f"{type(value).__name__} object"
+
+
 def percent(ratio: float) -> str:
     """Return ``4.2 %``, ``42 %``: two digits, all that a share of the time is worth."""
     return f"{100 * ratio:.1f} %" if ratio < 0.1 else f"{100 * ratio:.0f} %"

@@ -8,6 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ..shown_text import shortened
+
 if TYPE_CHECKING:
     from .definition.specs import MaxFailures
 
@@ -134,7 +136,7 @@ def describe(item: Any) -> str:
         text = _described(item)
     except Exception:
         text = f"{type(item).__name__} object"
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return shortened(text, 200)
 
 
 def text_of(error: BaseException) -> str:
@@ -162,5 +164,4 @@ def _last_note(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    text = text_of(error)
-    return text if len(text) <= 500 else f"{text[:497]}..."
+    return shortened(text_of(error), 500)

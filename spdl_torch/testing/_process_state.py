@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..scopes import scope
+from ..shown_text import short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,12 +70,7 @@ def _change(was: Any, now: Any) -> str:
         return ", ".join(names)
     if isinstance(was, list | tuple):
         return f"{len(now)} entries in place of {len(was)}" if len(was) != len(now) else "changed"
-    return f"{_short(now)} in place of {_short(was)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"{short_repr(now, 60)} in place of {short_repr(was, 60)}"
 
 
 def _set_environ(values: dict[str, str]) -> None:

@@ -27,6 +27,7 @@ import torch
 
 from ...objects.members import members, text_of
 from ...pipeline.failures import attach_note
+from ...shown_text import short_repr
 from ..fetching.stacking import is_plain
 from .batch_packing import TensorReducer
 from .shared_blocks import LEAST_BLOCK_BYTES
@@ -233,7 +234,7 @@ def _dumps_or_explain(spec: LoadSpec, blocks: SharedBlocks | None, spans: Any) -
                 path, value = found
                 raise pickle.PicklingError(
                     "DataLoader: the dataset and its functions are sent to the worker processes, "
-                    f"but {path} cannot be pickled: {shown(value)} "
+                    f"but {path} cannot be pickled: {short_repr(value, 120)} "
                     f"({type(error).__name__}: {error}). Define functions and classes at the top "
                     "level of a module, open files and connections on first use, or pass "
                     'multiprocessing_context="fork" where the system has it, or '
@@ -285,14 +286,3 @@ def _state_of(value: Any) -> Any:
         return value.__getstate__()
     except Exception:
         return None
-
-
-def shown(value: Any) -> str:
-    """Return the value's ``repr``, shortened to 120 characters; its type if that fails, as it does
-    for what is nested deeply.
-    """
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"{type(value).__name__} object"
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import PipelineFailure, UnsupportedOptionError
 from ...named_tuples import NamedTuple
 from ...pipeline.failures import FailureBudget, describe, renew_note, text_of
+from ...shown_text import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -146,8 +147,7 @@ class SkippedSamples(FailureBudget):
         self._num_tries += tries.num_good + len(tries.bad)
         is_overdrawn = False
         for each in tries.bad:
-            text = text_of(each.error)
-            text = text if len(text) <= 500 else f"{text[:497]}..."
+            text = shortened(text_of(each.error), 500)
             self.samples.append(SkippedSample(each.key, "fetch", text))
             is_overdrawn = self.spend(_let_go(each.error), self._num_tries) or is_overdrawn
         return self._failure() if is_overdrawn else None

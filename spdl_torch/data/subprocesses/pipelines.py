@@ -24,7 +24,8 @@ from ...errors import UnsupportedOptionError
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
 from ...pipeline.run.build_options import BuildOptions
-from ..child_process.dataset_pickle import find_unpicklable, shown
+from ...shown_text import short_repr
+from ..child_process.dataset_pickle import find_unpicklable
 from ..child_process.process import server_is_anothers
 from ..loader.dataloader import DataLoader
 from .items import NOTHING, Passes, Sent, SubprocessItems, random_states
@@ -286,9 +287,9 @@ def _unpicklable(name: str, parts: dict[str, Any]) -> pickle.PicklingError | Non
         if found is not None:
             return pickle.PicklingError(
                 f"{name}: what runs in the child process is sent there, but {found[0]} cannot be "
-                f"pickled: {shown(found[1])}. Define functions and classes at the top level of a "
-                "module, open files and connections on first use, and leave executor= out: "
-                "concurrency=N gives a stage N threads."
+                f"pickled: {short_repr(found[1], 120)}. Define functions and classes at the top "
+                "level of a module, open files and connections on first use, and leave executor= "
+                "out: concurrency=N gives a stage N threads."
             )
     return None
 

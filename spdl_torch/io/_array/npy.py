@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from spdl_torch.errors import DecodeError
+from spdl_torch.shown_text import short_repr
 
 from ...named_tuples import NamedTuple
 from .buffer import go_back, memory_name, open_memory
@@ -76,7 +77,7 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
     data_end = end + num_bytes
     if data_end > stop:
         raise MalformedError(
-            f"truncated: {dtype} of shape {_short(shape)} takes {num_bytes} bytes, "
+            f"truncated: {dtype} of shape {short_repr(shape)} takes {num_bytes} bytes, "
             f"got {stop - end}."
         )
     try:
@@ -84,7 +85,7 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
         array = np.ndarray(shape, dtype, memory, end, None, order)  # type: ignore[arg-type,unused-ignore]  # see above
         return array, data_end
     except (ValueError, TypeError, OverflowError) as error:
-        raise MalformedError(f"no array has shape {_short(shape)}: {error}") from error
+        raise MalformedError(f"no array has shape {short_repr(shape)}: {error}") from error
 
 
 class MalformedError(ValueError):
@@ -143,14 +144,16 @@ def _parse(header: bytes) -> _Layout:
         raise MalformedError(f"the header is not a literal: {error}") from error
     if not isinstance(values, dict) or values.keys() != _KEYS:
         raise MalformedError(
-            f"the header must be a dict with the keys {sorted(_KEYS)}, got {_short(values)}."
+            f"the header must be a dict with the keys {sorted(_KEYS)}, got {short_repr(values)}."
         )
     dtype, shape = _dtype_of(values["descr"]), _shape_of(values["shape"])
     if not isinstance(fortran := values["fortran_order"], bool):
-        raise MalformedError(f"fortran_order must be True or False, got {_short(fortran)}.")
+        raise MalformedError(f"fortran_order must be True or False, got {short_repr(fortran)}.")
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes > sys.maxsize:  # Python also refuses to print numbers of any length
-        raise MalformedError(f"{dtype} of shape {_short(shape)} takes more bytes than there are.")
+        raise MalformedError(
+            f"{dtype} of shape {short_repr(shape)} takes more bytes than there are."
+        )
     return _Layout(dtype, shape, "F" if fortran else "C", num_bytes)
 
 
@@ -170,7 +173,7 @@ def _dtype_of(descr: Any) -> np.dtype[Any]:
     try:
         dtype = np.lib.format.descr_to_dtype(descr)
     except Exception as error:  # of many classes: numpy trusts what it unpacks here
-        raise MalformedError(f"{_short(descr)} is not a dtype: {error}") from error
+        raise MalformedError(f"{short_repr(descr)} is not a dtype: {error}") from error
     if dtype.hasobject:
         raise MalformedError(
             "dtype object is stored as a pickle, which is refused: loading it can run any code. "
@@ -184,13 +187,5 @@ def _dtype_of(descr: Any) -> np.dtype[Any]:
 def _shape_of(shape: Any) -> tuple[int, ...]:
     # type() rather than isinstance: True is not a size.
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise MalformedError(f"shape must be a tuple of sizes >= 0, got {_short(shape)}.")
+        raise MalformedError(f"shape must be a tuple of sizes >= 0, got {short_repr(shape)}.")
     return shape
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int with too many digits
-        text = f"a huge {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:200]}..."
