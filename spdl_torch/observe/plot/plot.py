@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FileFormat = Literal["png", "svg", "pdf"]
 
+_PICTURES = {"tasks": (TASK_PANELS, "Stages"), "queues": (QUEUE_PANELS, "Queues")}
+
 
 def plot_stats(
     db_path: str | os.PathLike[str],
@@ -61,20 +63,17 @@ def plot_stats(
     )
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {
-        folder / f"{kind}_stats_combined.{file_format}": draw_one
-        for kind, rows, draw_one in (
-            ("task", recording.tasks, _draw_tasks),
-            ("queue", recording.queues, _draw_queues),
-        )
-        if rows
-    }
-    for path in drawn:  # before any is written
+    kinds: dict[Path, Literal["tasks", "queues"]] = {}
+    if recording.tasks:
+        kinds[folder / f"task_stats_combined.{file_format}"] = "tasks"
+    if recording.queues:
+        kinds[folder / f"queue_stats_combined.{file_format}"] = "queues"
+    for path in kinds:  # before any is written
         check_replaced(path, PICTURE, "a picture")
-    for path, draw_one in drawn.items():
+    for path, kind in kinds.items():
         with whole_file(path) as file:
-            draw_one(recording).savefig(file, format=file_format, dpi=110)
-    return list(drawn)
+            _figure(kind, recording).savefig(file, format=file_format, dpi=110)
+    return list(kinds)
 
 
 def plot_task_stats(
@@ -93,9 +92,7 @@ def plot_task_stats(
     recording = load(
         db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
     )
-    if not recording.tasks:
-        raise ValueError(f"{recording.where}: the chosen stages have no figures of tasks.")
-    return _draw_tasks(recording)
+    return _figure("tasks", recording)
 
 
 def plot_queue_stats(
@@ -115,19 +112,16 @@ def plot_queue_stats(
     recording = load(
         db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
     )
-    if not recording.queues:
-        raise ValueError(f"{recording.where}: the chosen stages have no figures of queues.")
-    return _draw_queues(recording)
+    return _figure("queues", recording)
 
 
-def _draw_tasks(recording: Recording) -> Figure:
+def _figure(kind: Literal["tasks", "queues"], recording: Recording) -> Figure:
+    series = recording.tasks if kind == "tasks" else recording.queues
+    if not series:
+        raise ValueError(f"{recording.where}: the chosen stages have no figures of {kind}.")
+    panels, heading = _PICTURES[kind]
     findings = find_bottlenecks(recording)
-    return draw(recording, recording.tasks, TASK_PANELS, heading="Stages", findings=findings)
-
-
-def _draw_queues(recording: Recording) -> Figure:
-    findings = find_bottlenecks(recording)
-    return draw(recording, recording.queues, QUEUE_PANELS, heading="Queues", findings=findings)
+    return draw(recording, series, panels, heading=heading, findings=findings)
 
 
 def _check_matplotlib() -> None:
