@@ -4,15 +4,12 @@ one there is, is settled when a process begins to use CUDA.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..data.loader.dataloader import DataLoader
+from .programs import json_of
 from .races import MEBI, Filled, num_wrong
 
 if TYPE_CHECKING:
@@ -41,19 +38,10 @@ def check_allocators(
 ) -> None:
     """Drop batches while late kernels read them, where memory comes from each."""
     for name, setting in allocators.items():
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            # By its older name, which every torch knows.
-            env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_SECONDS,
-        )
-        if done.returncode:
-            sheet.fail(f"race_{name}", f"status {done.returncode}: {done.stderr[-200:]!r}")
+        environ = {"PYTORCH_CUDA_ALLOC_CONF": setting}  # the older name, which every torch knows
+        found = json_of(sheet, f"race_{name}", program, _PATIENCE_SECONDS, **environ)
+        if found is None:
             continue
-        found = json.loads(done.stdout.splitlines()[-1])
         if name not in found["allocators"]:
             sheet.skip(f"race_{name}", "this system does not have it")
             continue

@@ -5,9 +5,6 @@ The check is a program of its own: in this process, earlier checks have already 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +12,7 @@ import torch
 from ..data.dataset import PipelineDataset
 from ..data.loader.dataloader import DataLoader
 from ..pipeline.builder import PipelineBuilder
+from .programs import json_of
 from .races import MEBI, Filled
 
 if TYPE_CHECKING:
@@ -43,17 +41,8 @@ def check_devices(sheet: Sheet, program: str = PROGRAM) -> None:
     if last == 0:
         sheet.skip("devices", "one GPU")
         return
-    done = subprocess.run(
-        [sys.executable, "-c", program.format(device=last)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE_SECONDS,
-    )
-    if done.returncode:
-        sheet.fail("devices", f"status {done.returncode}: {done.stderr[-200:]!r}")
-        return
-    for name, number in json.loads(done.stdout.splitlines()[-1]).items():
+    found = json_of(sheet, "devices", program.format(device=last), _PATIENCE_SECONDS)
+    for name, number in (found or {}).items():
         sheet.at_most(f"devices_{name}_elsewhere", number, 0)
 
 
