@@ -63,11 +63,10 @@ class StageShape:
 
 def budget_of(limits: Limits, cpu_util: float, memory_util: float) -> Budget:
     """Return a rank's part of the given shares of cores and memory, at least one thread."""
-    memory = limits.memory_bytes
     return Budget(
         # The tiny term makes up for 0.29 * 100 being a little less than 29.
         max(1, int(limits.own_cores * cpu_util + 1e-9)),
-        None if memory is None else int(memory * memory_util / limits.local_world_size),
+        limits.own_memory(memory_util),
     )
 
 

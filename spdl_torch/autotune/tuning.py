@@ -76,13 +76,10 @@ class Tuning:
         """Return the bounds of this rank's part, of threads or of processes."""
         cores = limits.own_cores * self.cpu_util
         threads = self.max_threads or most_threads_for(limits)
-        memory = limits.memory_bytes
         return Bounds(
             threads=min(threads, most_processes_for(limits)) if are_processes else threads,
             cores=cores,
-            memory_bytes=None
-            if memory is None
-            else int(memory * self.memory_util / limits.local_world_size),
+            memory_bytes=limits.own_memory(self.memory_util),
         )
 
 

@@ -42,6 +42,11 @@ class Limits:
         """The part of the cores that is this rank's."""
         return self.num_cores / self.local_world_size
 
+    def own_memory(self, share: float) -> int | None:
+        """Return a share, 0 to 1, of the memory that is this rank's, in bytes; None = unknown."""
+        memory = self.memory_bytes
+        return None if memory is None else int(memory * share / self.local_world_size)
+
     def __post_init__(self) -> None:
         if not self.num_cores > 0:
             raise ValueError(f"Limits: num_cores must be > 0, got {self.num_cores!r}.")
