@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 import statistics
 import sys
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..objects.generator_states import generators_kept
 from ..pipeline.definition.ops import OpKind
-from ..scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +79,7 @@ def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
     """
     if isinstance(dataset, Iterator):
         return _spent_by_looking(dataset, "dataset")
-    with _random_state_kept():
+    with generators_kept():
         return _largest_of(_loads_from(dataset, num_samples))
 
 
@@ -91,7 +90,7 @@ def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
     source = spec.src.source
     if isinstance(source, Iterator | AsyncIterable):
         return _spent_by_looking(source, "source")
-    with _random_state_kept():
+    with generators_kept():
         load = partial(_largest_form, spec, iter(source))
         return _largest_of(itertools.repeat(load, num_samples))
 
@@ -148,21 +147,3 @@ def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
         return ElementSize(None, why_not)
     median = int(statistics.median(sizes))
     return ElementSize(max(sizes), f"the largest of {len(sizes)} samples, their median {median:,}")
-
-
-@scope
-def _random_state_kept() -> Iterator[None]:
-    """Restore the generators afterwards: measuring must not change what training draws."""
-    own = random.getstate()
-    # A module that is not loaded yet has drawn nothing.
-    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    of_torch = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(own)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
-        if torch is not None:
-            torch.set_rng_state(of_torch)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..objects.generator_states import GeneratorStates, generators_kept
 from ._differences import first_difference
-from ._generators import generator_states, generators_kept, seed_all, set_generator_states
+from ._generators import seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ def assert_resume_exact(
         seed_all(seed, 0)
         epochs, snapshots = _undisturbed(make_loader(), num_epochs)
         for snapshot in snapshots:
-            set_generator_states(snapshot.generators)
+            snapshot.generators.restore()
             loader = make_resumed()
             loader.load_state_dict(snapshot.state)
             got = [list(loader) for _ in range(snapshot.epoch, num_epochs)]
@@ -73,7 +74,7 @@ class _Snapshot:
     epoch: int
     position: int
     state: Any
-    generators: tuple[Any, ...]
+    generators: GeneratorStates
 
     def __str__(self) -> str:
         return f"in epoch {self.epoch} after batch {self.position}"
@@ -93,7 +94,7 @@ def _undisturbed(loader: Any, num_epochs: int) -> tuple[list[list[Any]], list[_S
 
 
 def _snapshot(loader: Any, epoch: int, position: int) -> _Snapshot:
-    return _Snapshot(epoch, position, _stored(loader.state_dict()), generator_states())
+    return _Snapshot(epoch, position, _stored(loader.state_dict()), GeneratorStates.now())
 
 
 def _stored(state: Any) -> Any:
@@ -119,9 +120,9 @@ def _in_pieces(
     piece = max(1, num_batches // (num_resumes + 1))
     for _ in range(num_resumes):
         batches += islice(loader, piece)
-        state, generators = _stored(loader.state_dict()), generator_states()
+        state, generators = _stored(loader.state_dict()), GeneratorStates.now()
         loader = make_resumed()
-        set_generator_states(generators)
+        generators.restore()
         loader.load_state_dict(state)
     return batches + list(loader)
 

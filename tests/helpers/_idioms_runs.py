@@ -9,7 +9,7 @@ import _idioms_objects  # noqa: F401  # registers its idioms
 import _idioms_process
 from _idioms import IDIOMS
 
-from spdl_torch.testing._generators import generators_kept
+from spdl_torch.objects.generator_states import generators_kept
 from spdl_torch.testing._process_state import ProcessState
 
 NUM_WORKERS = 2

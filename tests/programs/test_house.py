@@ -68,7 +68,16 @@ ROOMS = {
         "probing",
         "__init__",
     ],
-    "objects": ["kinds", "members", "datasets", "copies", "plain_data", "stateless", "__init__"],
+    "objects": [
+        "generator_states",
+        "kinds",
+        "members",
+        "datasets",
+        "copies",
+        "plain_data",
+        "stateless",
+        "__init__",
+    ],
     "pipeline": [
         *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
         *("stage", "graph", "run"),

@@ -25,11 +25,10 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ...named_tuples import NamedTuple
-from ...scopes import scope
 from . import dispatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 class Patch(NamedTuple):
@@ -157,22 +156,6 @@ def install_for_copies() -> None:
 def can_see_draws() -> bool:
     """Return whether :func:`install` is done."""
     return _is_led_by_key is not None
-
-
-@scope
-def process_generators_kept() -> Iterator[None]:
-    """Restore torch's, Python's and numpy's global generators afterwards.
-
-    Used around ``worker_init_fn``, which in a worker process may seed all three (Lightning's
-    does). A call in it that the patches do not reach would seed the trainer's generators.
-    """
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
 
 
 _Core = _random.Random

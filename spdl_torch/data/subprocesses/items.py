@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 from functools import partial
 from time import monotonic
@@ -19,6 +17,7 @@ from ...pipeline.stats.perf_stats import PipelineStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ...objects.generator_states import GeneratorStates
     from ...pipeline.definition.specs import PipelineSpec
     from ...pipeline.run.build_options import BuildOptions
 
@@ -55,11 +54,11 @@ class SubprocessItems(IterableDataset[Sent]):
         self,
         make: Callable[[], Iterable[Any]],
         initializers: list[Initializer],
-        states: _RandomStates,
+        states: GeneratorStates,
     ) -> None:
         self._make = make
         self._initializers = initializers
-        self._states: _RandomStates | None = states
+        self._states: GeneratorStates | None = states
         self._iterable: Iterable[Any] | None = None
 
     def __copy__(self) -> SubprocessItems:
@@ -84,7 +83,7 @@ class SubprocessItems(IterableDataset[Sent]):
         if (stats := _stats_of(iterable)) is not None:
             yield Sent(NOTHING, stats)
 
-    def _set_up(self, states: _RandomStates) -> None:
+    def _set_up(self, states: GeneratorStates) -> None:
         # Threads started later, such as a pipeline's, begin with this setting: as in torch's
         # workers, none of them starts a team of intra-op threads.
         torch.set_num_threads(1)
@@ -135,29 +134,6 @@ class Passes:
     def snapshot(self) -> PipelineStats | None:
         """Return the statistics of the pipeline that runs, or ran last; None = there was none."""
         return None if self._pipeline is None else self._pipeline.snapshot()
-
-
-class _RandomStates(NamedTuple):
-    """The states of the trainer's global generators when the child is started."""
-
-    python: Any
-    numpy: Any
-    torch: torch.Tensor
-
-    def restore(self) -> None:
-        random.setstate(self.python)
-        if self.numpy is not None:
-            import numpy as np
-
-            np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
-
-
-def random_states() -> _RandomStates:
-    """Return the states of the global generators, numpy's if it was imported."""
-    numpy = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    return _RandomStates(random.getstate(), of_numpy, torch.get_rng_state())
 
 
 def _on_a_plain_thread(function: Callable[[], T]) -> T:

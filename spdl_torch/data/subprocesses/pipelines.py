@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import torch
 
 from ...errors import UnsupportedOptionError
+from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
 from ...pipeline.run.build_options import BuildOptions
@@ -28,7 +29,7 @@ from ...shown_text import short_repr
 from ..child_process.dataset_pickle import find_unpicklable
 from ..child_process.process import server_is_anothers
 from ..loader.dataloader import DataLoader
-from .items import NOTHING, Passes, Sent, SubprocessItems, random_states
+from .items import NOTHING, Passes, Sent, SubprocessItems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,7 +169,7 @@ class SubprocessIterable(Generic[T]):
         self._parts = parts  # the parts that are sent, by argument name
         self._is_continuous = is_continuous
         self._loader: DataLoader[Any] = DataLoader(
-            SubprocessItems(make, _as_list(initializer), random_states()),
+            SubprocessItems(make, _as_list(initializer), GeneratorStates.now()),
             batch_size=None,
             num_workers=1,
             collate_fn=_as_it_is,

@@ -15,13 +15,13 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from ...machine.probes import join_probing, start_probing, stop_probing
+from ...objects.generator_states import generators_kept
 from ...pipeline.channel.channel import Channel
 from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.threads import stall
 from ...pipeline.threads.once import Once
 from ...pipeline.threads.thread_group import ThreadGroup
 from ...pipeline.threads.weakly import weakly
-from ..rng.patches import process_generators_kept
 from .activity import Activity, Turns, describe_activities
 from .budget import budget
 from .contention import Contention
@@ -296,7 +296,9 @@ class ThreadSeats:
         # Not a Semaphore: Ctrl-C during its wait may leave its lock held, and the threads that
         # release it would wait for ever.
         ready, num_started = Channel[None](_MOST_WORKERS), 0
-        generators = process_generators_kept() if self._spec.worker_init_fn else nullcontext()
+        # In a worker process, worker_init_fn may seed the global generators (Lightning's does). A
+        # call in it that the patches do not reach would seed the trainer's.
+        generators = generators_kept() if self._spec.worker_init_fn else nullcontext()
         with intra_op_threads_kept(), generators:
             for number in more or list(self._shifts):
                 try:
