@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.measuring.child_process import ChildFailure, run_child
-from spdl_torch.progress_bar import ProgressBar, counted, duration, time_left
+from spdl_torch.progress_bar import ProgressBar, duration, time_left
+from spdl_torch.shown_text import counted
 from spdl_torch.whole_files import JSON, PICTURE, check_replaced, write_text
 
 from .peers import installed, left_out, machine
