@@ -4,6 +4,7 @@ import functools
 import inspect
 import shutil
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -512,7 +513,9 @@ SCRIPTED = torch.jit.CompilationUnit(
     "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
 ).draw
 COMPILED = torch.compile(lambda x: functional.dropout(x + 1), backend="aot_eager")
-BY_INDUCTOR = torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64))
+with warnings.catch_warnings():  # of torch's own modules, in some releases
+    warnings.simplefilter("ignore", DeprecationWarning)
+    BY_INDUCTOR = torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64))
 NEEDS = {
     "by inductor": pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
 }
