@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .dataset import PipelineDataset
 from .loader.dataloader import DataLoader
 from .sampling.sampler_chain import has_length
+from .user_warnings import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -82,7 +83,8 @@ def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     enough = any if loop._combined_loader._mode == "min_size" else all
     is_over = is_left or enough([each.is_over for each in loaders])
     if states and not loop.restarting:
-        if not is_over and not progress.is_last_batch and any(each.is_ours for each in loaders):
+        is_left_out = not is_over and not progress.is_last_batch
+        if is_left_out and trainer.is_global_zero and any(each.is_ours for each in loaders):
             _warn_of_rest(loop.epoch_progress.current.processed)
         # Run the rest of the epoch: with another number of ranks it may be longer.
         begins = not all(each.has_finished for each in loaders)
@@ -97,9 +99,7 @@ def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
 
 
 def _warn_of_rest(epoch: int) -> None:
-    from lightning.pytorch.utilities import rank_zero_warn
-
-    rank_zero_warn(
+    warn(
         f"PipelineStatsMonitor: training had stopped within epoch {epoch - 1}, by max_steps or "
         f"should_stop, and Lightning counts that epoch as over: it begins epoch {epoch}, and "
         f"leaves out the batches that were left of epoch {epoch - 1}. Resume with max_steps to "

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 from _gates import FakeClock, until
-from _seats import MOVING, SEATS, WITH_WORKERS, in_seats
+from _seats import DECLARED, MOVING, SEATS, THREADS, WITH_WORKERS, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -342,6 +342,23 @@ def test_draws_from_the_sampler_are_no_waits_for_workers(seat):
         assert stats.elapsed == whole.elapsed
         assert seconds_waited(stats) + order.seconds <= seconds_waited(whole)
     assert crew.figures().probes.sampling_ratio == 0.0
+
+
+@in_seats(THREADS, DECLARED)
+def test_loop_waits_while_threads_start(seat):
+    """``iter()`` returns once they are ready, which more of them would not make sooner."""
+    seconds = []
+    loader = seat.loader(
+        Numbers(), batch_size=4, num_workers=1, worker_init_fn=lambda _: seconds.append(work())
+    )
+    began = perf_counter()
+    batches, own = iter(loader), 0.0
+    for _ in batches:
+        own += work()
+    inside = perf_counter() - began - own
+    whole, of_workers = loader.snapshot(), batches.stats().snapshot_of_workers()
+    assert seconds[0] <= seconds_waited(whole) <= inside
+    assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
 
 
 def test_long_tasks_stand_for_themselves_alone():

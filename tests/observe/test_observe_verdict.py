@@ -254,6 +254,19 @@ def test_many_short_waits_are_those_of_handing_over(pooled, num_items, mean, p90
     assert verdict.gain == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("pooled", [(), ("fetch", "collate")])
+def test_errors_that_are_handed_over_are_no_items(pooled):
+    """Where every item fails, nothing was delivered, whatever the loop waited for."""
+    failing = stage("fetch", busy=0.9, num_tasks=60, num_failures=60, num_delivered=60)
+    idle = stage("collate", busy=0.0, num_tasks=0, num_delivered=60)
+    report = make_report(reading(0.9, failing, idle), QUIET, pooled=pooled)
+    assert report.verdict.finding == (
+        "Nothing was delivered in 10 s: every item failed or was dropped."
+    )
+    assert "Raise" not in shown(report)
+    assert "WHAT IF" not in shown(report)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize(
     ("sampling", "busy", "gil_seconds", "cause", "gain", "limit"),
@@ -488,7 +501,8 @@ def test_verdict_names_nothing_that_was_not_measured(report):
     probes, cause, found = report.probes, report.verdict.cause, report.verdict.finding
     text = shown(report)
     if report.stats.elapsed < 2:
-        assert cause is Cause.SHORT
+        has_nothing = "Nothing was delivered" in found
+        assert cause is (Cause.UNKNOWN if has_nothing else Cause.SHORT)
         assert "Raise" not in text
         assert "faster" not in text
         return
@@ -522,7 +536,12 @@ BELONGS = {
     Cause.CPU: ("will not help", "Raise"),
     Cause.IO: ("use no core while they wait", "will not help"),
     Cause.THREADS: ("Raise", "will not help"),
-    Cause.UNKNOWN: ("Raise", "will not help", "as threads do that take the GIL in turns"),
+    Cause.UNKNOWN: (
+        "Raise",
+        "will not help",
+        "as threads do that take the GIL in turns",
+        "Read the notes",  # nothing was delivered
+    ),
     Cause.SOURCE: ("Make the source cheaper",),
     Cause.SAMPLER: ("Make the sampler cheaper",),
     Cause.START: ("Use longer epochs",),

@@ -163,7 +163,7 @@ class Crew:
         # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
         # epoch that request_stop cannot close.
         self._epoch = epoch
-        self.lead.begin(epoch)
+        self.stats.starts.time(partial(self.lead.begin, epoch))
         if self.mover is not None:
             self.mover.has_begun()
 

@@ -52,7 +52,8 @@ def figures_of(measured: Measured | None) -> Figures:
 
 def stats_of(measured: Measured) -> PipelineStats:
     """Return the statistics alone."""
-    readings, (results, outlet, transfer, sampling_ns) = measured.readings, measured.queues
+    readings, queues = measured.readings, measured.queues
+    results, outlet, transfer = queues.results, queues.outlet, queues.transfer
     elapsed_ns, parked_ns = measured.elapsed_ns, readings.parked_ns
     stages = [
         _stage_stats(
@@ -72,7 +73,9 @@ def stats_of(measured: Measured) -> PipelineStats:
         stages.append(_stage_stats("transfer", 1, transfer.elapsed_ns, transfer, ready, *waits_ns))
     return PipelineStats(
         elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=_share(measured.waited_ns + sampling_ns, elapsed_ns),
+        consumer_wait_ratio=_share(
+            measured.waited_ns + queues.sampling_ns + queues.starting_ns, elapsed_ns
+        ),
         stages=tuple(stages),
         data=readings.data,
     )

@@ -21,6 +21,8 @@ class Queues(NamedTuple):
     transfer: TaskCounters
     sampling_ns: int
     """The time in which the loop drew from the sampler, which is in no queue's."""
+    starting_ns: int
+    """Likewise, in which it started workers, and waited until they were ready."""
 
     def since(self, before: Queues) -> Queues:
         """Return what was counted after ``before``."""
@@ -29,6 +31,7 @@ class Queues(NamedTuple):
             self.outlet.since(before.outlet),
             self.transfer.since(before.transfer),
             self.sampling_ns - before.sampling_ns,
+            self.starting_ns - before.starting_ns,
         )
 
 
@@ -52,6 +55,6 @@ class Measured(NamedTuple):
 
     @property
     def of_workers(self) -> Measured:
-        """The same where the loop's draws from the sampler count as its own work: no worker makes
-        these shorter."""
-        return self._replace(queues=self.queues._replace(sampling_ns=0))
+        """The same where drawing from the sampler, and starting workers, count as the loop's own
+        work: more workers make these no shorter."""
+        return self._replace(queues=self.queues._replace(sampling_ns=0, starting_ns=0))

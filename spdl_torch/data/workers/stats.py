@@ -18,7 +18,7 @@ from ...pipeline.hooks.stage_info import StageInfo
 from ...pipeline.hooks.task_hooks import TaskStatsHook
 from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from .counts import DatasetCounts, Readings
-from .draw_clock import DrawClock
+from .loop_clock import LoopClock
 from .measured import Measured, Queues
 from .remarks import remarks_on_cores, remarks_on_skipped
 
@@ -103,8 +103,10 @@ class EpochStats(ABC):
         """The samples left out; None = samples may not fail."""
         self.near: Near | None = None if stage is None else stage.near
         """The cores near the device of the batches; None = there is none, or all are alike."""
-        self.draws = DrawClock()
-        """Of the loop, in all epochs."""
+        self.draws = LoopClock()
+        """Of drawing from the sampler, in all epochs."""
+        self.starts = LoopClock()
+        """Of starting workers: with an epoch that is asked for, not before."""
         self._recorder: FlightRecorder | None = None
 
     @property
@@ -275,6 +277,7 @@ class CrewStats(EpochStats):
             epoch.outlet.counters(),
             self._moved(),
             self.draws.total_ns(),
+            self.starts.total_ns(),
         )
 
 
@@ -321,7 +324,7 @@ class InlineStats(EpochStats):
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
         measured = Measured(
             Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
-            Queues(no_queue, no_queue, transfer, sampling_ns),
+            Queues(no_queue, no_queue, transfer, sampling_ns, 0),
             elapsed_ns,
             waited_ns=fetch.busy_ns + collate.busy_ns + transfer.busy_ns,
             has_transfer=self._transfer is not None,

@@ -77,12 +77,17 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
     """Return the number of items that the consumer got; None = unknown."""
     if not stages:
         return None
+    tasks = [stage.tasks for stage in stages]
+    if any(each.num_failures for each in tasks) and all(
+        each.num_failures == each.num_tasks for each in tasks
+    ):
+        return 0  # errors are handed over, too, but are no items
     if stages[-1].queue.elapsed > 0:
         return stages[-1].queue.num_items
     # Loaded on the consumer's own thread: there is no queue. Samples that are not put together, as
     # with batch_size=None, are delivered by the first stage.
-    tasks = stages[-1].tasks if stages[-1].tasks.num_tasks else stages[0].tasks
-    return tasks.num_tasks - tasks.num_failures
+    last = tasks[-1] if tasks[-1].num_tasks else tasks[0]
+    return last.num_tasks - last.num_failures
 
 
 def waits_for_others(stats: PipelineStats, probes: Probes) -> float:

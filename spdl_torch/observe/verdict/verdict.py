@@ -66,7 +66,7 @@ def judge(
     waiting = stats.consumer_wait_ratio
     remarks = tuple(_remarks(stats, probes))
     has_nothing, is_short = num_delivered(stats.stages) == 0, is_too_short(stats)
-    if has_nothing and (is_short or waiting < _INPUT_BOUND):
+    if has_nothing and (is_short or waiting < _INPUT_BOUND or _num_lost(stats)):
         return _nothing_delivered(stats, remarks)
     if is_short:
         return _too_short(stats, remarks)
@@ -104,8 +104,12 @@ def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
     )
 
 
+def _num_lost(stats: PipelineStats) -> int:
+    return sum(stage.tasks.num_failures + stage.num_dropped for stage in stats.stages)
+
+
 def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
-    num_lost = sum(stage.tasks.num_failures + stage.num_dropped for stage in stats.stages)
+    num_lost = _num_lost(stats)
     if num_lost:
         why = "every item failed or was dropped"
         if num_lost < stats.stages[0].tasks.num_tasks:  # others may be under way
