@@ -172,6 +172,17 @@ def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
     assert torch.equal(torch.get_rng_state(), process)
 
 
+def test_samples_that_draw_nothing_are_not_seeded_once_draws_are_seen(monkeypatch):
+    """Nor in the epoch in which that begins, though each of its batches enters the streams anew."""
+    _ways_of_draws.take("unseen, then key", monkeypatch)
+    streams, of_samples = SampleStreams(0), [KEY.seed(10 + position) for position in range(3)]
+    batches = [drawn_by_samples(streams, torch.default_generator.initial_seed) for _ in range(8)]
+    num_unseen = -(-_ways_of_draws.FEW_SAMPLES // 3)
+    num_seeded = num_unseen + 1  # in the next one draws are looked for
+    assert batches[:num_seeded] == [of_samples] * num_seeded
+    assert not {*of_samples} & {seed for batch in batches[num_seeded:] for seed in batch}
+
+
 def exists_on_meta(name):
     """Whether torch has the operator for the device meta."""
     try:

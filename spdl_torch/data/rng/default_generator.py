@@ -43,6 +43,7 @@ class Borrowing:
         self.is_blind = False
         """Whether nobody sees draws yet, so that all that may draw begins with it seeded."""
         self._is_main = False
+        self._was_blind = False  # in the last batch; the thread may have entered anew since
         self._num_batches = self._num_threads = 0
         self._has_company = False
 
@@ -57,7 +58,8 @@ class Borrowing:
             self.is_on = self.looks = False
             return
         self._num_batches += 1
-        was_blind, self.is_blind = self.is_blind, not are_seen and self._may_be_blind()
+        self.is_blind = not are_seen and self._may_be_blind()
+        was_blind, self._was_blind = self._was_blind, self.is_blind
         self.note_unseen(_BATCH_UNSEEN)
         self.is_on = self.is_blind or (self.has_drawn and self._is_alone())
         is_due = was_blind or self._num_batches % _LOOK_EVERY == 1
