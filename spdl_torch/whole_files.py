@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -69,6 +70,19 @@ def _is_json(path: Path) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def starts_like_json(path: Path) -> bool:
+    """Return whether a file starts like JSON, such as a trace, gzipped or not, or is empty."""
+    with path.open("rb") as file:
+        begin = file.read(2)
+    if begin == b"\x1f\x8b":
+        try:
+            with gzip.open(path) as unzipped:
+                begin = unzipped.read(1)
+        except (OSError, EOFError):
+            return False
+    return begin[:1] in (b"{", b"[", b"")
 
 
 def not_replaced(path: Path, kind: str) -> ValueError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...scopes import scope
+from ...whole_files import starts_like_json
 
 if TYPE_CHECKING:
     import os
@@ -193,7 +194,7 @@ def _check_is_ours(
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (num_objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
-        if remedy == _OTHER_FILE and _may_be_trace(path):
+        if remedy == _OTHER_FILE and starts_like_json(path):
             remedy += " If it is a trace, report and trace show what is in it."
         raise ValueError(f"{path} is not a statistics file: {error}. {remedy}") from error
     if num_objects and application != _APPLICATION_ID:
@@ -206,12 +207,6 @@ def _check_is_ours(
             f"{SCHEMA_VERSION}. Upgrade spdl_torch to read it."
         )
     return int(version) if num_objects else 0
-
-
-def _may_be_trace(path: Path) -> bool:
-    """Return whether a file starts as JSON does, or as gzip's files do."""
-    with path.open("rb") as file:
-        return file.read(2).startswith((b"{", b"[", b"\x1f\x8b"))
 
 
 def _statements(script: str) -> list[str]:

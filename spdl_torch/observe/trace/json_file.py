@@ -67,19 +67,6 @@ def is_sqlite(start: bytes) -> bool:
     return start.startswith(_SQLITE)
 
 
-def may_be_trace(path: Path) -> bool:
-    """Return whether a file starts like JSON, gzipped or not, or is empty."""
-    with path.open("rb") as file:
-        begin = file.read(2)
-    if begin == _GZIP:
-        try:
-            with gzip.open(path) as unzipped:
-                begin = unzipped.read(1)
-        except (OSError, EOFError):
-            return False
-    return begin[:1] in (b"{", b"[", b"")
-
-
 def write(path: str | os.PathLike[str], trace: dict[str, Any]) -> Path:
     """Write a trace, gzipped where its name ends in ``.gz``. The file takes its name once it is
     complete; folders are created, a file is replaced.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...whole_files import starts_like_json
 from ..store.run_sections import StoredRun
 from ..store.stored_run import pipelines_of_file
 from .event_faults import check_own_events
-from .json_file import is_sqlite, may_be_trace, profiles_of, read, report_in, start_of
+from .json_file import is_sqlite, profiles_of, read, report_in, start_of
 from .run_page import MeasuredRun
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def load_runs(
             raise ValueError(
                 f"{path}: a run and a pipeline are chosen from a statistics file, and this is none."
             )
-        if not may_be_trace(path):
+        if not starts_like_json(path):
             raise ValueError(f"{path}: not a trace in JSON, nor a statistics file.")
         return [load_trace(path)]
     numbers: list[int | None] = [pipeline]

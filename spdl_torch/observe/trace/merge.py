@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...whole_files import starts_like_json
 from .event_faults import check_own_events
 from .flows import FLOWS_PER_PROCESS
-from .json_file import OURS, may_be_trace, path_to_write, profiles_of, read, write
+from .json_file import OURS, path_to_write, profiles_of, read, write
 from .rows import microseconds, nanoseconds
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _load_files(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Tra
 def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
     loaded = []
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.is_file() or not may_be_trace(path):
+        if path.name.startswith(".") or not path.is_file() or not starts_like_json(path):
             continue
         try:
             trace = read(path)
