@@ -24,7 +24,7 @@ from time import monotonic
 from _datasets import BulkIndices, IndexStream, Indices
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader import move_limits
+from spdl_torch.data.loader import held_up, move_limits
 from spdl_torch.observe.verdict.verdict import Cause
 
 PATIENCE_SECONDS = 30
@@ -66,7 +66,7 @@ def move_at_once():
         setattr(move_limits, name, 0)
     for name in ("TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):
         setattr(move_limits, name, 0)
-    move_limits.HOLDS_UP = tuple(Cause)
+    held_up.HOLDS_UP = tuple(Cause)
 
 
 def set_up(number):

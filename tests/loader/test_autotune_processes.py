@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import move_limits
+from spdl_torch.data.loader import held_up, move_limits
 from spdl_torch.observe import Cause
 
 pytestmark = [
@@ -94,8 +94,8 @@ class SafeAugmented(Augmented):
 def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random, monkeypatch):
     """In the middle of an epoch whose number of threads has changed before, with the same bits;
     or they stay, and the threads are tuned on."""
+    monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
     for name, value in {
-        "HOLDS_UP": tuple(Cause),
         "LEAST_WAIT": 0.0,
         "LOOK_SECONDS": 0.05,
         "TRIAL_SECONDS": 0.0,

@@ -33,8 +33,7 @@ from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
 from spdl_torch.data.child_process import connection, process_seats
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import move_limits
-from spdl_torch.data.loader.held_up import are_held_up
+from spdl_torch.data.loader import held_up, move_limits
 from spdl_torch.data.loader.mover import FOLLOWING, State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
@@ -449,7 +448,7 @@ class Python(Dataset):
 @pytest.fixture
 def moves(monkeypatch):
     """Any verdict leads to a trial, whose gain is accepted: on a busy machine they are its own."""
-    monkeypatch.setattr(move_limits, "HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
     monkeypatch.setattr(move_limits, "LEAST_WAIT", 0.0)
     monkeypatch.setattr(move_limits, "GAIN", 0.0)
 
@@ -582,7 +581,7 @@ def test_threads_that_may_wait_for_the_gil_get_a_trial(
     made = make_report(stats, probes, pooled=report.pooled)
     assert made.verdict.cause in (Cause.UNKNOWN, Cause.IO)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert are_held_up(figures, mover_of(iterator).memory) == is_held_up
+    assert held_up.are_held_up(figures, mover_of(iterator).memory) == is_held_up
     assert ("turns" in made.verdict.action) == is_said
     assert ("Raise" in made.verdict.action) != is_said
 
@@ -617,7 +616,7 @@ def test_threads_that_keep_the_loop_from_the_gil_get_a_trial(
     stats = replace(report.stats, elapsed=2.0, consumer_wait_ratio=waits, stages=stages)
     probes = Probes(gil_seconds=gil_seconds, one_at_a_time=one_at_a_time, num_cores=2)
     monkeypatch.setattr(figures, "figures", lambda: Figures(stats, probes))
-    assert are_held_up(figures, mover_of(iterator).memory) == is_held_up
+    assert held_up.are_held_up(figures, mover_of(iterator).memory) == is_held_up
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from test_moving import HoldsUpForks
 
 from spdl_torch import DataLoader
 from spdl_torch.data.child_process import process_seats, roster
-from spdl_torch.data.loader import crew, hiring, move_limits, mover
+from spdl_torch.data.loader import crew, held_up, hiring, move_limits, mover
 from spdl_torch.data.loader.mover import State
 from spdl_torch.observe.verdict.verdict import Cause
 
@@ -117,7 +117,7 @@ STATES = {
 @pytest.fixture
 def moves(monkeypatch):
     """Every verdict leads to a trial, which ends with the first look at it."""
-    monkeypatch.setattr(move_limits, "HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
     for name in ("LEAST_WAIT", "LOOK_SECONDS", "LEAST_BATCHES", "LONGEST_START_SECONDS"):
         monkeypatch.setattr(move_limits, name, 0)
     for name in ("TRIAL_SECONDS", "TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):

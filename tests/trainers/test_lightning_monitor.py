@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main
 from spdl_torch.autotune import PerfParams, tuning
-from spdl_torch.data.loader import move_limits
+from spdl_torch.data.loader import held_up, move_limits
 from spdl_torch.observe import (
     Cause,
     log_stats_summary,
@@ -259,7 +259,7 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     line for the log at the end of the epoch, and all moves in the file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr(move_limits, "HOLDS_UP", tuple(Cause))
+    monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
     monkeypatch.setattr(move_limits, "LEAST_WAIT", 0.0)
     monkeypatch.setattr(move_limits, "GAIN", 0.0)
     messages = []

@@ -13,8 +13,6 @@ import multiprocessing
 import threading
 from typing import TYPE_CHECKING, Any
 
-from .process import server_is_anothers
-
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
@@ -41,8 +39,10 @@ def context_of(given: Any) -> BaseContext:
         )
     if given is None:
         given = multiprocessing.get_context()
-        if given.get_start_method() == "forkserver" and server_is_anothers():
-            given = multiprocessing.get_context("spawn")
+        if given.get_start_method() == "forkserver":
+            from .process import server_is_anothers  # loaders on threads ask this module, too
+
+            given = multiprocessing.get_context("spawn") if server_is_anothers() else given
     if given.get_start_method() == "forkserver":
         _preload(given)
     return given  # type: ignore[no-any-return]  # a context

@@ -199,7 +199,7 @@ class DataLoader(BaseLoader[T_co]):
             in_order=in_order,
         )
         if self.num_workers:
-            import_workers(isolation)
+            import_workers(self)
         # Accelerate would divide among its ranks a second time what they already share.
         if is_shared_out(self) or divides_itself(dataset):
             self._is_accelerate_prepared = True

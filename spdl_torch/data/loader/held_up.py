@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...machine.probes import probe_counters
 from ...machine.readings import probes_between
 from ...observe.verdict.causes import (
+    Cause,
     bottleneck_of,
     load_of,
     may_hide_the_gil,
@@ -21,6 +22,9 @@ from . import move_limits as limits
 if TYPE_CHECKING:
     from ..workers.moving import Moving
     from ..workers.stats import CrewStats
+
+HOLDS_UP = (Cause.GIL,)
+"""The verdicts on the threads that lead to a trial of processes."""
 
 
 def are_held_up(threads: CrewStats, memory: Moving) -> bool:
@@ -39,7 +43,7 @@ def are_held_up(threads: CrewStats, memory: Moving) -> bool:
     cause = found.cause
     if stats.consumer_wait_ratio < limits.LEAST_WAIT:
         return found.keeps_the_gil_taken
-    if cause in limits.HOLDS_UP:
+    if cause in HOLDS_UP:
         return True
     # The probe samples ten times a second: it knows nothing of shorter epochs.
     if probes.gil_seconds is None and use_one_core(stats, pooled):

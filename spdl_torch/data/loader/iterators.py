@@ -39,6 +39,7 @@ from .dealing import Dealing
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
 from .placing import moved
+from .vouching import seems_safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -566,13 +567,17 @@ def _most_workers(loader: BaseLoader[Any]) -> int:
     return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
 
 
-def import_workers(isolation: str) -> None:
-    """Import what most loaders with workers need. Called when one is made: 45 modules are 10 ms for
-    which the first batch need not wait, and who loads without workers never."""
+def import_workers(loader: BaseLoader[Any]) -> None:
+    """Import what a loader with workers needs, most likely. Called when it is made: 45 modules are
+    10 ms for which the first batch need not wait, and who loads without workers never."""
+    functions = loader.collate_fn, loader.worker_init_fn
+    may_move = loader.isolation == "auto" and seems_safe(loader.dataset, *functions)
     with collected_later():
         from . import crew  # noqa: F401
 
-        if isolation == "thread":
+        if may_move:
+            from . import mover  # noqa: F401
+        if may_move or loader.isolation == "thread":
             from ..workers import thread_seats  # noqa: F401
         else:
             from ..child_process import process_seats  # noqa: F401

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from ...observe.verdict.causes import Cause
-
 LOOK_SECONDS = 0.6
 """The time between two checks of the threads: the probe of the GIL needs half a second."""
-HOLDS_UP = (Cause.GIL,)
-"""The verdicts on the threads that lead to a trial of processes."""
 LEAST_WAIT = 0.2
 """The share of the time that the loop has to wait; below it, moving could gain little."""
 LEAST_BATCHES = 8

@@ -28,7 +28,6 @@ from ..child_process.signals import handlers_deferred
 from ..workers.doubts import Doubtful, Doubts, Given, error_in
 from ..workers.jobs import Loaded
 from . import move_limits as limits
-from .held_up import are_held_up
 from .hiring import Hiring
 from .pace import Pace
 from .trial import failed_alone, is_on_device, not_started, settle
@@ -283,9 +282,11 @@ class Mover:
         memory = self.memory
         tally = memory.threads
         memory.unlooked_seconds = 0.0
-        if tally.num_batches + tally.num_epochs < limits.LEAST_BATCHES or not are_held_up(
-            crew.stats, memory
-        ):
+        if tally.num_batches + tally.num_epochs < limits.LEAST_BATCHES:
+            return
+        from .held_up import are_held_up  # judges: no first batch waits for its import
+
+        if not are_held_up(crew.stats, memory):
             return
         if not self._within_epochs and tally.num_epochs == 1:
             return

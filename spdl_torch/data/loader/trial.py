@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...io._transfer.tree import leaves_of, spots_of
 from ..child_process.signals import handlers_deferred
 from . import move_limits as limits
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 def is_on_device(batch: Any) -> bool:
     """Return whether a part of the batch is, as a forked process could not have it."""
+    from ...io._transfer.tree import leaves_of, spots_of  # few loaders come to a trial
+
     for leaf in leaves_of(spots_of(batch)):
         device = getattr(leaf, "device", None)
         if getattr(leaf, "is_cuda", False) or getattr(device, "type", "cpu") not in ("cpu", "meta"):
