@@ -1,5 +1,6 @@
 """Counters, percentiles and the figures computed from them."""
 
+import logging
 import math
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from time import perf_counter
 
 import pytest
 from _gates import FakeClock, until
-from _seats import DECLARED, MOVING, SEATS, THREADS, WITH_WORKERS, in_seats
+from _seats import DECLARED, MOVING, NONE, SEATS, THREADS, WITH_WORKERS, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -359,6 +360,60 @@ def test_loop_waits_while_threads_start(seat):
     whole, of_workers = loader.snapshot(), batches.stats().snapshot_of_workers()
     assert seconds[0] <= seconds_waited(whole) <= inside
     assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
+
+
+class WorkingHandler(logging.Handler):
+    """Works for each record, and counts how long."""
+
+    seconds = 0.0
+
+    def emit(self, record):
+        self.seconds += work()
+
+
+class Failing(Numbers):
+    """Its odd samples fail."""
+
+    def __getitem__(self, index):
+        if index % 2:
+            raise ValueError(f"sample {index}")
+        return super().__getitem__(index)
+
+
+def test_without_workers_all_of_next_is_a_wait():
+    """Also what is in no stage: here the program's own handler of what is logged meanwhile."""
+    handler, logger = WorkingHandler(), logging.getLogger("spdl_torch.data")
+    loader = NONE.loader(Failing(), batch_size=4, on_error="skip", error_budget=1.0)
+    logger.addHandler(handler)
+    try:
+        inside, batches = 0.0, iter(loader)
+        for _ in range(3):
+            began = perf_counter()
+            next(batches)
+            inside += perf_counter() - began
+            work()
+    finally:
+        logger.removeHandler(handler)
+    stats = loader.snapshot()
+    assert handler.seconds > 0
+    assert handler.seconds <= seconds_waited(stats) <= inside
+
+
+@in_seats(NONE)
+def test_what_a_loop_does_after_an_error_is_no_wait(seat):
+    """An error in place of a batch is handed over as a batch is."""
+    loader = seat.loader(Failing(), batch_size=1)
+    batches, inside, num_failed = iter(loader), 0.0, 0
+    for _ in range(12):
+        began = perf_counter()
+        try:
+            next(batches)
+        except ValueError:
+            num_failed += 1
+        inside += perf_counter() - began
+        work()
+    assert num_failed == 6
+    assert seconds_waited(loader.snapshot()) <= inside
 
 
 def test_long_tasks_stand_for_themselves_alone():

@@ -254,6 +254,17 @@ def test_many_short_waits_are_those_of_handing_over(pooled, num_items, mean, p90
     assert verdict.gain == pytest.approx(1.5)
 
 
+def test_without_workers_no_wait_is_for_a_start():
+    """What the stages do not take of it is the loader's own, for each batch."""
+    none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
+    fetch, collate = (replace(stage(name, busy=0.1), queue=none) for name in ("fetch", "collate"))
+    verdict = judge(reading(0.9, fetch, collate), QUIET, pooled=["fetch", "collate"])
+    assert verdict.cause is Cause.HAND_OVER
+    assert "what the loader itself does for every batch" in verdict.finding
+    assert "Use larger batches" in verdict.action
+    assert verdict.gain == pytest.approx(9.0)
+
+
 @pytest.mark.parametrize("pooled", [(), ("fetch", "collate")])
 def test_errors_that_are_handed_over_are_no_items(pooled):
     """Where every item fails, nothing was delivered, whatever the loop waited for."""
@@ -267,17 +278,22 @@ def test_errors_that_are_handed_over_are_no_items(pooled):
     assert "WHAT IF" not in shown(report)
 
 
-@pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize(
-    ("sampling", "busy", "gil_seconds", "cause", "gain", "limit"),
+    ("threads", "sampling", "busy", "gil_seconds", "cause", "gain", "limit"),
     [
-        (0.78, 0.01, 1e-4, Cause.SAMPLER, 1 / 0.22 - 1, ""),
-        (0.5, 0.28, 1e-4, Cause.SAMPLER, 1.0, "the dataset"),
-        (0.5, 0.9, 1e-4, Cause.SAMPLER, 1.0, "the dataset"),
-        (0.5, 0.9, 6e-3, Cause.GIL, 4.0, ""),  # for which the sampler may wait, too
-        (0.2, 0.9, 1e-4, Cause.THREADS, 1 / 0.4 - 1, "the sampler"),
-        (0.2, 0.1, 1e-4, Cause.START, 1 / 0.4 - 1, "the sampler"),
-        (0.0, 0.1, 1e-4, Cause.START, 4.0, ""),
+        (2, 0.78, 0.01, 1e-4, Cause.SAMPLER, 1 / 0.22 - 1, ""),
+        (2, 0.5, 0.28, 1e-4, Cause.SAMPLER, 1.0, "the dataset"),
+        (2, 0.5, 0.9, 1e-4, Cause.SAMPLER, 1.0, "the dataset"),
+        (2, 0.5, 0.9, 6e-3, Cause.GIL, 4.0, ""),  # for which the sampler may wait, too
+        (2, 0.2, 0.9, 1e-4, Cause.THREADS, 1 / 0.4 - 1, "the sampler"),
+        (2, 0.2, 0.1, 1e-4, Cause.START, 1 / 0.4 - 1, "the sampler"),
+        (2, 0.0, 0.1, 1e-4, Cause.START, 4.0, ""),
+        # Without workers the stages take what is left of the waits, at most, and it may be less.
+        (0, 0.78, 0.01, None, Cause.SAMPLER, 1 / 0.22 - 1, ""),
+        (0, 0.5, 0.3, None, Cause.SAMPLER, 1.0, "the dataset"),
+        (0, 0.2, 0.6, None, Cause.THREADS, 1 / 0.4 - 1, "the sampler"),
+        (0, 0.2, 0.1, None, Cause.HAND_OVER, 4.0, ""),
+        (0, 0.0, 0.1, None, Cause.HAND_OVER, 4.0, ""),
     ],
 )
 def test_sampler_is_named_for_half_of_the_waits(
@@ -545,7 +561,11 @@ BELONGS = {
     Cause.SOURCE: ("Make the source cheaper",),
     Cause.SAMPLER: ("Make the sampler cheaper",),
     Cause.START: ("Use longer epochs",),
-    Cause.HAND_OVER: ("Use larger batches, or num_workers=0", "Hand over more at once"),
+    Cause.HAND_OVER: (
+        "Use larger batches, or num_workers=0",
+        "Use larger batches: each takes the loop the same",
+        "Hand over more at once",
+    ),
     Cause.SHORT: ("Load for 2 seconds or more",),
 }
 """What the advice on each cause says."""

@@ -78,6 +78,8 @@ class MappedSlabs:
             self.read()
             free, self.free = self.free, []
             spent = self._spent.intersection(free)
+            if not spent:
+                return Free(tuple(free), ())
             self._spent -= spent
         self.forget(tuple(spent))
         return Free(tuple(slab for slab in free if slab not in spent), tuple(spent))

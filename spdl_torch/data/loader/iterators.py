@@ -89,7 +89,7 @@ class InlineIterator(EpochIterator):
         self._stats = InlineStats(recorder, loader.dataset, self._device_stage)
         self._stats.skipped = self._skipped
         weakref.finalize(self, self._stats.end).atexit = False
-        self._ring = recorder.new_consumer_ring(0)
+        self._ring = self._stats.consumer
         fetch_cell, collate_cell = self._stats.new_cells(enabled=stats)
         record_parts(self._ring, fetch=fetch_cell, collate=collate_cell)
         # Without streams, user code draws from the process's generators.
@@ -133,6 +133,7 @@ class InlineIterator(EpochIterator):
                 failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
             if failure is not None:
                 self._note()  # an error in place of a batch counts as handed out
+                self._ring.got(self._num_taken - 1)
                 try:
                     raise failure
                 finally:
@@ -179,6 +180,7 @@ class InlineIterator(EpochIterator):
             self._recorder.failed("worker", self._num_taken - 1, error)
             self._failure_of(tries, self._num_taken, empty=False)  # logs what failed
             self._note()  # an error in place of a batch counts as handed out
+            self._ring.got(self._num_taken - 1)
             raise
         return batch, tries
 
@@ -190,7 +192,6 @@ class InlineIterator(EpochIterator):
             if state.keeper != "dataset":
                 self._progress.own = None  # nothing of the iterator outlives the epoch
         self._advance(EpochState.OVER)
-        self._ring.end()
         self._stats.end()
         tries = self._maker.tries()
         record_bad(self._recorder, self._num_taken - 1, tries)
@@ -394,8 +395,8 @@ class CrewIterator(EpochIterator):
             if self._held is None:
                 if self._crew.num_taken >= self._num_submitted:
                     self._submit_more()  # Ctrl-C may have lost the only one that was under way
-                if self._crew.num_taken >= self._num_submitted:
-                    break
+                    if self._crew.num_taken >= self._num_submitted:
+                        break
                 self._held = self._receive()
                 if self._tuner is not None:
                     self._tuner.after(getattr(self._held, "batch", None))

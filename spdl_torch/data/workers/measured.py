@@ -43,7 +43,8 @@ class Measured(NamedTuple):
     """Without workers there is no queue: all zero, but for the transfer and the sampler."""
     elapsed_ns: int
     waited_ns: int
-    """The time that the loop waited for batches; without workers it makes them in it."""
+    """The time that the loop waited for batches; without workers it makes them in it. Without what
+    is in ``queues``: drawing from the sampler, and starting workers."""
     has_transfer: bool
     own_probes: tuple[ProbeCounters, ProbeCounters] | None
     """This process's, at the begin and now; None = the workers, if any, are in this process."""

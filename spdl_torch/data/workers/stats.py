@@ -293,6 +293,8 @@ class InlineStats(EpochStats):
         self._counts = DatasetCounts(dataset)
         self._recorder = recorder
         recorder.belongs_to(self)
+        self.consumer = recorder.new_consumer_ring(0)
+        """The ring in which the thread's waits are recorded."""
         self._thread = threading.get_native_id()
         self._probes_before = probe_counters_of(self._thread)
         self._at_end: tuple[ProbeCounters, int] | None = None
@@ -305,6 +307,7 @@ class InlineStats(EpochStats):
         """Stop the epoch's clock."""
         for stage in filter(None, (self._fetch, self._collate, self._transfer)):
             stage.end()
+        self.consumer.end()
         self._at_end = self._at_end or self._now()
 
     @property
@@ -322,11 +325,12 @@ class InlineStats(EpochStats):
         probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
         fetch, collate, transfer = self._fetch.counters(), self._collate.counters(), self._moved()
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
+        waited_ns = max(0, self.consumer.waited_ns - sampling_ns)
         measured = Measured(
             Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
             Queues(no_queue, no_queue, transfer, sampling_ns, 0),
             elapsed_ns,
-            waited_ns=fetch.busy_ns + collate.busy_ns + transfer.busy_ns,
+            waited_ns=waited_ns,
             has_transfer=self._transfer is not None,
             own_probes=None,
             num_workers=1,

@@ -115,7 +115,8 @@ class DeviceStage:
         """Make the batch ready for the current stream. Called on the trainer's thread."""
         if isinstance(result, Loaded):
             try:
-                return result._replace(batch=result.batch.receive())
+                batch = result.batch.receive()
+                return Loaded(result.number, batch, result.progress, result.tries)
             except BaseException as error:
                 self._say_where(error, result.number)
                 return Failed(result.number, error, result.progress)

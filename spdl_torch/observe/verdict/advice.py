@@ -146,7 +146,7 @@ def ceiling_of(
     """Return the gain if the consumer never waited, or as much of it as the sampler and the stages
     other than ``stage`` allow."""
     waiting = waits_for_others(stats, probes)
-    ceiling = _without_waits(waiting, "the sampler", stats.consumer_wait_ratio - waiting)
+    ceiling = _without_waits(waiting, "the sampler", probes.sampling_ratio or 0.0)
     if stage is None:
         return ceiling
     changed = pooled if stage.name in pooled else (stage.name,)
@@ -166,9 +166,10 @@ def _without_waits(waits: float, limit: str = "", others: float = 0.0) -> Ceilin
 def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: Finding) -> Advice:
     """Return what to do about the finding; other arguments as for :func:`judge`."""
     if found.cause is Cause.SAMPLER:
-        others = waits_for_others(stats, probes)
-        sampling = stats.consumer_wait_ratio - others
+        others, sampling = waits_for_others(stats, probes), probes.sampling_ratio or 0.0
         return Advice(_CHEAPER_SAMPLER, _without_waits(sampling, "the dataset", others))
+    if found.cause is Cause.HAND_OVER and found.is_inline:
+        return Advice(_without_stage(found), _without_waits(stats.consumer_wait_ratio))
     if found.stage is None or found.load is None:
         return Advice(_without_stage(found), ceiling_of(stats, probes))
     asked = _Question(stats, probes, pooled, found, found.load)
@@ -198,6 +199,8 @@ def _without_stage(found: Finding) -> str:
         return "Leave stats=False out, and look again."
     if found.cause is Cause.SOURCE:
         return "Make the source cheaper: let it yield paths or indices, and read in a stage."
+    if found.cause is Cause.HAND_OVER and found.is_inline:
+        return "Use larger batches: each takes the loop the same, whatever is in it."
     if found.cause is Cause.HAND_OVER and found.is_workers:
         return "Use larger batches, or num_workers=0, with which none is handed over."
     if found.cause is Cause.HAND_OVER:

@@ -92,7 +92,10 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
 
 def waits_for_others(stats: PipelineStats, probes: Probes) -> float:
     """Return the share of the time in which the consumer waited for what others make, not for the
-    sampler, from which it draws itself."""
+    sampler, from which it draws itself. Without workers nobody else makes anything: it is the time
+    that the stages take, since what the loader does for a batch beside them stays."""
+    if stats.stages and all(stage.queue.elapsed == 0 for stage in stats.stages):
+        return min(1.0, sum(stage.busy_ratio for stage in stats.stages))
     return max(0.0, stats.consumer_wait_ratio - (probes.sampling_ratio or 0.0))
 
 

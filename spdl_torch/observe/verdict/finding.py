@@ -48,6 +48,8 @@ class Finding:
     """The bottleneck; None where it is not a stage."""
     load: Load | None = None
     """The load of its threads."""
+    is_inline: bool = False
+    """Whether the loop's own thread loads."""
     is_workers: bool = False
     """Whether these are a loader's workers: threads, or processes with one thread each."""
     may_be_gil: bool = False
@@ -72,6 +74,8 @@ class Finding:
     @property
     def why(self) -> str:
         """The clause that names the cause."""
+        if self.stage is None and self.is_inline and self.cause is Cause.HAND_OVER:
+            return "most of it is what the loader itself does for every batch, however small"
         if self.stage is None:
             return _WITHOUT_STAGE[self.cause]
         return f"stage {self.stage.name!r} is the bottleneck{self._because()}"
@@ -118,9 +122,10 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
     if load.busy < _BUSY and not pooled and stats.stages[0].wait_in_ratio >= _BUSY:
         return Finding(cause=Cause.SOURCE)
     if _has_spare_time(load, stats, probes, pooled):
-        cause = Cause.HAND_OVER if _is_for_all_items(stats) else Cause.START
+        inline = is_inline(stats, pooled)  # then there is no start to wait for
+        cause = Cause.HAND_OVER if inline or _is_for_all_items(stats) else Cause.START
         cause = Cause.SAMPLER if is_for_sampler else cause
-        return Finding(cause=cause, is_workers=bool(pooled))
+        return Finding(cause=cause, is_workers=bool(pooled), is_inline=inline)
     cause = cause_of(load, probes)
     # A sampler takes long, too, where it has to wait for a GIL that others have.
     if is_for_sampler and cause is not Cause.GIL:

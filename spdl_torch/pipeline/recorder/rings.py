@@ -165,6 +165,7 @@ class ConsumerRing(Ring):
     def __init__(self, capacity: int, shortest_ns: int) -> None:
         super().__init__(capacity, shortest_ns)
         self._asked_ns = self._got_ns = 0
+        self._waited_ns = 0  # for all items that came
         self._number = -1
         self.queue: weakref.ref[Sized] | None = None
         """The queue that the items come from."""
@@ -186,7 +187,8 @@ class ConsumerRing(Ring):
     def got(self, number: int) -> None:
         """Note that the item came."""
         self._number = number
-        self._got_ns = perf_counter_ns()
+        self._got_ns = now = perf_counter_ns()
+        self._waited_ns += now - self._asked_ns
 
     def end(self) -> None:
         """Note that no more items will come."""
@@ -194,7 +196,15 @@ class ConsumerRing(Ring):
         if self._got_ns and now - self._asked_ns >= self.shortest_ns:
             number = self._number
             self.add(self._asked_ns, self._got_ns, now, now, -1, number, -1, None, None)
+        if self._asked_ns and not self._got_ns:
+            self._waited_ns += now - self._asked_ns
         self._asked_ns = self._got_ns = 0
+
+    @property
+    def waited_ns(self) -> int:
+        """The time for which the consumer has waited, up to now. Any thread may ask."""
+        waited_ns, since_ns = self._waited_ns, self.waiting_since_ns
+        return waited_ns + (0 if since_ns is None else perf_counter_ns() - since_ns)
 
     @property
     def waiting_since_ns(self) -> int | None:
