@@ -3,7 +3,7 @@ order and random streams.
 
 Trainer                                         child, one for each worker
     ProcessSeats ─ jobs, freed shared memory ──▶ the main thread reads its jobs and sends its
-    a receiver for each child                    │ batches (lone_worker); a second thread answers
+    a receiver for each child                    │ batches (job_wire); a second thread answers
         │                                        │ questions
         │ ◀────── where a batch lies ────────────┘
         │ unpacks: tensors that view the shared memory

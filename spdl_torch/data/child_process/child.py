@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ...machine.probes import count_only_this_thread
 from ...named_tuples import NamedTuple
 from ...scopes import scope
 from ..rng.patches import install_functions
+from ..workers.counts import WorkerCounts
+from ..workers.worker_info import use_one_intra_op_thread
+from ..workers.worker_thread import Worker
 from .batch_packing import SlabWriter
+from .job_wire import JobWire
 from .leaving import leave
-from .lone_worker import LoneWorker
+from .listener import Listener
 from .messages import Up
 from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
@@ -86,24 +91,55 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
 def _run_worker(
     connection: Connection, control: Connection, beginning: Beginning, uplink: Uplink
 ) -> None:
-    number = beginning.number
     try:
         spec = _opened(beginning, connection, uplink)
-        threading.current_thread().name = f"spdl-worker-{number}"
-        _seed_process(spec.draws.base_seed, number)
-        worker = LoneWorker(number, spec, beginning.key, beginning.workers, uplink)
-        listener = threading.Thread(
-            target=worker.answer, args=(control,), name="spdl-listener", daemon=True
-        )
+        threading.current_thread().name = f"spdl-worker-{beginning.number}"
+        _seed_process(spec.draws.base_seed, beginning.number)
+        listener = Listener(control, spec.pipeline_number, records=spec.stats)
         listener.start()
     except BaseException as error:
         uplink.send_fatal("the worker process could not be set up", error)
         return
     try:
-        worker.run(connection)
+        _work(connection, beginning, spec, uplink, listener)
     except BaseException as error:
         uplink.send_fatal("the worker process failed", error)
-    worker.let_go()
+    uplink.counts = None  # it stays, and would keep the dataset
+
+
+def _work(
+    connection: Connection,
+    beginning: Beginning,
+    spec: LoadSpec,
+    uplink: Uplink,
+    listener: Listener,
+) -> None:
+    """Work until the trainer hangs up, or is gone."""
+    use_one_intra_op_thread()
+    count_only_this_thread()
+    uplink.counts = counts = WorkerCounts(1, spec.recipe.dataset)
+    wire = JobWire(connection, uplink, counts, listener.new_recorder)
+    wire.restart(beginning.key, beginning.workers)
+    worker = Worker(
+        beginning.number,
+        spec,
+        wire.shifts,
+        listener.activity,
+        copying=None,
+        cells=counts.new_cells(enabled=spec.stats),
+        could_not_start=_note_nothing,
+        note_shared=_note_nothing,
+    )
+    try:
+        worker.serve(_note_nothing, lambda: False)
+    except OSError:
+        pass  # the trainer is gone
+    finally:
+        counts.close()  # its epoch refers to the wire, and that to it, and so to the dataset
+
+
+def _note_nothing(*_: object) -> None:
+    """Do nothing: nobody waits for the worker, whose error answers its jobs."""
 
 
 def _opened(beginning: Beginning, connection: Connection, uplink: Uplink) -> LoadSpec:

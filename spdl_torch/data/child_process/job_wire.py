@@ -1,0 +1,147 @@
+"""The connection to the trainer as a worker sees it: queues of epochs, of jobs and of results.
+
+A worker has its process to itself, as torch's workers have: it is the main thread. It reads its
+jobs from the connection itself and writes its batches to it, so that no other thread of the process
+asks for the GIL.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+from collections import deque
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline.channel.waits import ChannelClosed
+from ...pipeline.stats.counters import QueueCounters
+from ..workers.epoch import Epoch, Shift
+from ..workers.jobs import Job
+from .messages import Free, Restart, Submit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    from ...pipeline.recorder.flight_recorder import FlightRecorder
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..workers.counts import WorkerCounts
+    from ..workers.jobs import Result
+    from .uplink import Uplink
+
+
+class _Shifts:
+    """The queue of epochs as the worker sees it: it holds one at a time."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.next: Shift | None = None
+
+    def get(self) -> Shift:
+        """Return the latest epoch. Raises: ChannelClosed."""
+        shift, self.next = self.next, None
+        if shift is None:
+            self.closed = True
+            raise ChannelClosed
+        return shift
+
+
+class JobWire:
+    """The connection in place of the channels of threads. Only the main thread uses it, so it needs
+    no lock.
+
+    counts: counts each epoch. new_recorder: makes its recorder.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        uplink: Uplink,
+        counts: WorkerCounts,
+        new_recorder: Callable[[], FlightRecorder],
+    ) -> None:
+        self.shifts: Any = _Shifts()
+        self._connection = connection
+        self._uplink = uplink
+        self._counts = counts
+        self._new_recorder = new_recorder
+        self._waiting: deque[Any] = deque()  # messages read before their turn
+        self._waited_ns = 0
+        self._poll = getattr(select, "poll", None) and select.poll()
+        if self._poll is not None:
+            self._poll.register(connection.fileno(), select.POLLIN)
+
+    def get(self) -> Job:
+        """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
+
+        Messages that have come meanwhile are read first: an epoch that begins drops the jobs of
+        the one before.
+        """
+        since_ns = perf_counter_ns()
+        while True:
+            while not self._waiting or self._has_more():
+                self._read()
+            message = self._waiting.popleft()
+            if message is None:
+                raise ChannelClosed
+            if isinstance(message, Restart):
+                self._uplink.begin(message.epoch)
+                self.restart(message.key, message.workers)
+                raise ChannelClosed
+            self._waited_ns += perf_counter_ns() - since_ns
+            number, index, first, wants_state = message
+            return Job(number, index, first, shared=False, wants_state=wants_state)
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Begin an epoch: the worker takes it from ``shifts``."""
+        self._waited_ns = 0
+        queues: Any = self
+        recorder = self._new_recorder()
+        epoch = Epoch(
+            results=queues,
+            outlet=queues,
+            in_order=False,  # the trainer puts the results in order
+            key=key,
+            workers=tuple(workers),
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2),
+        )
+        self.shifts.next = shift = Shift(epoch, (queues,), None)
+        self._counts.begin(shift)
+
+    def put(self, result: Result) -> None:
+        """Send a result. Raises: OSError: the trainer is gone."""
+        self._uplink.send_result(result)
+
+    def counters(self) -> QueueCounters:
+        """Return the time for which the worker had no job."""
+        return QueueCounters(get_wait=(self._waited_ns, 0, ()))
+
+    def close(self) -> None:
+        """Do nothing: the connection ends with the process."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _has_more(self) -> bool:
+        if self._waiting and self._waiting[-1] is None:
+            return False
+        return bool(self._poll.poll(0)) if self._poll is not None else self._connection.poll(0)
+
+    def _read(self) -> None:
+        try:
+            message = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            self._waiting.append(None)
+            return
+        if isinstance(message, Free):
+            self._uplink.free(message)
+        elif isinstance(message, Restart):
+            # The jobs of this epoch are dropped, even if they came before.
+            self._waiting.clear()
+            self._waiting.append(message)
+        else:
+            *job, slabs, spent = message
+            self._uplink.job_came(Free(slabs, spent))
+            self._waiting.append(Submit(*job))
