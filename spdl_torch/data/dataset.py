@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
-from ..observe.store.epoch_watchers import between_epochs
+from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..pipeline.definition.ops import OpKind
 from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.near import Near
     from ..io._transfer.transfer import Transfer
-    from ..observe.store.epoch_watchers import EpochWatcher
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
@@ -55,6 +54,7 @@ T_co = TypeVar("T_co", covariant=True)
 _STOP_SECONDS = 5.0  # the longest wait for a running op at the end of a loop
 
 
+@tells_epochs
 class PipelineDataset(IterableDataset[T_co]):
     """An ``IterableDataset`` whose items come from a pipeline that runs in this process.
 
@@ -134,7 +134,6 @@ class PipelineDataset(IterableDataset[T_co]):
         self._pass: _Pass | None = None
         self._last: _Ended | None = None
         self._cached_step: float | None = None
-        self._epoch_watchers: tuple[EpochWatcher, ...] = ()
         self._keeper: TransferKeeper | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -174,7 +173,7 @@ class PipelineDataset(IterableDataset[T_co]):
         )
         recorder.belongs_to(self)
         pipeline = Pipeline(spec, options, recorder=recorder)
-        with between_epochs(self._epoch_watchers):
+        with between_epochs(self):
             current = self._pass = _Pass(pipeline, recorder, self._spec.src.source, near)
         progress.pipeline = pipeline
         try:
@@ -333,7 +332,7 @@ class PipelineDataset(IterableDataset[T_co]):
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
         unused = ("_pass", "_last", "_cached_step", "_keeper")
         state = copy.copy(self._state)
-        return {**self.__dict__, **dict.fromkeys(unused), "_state": state, "_epoch_watchers": ()}
+        return {**self.__dict__, **dict.fromkeys(unused), "_state": state}
 
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])

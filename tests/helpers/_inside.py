@@ -95,11 +95,6 @@ def iterator_of(loader):
     return loader._iterator
 
 
-def watchers_of(source):
-    """Who is told of the epochs of a loader or a pipeline's dataset."""
-    return source._epoch_watchers
-
-
 def placement_of(loader):
     """Where a loader's workers would be now, and why."""
     return loader._placement()

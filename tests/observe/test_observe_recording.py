@@ -6,14 +6,13 @@ import copy
 import math
 import pickle
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.utils.data
 from _datasets import SafeIndices
-from _inside import watchers_of
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.observe import (
@@ -25,6 +24,7 @@ from spdl_torch.observe import (
     recording,
     report_of_file,
 )
+from spdl_torch.observe.store.epoch_watchers import watchers_of
 from spdl_torch.pipeline import PipelineBuilder
 
 NEVER = 1e6  # seconds between two readings: only the ends of epochs are recorded
@@ -105,11 +105,12 @@ def test_readings_meanwhile_double_nothing(tmp_path, kind):
     assert sum(e.details["begins"] for e in query_event_stats(path, "probes")) <= 40
 
 
-def test_epochs_would_be_lost_without_their_watcher(tmp_path):
+def test_epochs_would_be_lost_without_their_watcher(tmp_path, monkeypatch):
     """The control of the two above: what a clock alone would see."""
     source, path = loader(2), tmp_path / "run.db"
+    watched = "spdl_torch.observe.store.recording.watched"
+    monkeypatch.setattr(watched, lambda source, watcher: nullcontext())
     with recording(source, path, interval_seconds=NEVER):
-        source._epoch_watchers = ()
         for _ in range(3):
             list(source)
     assert num_fetched(path) < 3 * NUM_ITEMS

@@ -39,6 +39,7 @@ from spdl_torch.observe import (
     report_of_file,
     summarize,
 )
+from spdl_torch.observe.store.epoch_watchers import watchers_of
 from spdl_torch.observe.store.recording import path_of_rank
 from spdl_torch.observe.verdict.epoch_intervals import EpochIntervals
 from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
@@ -540,7 +541,7 @@ def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short
     of_short = {name: count for name, count in loaded.items() if name.startswith("1:")}
     assert [count for name, count in of_short.items() if "fetch" in name] == [54]
     assert [count for name, count in of_short.items() if "collate" in name] == [18]
-    assert getattr(pair["short"], "_epoch_watchers", ()) == ()
+    assert watchers_of(pair["short"]) == ()
 
 
 @pytest.mark.parametrize("every", [1, 3])

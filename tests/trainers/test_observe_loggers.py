@@ -7,11 +7,11 @@ import threading
 
 import pytest
 from _datasets import SafeIndices
-from _inside import watchers_of
 from _wandb_file import wandb_history
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.observe import query_task_stats, recording
+from spdl_torch.observe.store.epoch_watchers import watchers_of
 from spdl_torch.observe.store.metrics import metrics_of
 from spdl_torch.pipeline import PipelineBuilder
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
 from ...machine.limits import Limits
-from ...observe.store.epoch_watchers import between_epochs
+from ...observe.store.epoch_watchers import between_epochs, tells_epochs
 from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ...autotune.window import Decision
-    from ...observe.store.epoch_watchers import EpochWatcher
     from ...observe.trace.profile import Profile
     from ...observe.verdict.report import Report
     from ...pipeline.stats.perf_stats import PipelineStats
@@ -49,6 +48,7 @@ T_co = TypeVar("T_co", covariant=True)
 _MOST_DECISIONS = 5  # in a report
 
 
+@tells_epochs
 class DataLoader(BaseLoader[T_co]):
     """``torch.utils.data.DataLoader`` whose workers are threads where that is safe and fast, and
     processes where the dataset needs them.
@@ -176,7 +176,6 @@ class DataLoader(BaseLoader[T_co]):
         self.replace = replace
         self.stats = stats
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._epoch_watchers: tuple[EpochWatcher, ...] = ()
         self._pipeline_number = new_pipeline_number()
         self._state = LoaderState()
         super().__init__(
@@ -217,7 +216,7 @@ class DataLoader(BaseLoader[T_co]):
             # Where persistent workers have left their datasets, the state does not know. It is of
             # datasets as new workers have them.
             self._close_persistent()
-        with between_epochs(self._epoch_watchers):
+        with between_epochs(self):
             try:
                 iterator = super().__iter__()
             except StopIteration as error:  # of a sampler, or of an iterable without workers
@@ -414,7 +413,7 @@ class DataLoader(BaseLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
-        fresh = {"_state": LoaderState(), "_epoch_watchers": (), "_iterator": None}
+        fresh = {"_state": LoaderState(), "_iterator": None}
         return {**self.__dict__, **fresh}
 
     def check_worker_number_rationality(self) -> None:

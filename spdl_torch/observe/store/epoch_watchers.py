@@ -1,10 +1,13 @@
-"""Objects, such as a recording, that are told when a loader ends an epoch and begins another."""
+"""Objects, such as a recording, that are told when a loader ends an epoch and begins another.
+
+Who watches is kept here and not on the loader, which is the user's: its copies have no watchers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...scopes import scope
 
@@ -14,25 +17,47 @@ if TYPE_CHECKING:
 EpochWatcher = Callable[[], AbstractContextManager[None]]
 """Opened by a loader when it ends an epoch and begins another; closed when that is done."""
 
+Kind = TypeVar("Kind", bound=type)
+
+_telling: list[type] = []
+_watchers: dict[int, tuple[EpochWatcher, ...]] = {}
+"""Those of each loader, by its ``id``: ``watched`` holds the loader as long as it has any."""
+
+
+def tells_epochs(kind: Kind) -> Kind:
+    """Declare that objects of this class begin each epoch within ``between_epochs``."""
+    _telling.append(kind)
+    return kind
+
+
+def is_telling(source: Any) -> bool:
+    """Return whether this is a loader whose epochs can be watched."""
+    # Accelerate's loaders claim the class of the one inside, so isinstance would not do.
+    return issubclass(type(source), tuple(_telling))
+
+
+def watchers_of(source: Any) -> tuple[EpochWatcher, ...]:
+    """Return those who are told of a loader's epochs."""
+    return _watchers.get(id(source), ())
+
 
 @scope
 def watched(source: Any, watcher: EpochWatcher) -> Iterator[None]:
     """Have a loader tell ``watcher`` of every new epoch; one that is not ours tells nothing."""
-    if not hasattr(source, "_epoch_watchers"):
-        yield
-        return
-    source._epoch_watchers = (*source._epoch_watchers, watcher)
+    _watchers[id(source)] = (*watchers_of(source), watcher)
     try:
         yield
     finally:
-        left = tuple(each for each in source._epoch_watchers if each is not watcher)
-        source._epoch_watchers = left
+        if left := tuple(each for each in watchers_of(source) if each is not watcher):
+            _watchers[id(source)] = left
+        else:
+            _watchers.pop(id(source), None)
 
 
 @scope
-def between_epochs(watchers: tuple[EpochWatcher, ...]) -> Iterator[None]:
+def between_epochs(source: Any) -> Iterator[None]:
     """Run the block, which ends a loader's epoch and begins another, with its watchers."""
     with ExitStack() as stack:
-        for watcher in watchers:
+        for watcher in watchers_of(source):
             stack.enter_context(watcher())
         yield

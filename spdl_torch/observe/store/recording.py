@@ -17,7 +17,7 @@ from ...pipeline.threads.thread_group import ThreadGroup
 from ...scopes import scope
 from ..verdict.intervals import interval_between
 from .entries import EventLogEntry, entries_of, num_delivered
-from .epoch_watchers import watched
+from .epoch_watchers import is_telling, watched
 from .logger_feed import LoggerFeed
 from .loggers import opened
 from .logging_hooks import recording_gc
@@ -188,7 +188,7 @@ def _source_of(loader: Any) -> Any:
     (``_dataloader``) has put another one around, or the dataset inside of one."""
     inside = ("base_dataloader", "_dataloader", "dataset")
     for candidate in (loader, *(getattr(loader, name, None) for name in inside)):
-        if hasattr(type(candidate), "report") and hasattr(candidate, "_epoch_watchers"):
+        if is_telling(candidate):
             if not getattr(candidate, "stats", getattr(candidate, "_stats", True)):
                 raise ValueError("recording: with stats=False there is nothing to record.")
             return candidate
