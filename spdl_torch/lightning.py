@@ -26,6 +26,7 @@ from .data.lightning_states import (
     want_states,
 )
 from .data.loader.dataloader import DataLoader
+from .data.loader.for_trainers import measured_by, report_again
 from .observe.store.epoch_watchers import watched
 from .observe.store.metrics import legal_name, metrics_of
 from .observe.verdict.epoch_intervals import EpochIntervals
@@ -228,7 +229,7 @@ class PipelineStatsMonitor(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume training's statistics, without the pause."""
         for name, (source, measured) in self._lent.items():
-            if not _measures_again(source, measured) and name in self._intervals:
+            if not report_again(source, measured) and name in self._intervals:
                 self._intervals[name].before = None  # its pass of training is over
         self._lent.clear()
         for name, report in self._reports(trainer.train_dataloader):
@@ -310,7 +311,9 @@ class PipelineStatsMonitor(Callback):
         if self._file is not None:
             self._file.write_events("train", name, source)
         if trainer.validating:
-            self._lent[name] = source, _what_measures(source)
+            # A pass of one of these alone may go on after another one has begun.
+            measured = measured_by(source) if isinstance(source, DataLoader) else None
+            self._lent[name] = source, measured
         yield
         if name in self._intervals and name not in self._lent:
             self._intervals[name].before = None
@@ -388,19 +391,6 @@ def _report_of(source: Any) -> Report | None:
     except RuntimeError:  # nothing was loaded yet, or stats=False
         return None
     return report
-
-
-def _what_measures(source: Any) -> Any:
-    """Return what measures the running pass of a loader beside which another may run; else None."""
-    return source._state.stats if isinstance(source, DataLoader) else None
-
-
-def _measures_again(source: Any, measured: Any) -> bool:
-    """Have a loader report on an earlier pass again; return False if it has forgotten that one."""
-    if measured is None or source._state.stats is measured:
-        return False
-    source._state.stats = measured
-    return True
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:

@@ -331,8 +331,8 @@ class PipelineDataset(IterableDataset[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
         unused = ("_pass", "_last", "_cached_step", "_keeper")
-        state = copy.copy(self._state)
-        return {**self.__dict__, **dict.fromkeys(unused), "_state": state}
+        own = {"_state": copy.copy(self._state), "_pipeline_number": new_pipeline_number()}
+        return {**self.__dict__, **dict.fromkeys(unused), **own}
 
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])

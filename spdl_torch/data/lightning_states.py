@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .dataset import PipelineDataset
+from .loader import for_trainers
 from .loader.dataloader import DataLoader
 from .sampling.sampler_chain import has_length
 from .user_warnings import warn
@@ -37,7 +38,7 @@ def want_states(trainer: Any) -> None:
         return
     for loader in _flattened(trainer):
         if isinstance(loader, DataLoader):
-            loader._state.want(before=not has_length(loader))
+            for_trainers.want_states(loader, before_last=not has_length(loader))
 
 
 def holds_one_back(trainer: Any) -> bool:
@@ -140,7 +141,7 @@ class _Resumed:
             if goes_over and not self.is_over:
                 loader._begun_pass()  # no iter() has begun what is left: the next one would
         elif has_length and (begins or is_over):
-            loader._state.undo_look_ahead(loader)
+            for_trainers.undo_look_ahead(loader)
         if self._is_on and not is_over and self._combined._mode == "max_size":
             self._combined._iterator.iterators[self._number] = iter(())
 
@@ -158,6 +159,5 @@ def _flattened(trainer: Any) -> list[Any]:
 
 def _nothing_left(loader: Any) -> bool:
     if isinstance(loader, DataLoader):
-        progress = loader._state.progress
-        return progress is not None and progress.begun.nothing_left
+        return for_trainers.nothing_was_left(loader)
     return isinstance(loader, PipelineDataset) and loader._ends_empty_tail()

@@ -109,7 +109,7 @@ def test_dataset_goes_with_its_loader(options, without_collector):
             loaders = [torch_loader(data, 2), DataLoader(data, 2, **OPTIONS[options])]
             for loader in loaders if kind is not Stateful else loaders[1:]:
                 if kind is Stateful:
-                    state_of(loader).want()
+                    state_of(loader).position.want()
                 train(loader, how)
             del data, loader, loaders
             kept.append((kind.__name__, how, found))

@@ -276,7 +276,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def look(self):
         """Reading figures changes nothing."""
         loader = self.sides[1].loader
-        if state_of(loader).stats is not None:
+        if state_of(loader).figures.stats is not None:
             assert len(loader.snapshot().stages) == 2
             assert str(loader.report())
 

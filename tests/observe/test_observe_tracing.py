@@ -1,5 +1,6 @@
 """Traces of real runs: of loaders and pipelines, of a block, and when something goes wrong."""
 
+import copy
 import gzip
 import json
 import logging
@@ -314,6 +315,19 @@ def test_report_in_a_trace_of_several_loaders_says_which_one_it_is_of(tmp_path):
     assert "alone, which ran longest of the 2 that the trace shows" in remark
     assert remark in str(load_trace(tmp_path / "run.json").report).replace("\n         ", " ")
     assert sum(n for n, _ in load_trace(tmp_path / "run.json").intervals()) == 95
+
+
+@pytest.mark.parametrize("kind", ["loader", "dataset"])
+def test_a_copy_is_another_loader_in_a_trace(tmp_path, kind):
+    """It has rows of its own, and the report is of one of the two."""
+    stages = PipelineBuilder().add_source(range(8)).pipe(str).add_sink()
+    loader = DataLoader(MapData(8)) if kind == "loader" else PipelineDataset(stages)
+    with tracing(tmp_path / "run.json"):
+        for each in (loader, copy.copy(loader)):
+            list(each)
+    (summary,) = check_trace(tmp_path / "run.json").reports
+    (remark,) = [each for each in summary.verdict.remarks if "longest" in each]
+    assert "of the 2 that the trace shows" in remark
 
 
 @pytest.mark.parametrize("num_epochs", [1, 2])

@@ -11,7 +11,6 @@ from ...autotune.workers import AutoWorkers
 from ...errors import UnsupportedOptionError
 from ...machine.limits import Limits
 from ...observe.store.epoch_watchers import between_epochs, tells_epochs
-from ...pipeline.recorder.flight_recorder import new_pipeline_number
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
 from ..fetching.sample_calls import is_read_at_once
@@ -176,7 +175,6 @@ class DataLoader(BaseLoader[T_co]):
         self.replace = replace
         self.stats = stats
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._pipeline_number = new_pipeline_number()
         self._state = LoaderState()
         super().__init__(
             dataset,
@@ -212,7 +210,8 @@ class DataLoader(BaseLoader[T_co]):
         kept: Any = self._iterator
         if kept is not None and not kept.is_here:
             self._iterator = None  # persistent workers stayed behind in a fork, or with a thread
-        if self._state.to_resume is not None and isinstance(self.dataset, IterableDataset):
+        position = self._state.position
+        if position.to_resume is not None and isinstance(self.dataset, IterableDataset):
             # Where persistent workers have left their datasets, the state does not know. It is of
             # datasets as new workers have them.
             self._close_persistent()
@@ -221,7 +220,7 @@ class DataLoader(BaseLoader[T_co]):
                 iterator = super().__iter__()
             except StopIteration as error:  # of a sampler, or of an iterable without workers
                 raise not_an_end(error) from error
-        self._state.to_resume = None
+        position.to_resume = None
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -229,8 +228,8 @@ class DataLoader(BaseLoader[T_co]):
             kind: type[InlineIterator | CrewIterator] = InlineIterator
         else:
             kind = CrewIterator
-        iterator = kind(self, self.device, stats=self.stats, pipeline_number=self._pipeline_number)
-        self._state.stats = iterator.stats()
+        number = self._state.figures.pipeline_number
+        iterator = kind(self, self.device, stats=self.stats, pipeline_number=number)
         self._state.add(iterator)
         return iterator
 
@@ -273,7 +272,7 @@ class DataLoader(BaseLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self.profile().report() if self._state.cached_step else self._report()
+        return self.profile().report() if self._state.figures.cached_step else self._report()
 
     def profile(self) -> Profile:
         """Return the report, and what every worker did in the last seconds of the running epoch
@@ -283,7 +282,8 @@ class DataLoader(BaseLoader[T_co]):
         """
         from ...observe.trace.tracing import profile_of_run  # brings pages and a store
 
-        return profile_of_run(self._report(), self._measured().timeline(), self._state.cached_step)
+        cached_step = self._state.figures.cached_step
+        return profile_of_run(self._report(), self._measured().timeline(), cached_step)
 
     def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
         """Yield cached batches: loop over this instead of the loader to see how fast training is
@@ -295,12 +295,13 @@ class DataLoader(BaseLoader[T_co]):
         """
 
         def keep(seconds: float) -> None:
-            self._state.cached_step = seconds
-            self._state.stats = measured or self._state.stats
+            figures.cached_step = seconds
+            figures.stats = measured or figures.stats
 
         from ...observe.verdict.cached_steps import cached_batches  # brings the report
 
-        measured = self._state.stats  # the statistics of a real epoch stay; keep() puts them back
+        figures = self._state.figures
+        measured = figures.stats  # the statistics of a real epoch stay; keep() puts them back
         return cached_batches(self, num_batches, num_steps, keep)
 
     @property
@@ -310,7 +311,8 @@ class DataLoader(BaseLoader[T_co]):
         1000. ``key`` is the key given to the dataset (for an iterable dataset, the number of the
         item in its worker's iterator), ``error`` the type and text.
         """
-        skipped = None if self._state.stats is None else self._state.stats.skipped
+        stats = self._state.figures.stats
+        skipped = None if stats is None else stats.skipped
         return [] if skipped is None else list(skipped.samples)
 
     def _report(self) -> Report:
@@ -318,7 +320,7 @@ class DataLoader(BaseLoader[T_co]):
             self.dataset, IterableDataset
         )
         one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
-        progress = self._state.progress
+        progress = self._state.position.progress
         report = with_remarks_of(
             self.dataset,
             self._measured().report(),
@@ -346,16 +348,16 @@ class DataLoader(BaseLoader[T_co]):
     def _remark_on_start(self, report: Report) -> str:
         """Return the remark on workers that the next epoch would start again, once it is known that
         there are several epochs."""
-        known = self._state
-        if known.first_seconds is None or known.num_epochs_begun < 2:
+        start, num_begun = self._state.figures.start, self._state.position.num_epochs_begun
+        if start is None or start.first_seconds is None or num_begun < 2:
             return ""
         if self.persistent_workers or not self._measured().is_over:
             return ""
-        return start_remark(report, known.first_seconds, known.start_seconds)
+        return start_remark(report, start.first_seconds, start.start_seconds)
 
     def _with_data(self, stats: PipelineStats) -> PipelineStats:
         """Return the statistics with those of the dataset in place of what its workers counted."""
-        progress = self._state.progress
+        progress = self._state.position.progress
         given = None if progress is None else progress.given
         return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
 
@@ -370,10 +372,11 @@ class DataLoader(BaseLoader[T_co]):
                 return [*earlier, report]
 
     def _measured(self) -> EpochStats:
-        if not self.stats or self._state.stats is None:
+        measured = self._state.figures.stats
+        if not self.stats or measured is None:
             state = "stats=False was given" if not self.stats else "nothing was loaded yet"
             raise RuntimeError(f"DataLoader: there are no figures: {state}.")
-        return self._state.stats
+        return measured
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the epoch: what the loop has received, not what was prefetched.
@@ -390,11 +393,11 @@ class DataLoader(BaseLoader[T_co]):
         Raises: TypeError: the dataset's or sampler's ``state_dict()`` takes arguments; whatever
             that ``state_dict()`` raises.
         """
-        return self._state.state(self, before_last=False)
+        return self._state.position.state(self, before_last=False)
 
     def _state_before_last(self) -> dict[str, Any]:
         """Return the state as it was before the last batch was handed out."""
-        return self._state.state(self, before_last=True)
+        return self._state.position.state(self, before_last=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,
@@ -409,7 +412,7 @@ class DataLoader(BaseLoader[T_co]):
             refuses its state at the first batch.
         """
         refuse_foreign_state(state_dict)
-        self._state.load(self, state_dict)
+        self._state.position.load(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""

@@ -64,7 +64,7 @@ class EpochIterator(_BaseDataLoaderIter):
     """Whether Ctrl-C came while an index was being drawn, or given out."""
 
     def __init__(self, loader: BaseLoader[Any]) -> None:
-        resume = loader._state.begin(loader)
+        resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super().__init__)
             self._num_epochs = 0
@@ -75,7 +75,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader."""
-        resume = loader._state.begin(loader)
+        resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super()._reset)
             self._drew_base_seed = False
@@ -89,7 +89,7 @@ class EpochIterator(_BaseDataLoaderIter):
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
         self._advance(EpochState.BEGINNING)
-        known = loader._state
+        known = loader._state.position
         if resume is not None:
             known.num_epochs_begun = resume.epoch + resume.finished
             if not resume.drew_base_seed:
@@ -135,7 +135,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _new_seed(self, loader: BaseLoader[Any]) -> tuple[int, int]:
         """Return the number of the epoch that begins, and the seed of its random streams."""
-        known = loader._state
+        known = loader._state.position
         epoch = epoch_of(self._index_sampler)
         if epoch is None:
             epoch = known.num_epochs_begun
@@ -161,7 +161,7 @@ class EpochIterator(_BaseDataLoaderIter):
         nothing_left: bool,
     ) -> Progress:
         """Return the progress of an epoch whose beginning is known."""
-        known, within = loader._state, self._resume
+        known, within = loader._state.position, self._resume
         begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=seed,

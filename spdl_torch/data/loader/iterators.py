@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import weakref
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -38,6 +37,7 @@ from ..workers.stats import InlineStats
 from .dealing import Dealing
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
+from .loader_figures import WorkersStart
 from .placing import moved
 from .vouching import seems_safe
 
@@ -252,8 +252,7 @@ class CrewIterator(EpochIterator):
     def __init__(
         self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
     ) -> None:
-        self._began_seconds, self._known = perf_counter(), loader._state
-        self._known.first_seconds = None
+        self._start = loader._state.figures.start = WorkersStart()
         super().__init__(loader)
         if _max_outstanding(loader) < 1:
             raise AssertionError(
@@ -280,7 +279,7 @@ class CrewIterator(EpochIterator):
         self._tuner = None
         try:
             self._crew.begin(self._key, self._begun_from)
-            self._known.start_seconds = perf_counter() - self._began_seconds
+            self._start.have_begun()
             if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
 
@@ -403,7 +402,7 @@ class CrewIterator(EpochIterator):
             self._submit_more()
             result, self._held = self._held, None
             if not self._num_yielded and isinstance(result, Loaded | Failed):
-                self._known.first_seconds = perf_counter() - self._began_seconds
+                self._start.had_first()
             handed = result if type(result) is Loaded and self._skipped is None else None
             if handed is None:
                 handed = self._judged(result)
