@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..sampling.indices import unshared
+from .sampler_state import SamplerState
 from .user_state import state_of
 
 if TYPE_CHECKING:
@@ -81,19 +82,17 @@ class Drawing:
         self._ahead.clear()
         return left
 
-    def now(self) -> tuple[Any, list[Any], bool]:
-        """Return the sampler's state, the indices drawn and not used, and whether they are the
-        epoch's last ones. Raises: what the sampler's ``state_dict()`` raises.
-        """
+    def now(self) -> SamplerState:
+        """Return the sampler's state here. Raises: what its ``state_dict()`` raises."""
         if not self._has_begun:
             self._draw_ahead()
         if self._before_last is not None:
             *ahead, _ = self._ahead
-            return copy.deepcopy(self._before_last), ahead, False
-        state, ahead = self.at_end(), list(self._ahead)
+            return SamplerState(copy.deepcopy(self._before_last), tuple(ahead))
+        state, drawn = self.at_end(), tuple(self._ahead)
         if self._restored is None and not self._ended and self._draw_ahead():
             self._before_last = copy.deepcopy(state)
-        return state, ahead, self._ended
+        return SamplerState(state, drawn, self._ended)
 
     def at_end(self) -> Any:
         """Return the sampler's state, whatever is left of its indices."""

@@ -9,7 +9,8 @@ from ...named_tuples import NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from .last_indices import LastIndices
+    from .base_seed import BaseSeed
+    from .last_indices import LastOfRank
 
 
 class EpochStart(NamedTuple):
@@ -21,22 +22,17 @@ class EpochStart(NamedTuple):
     start: int
     """The number of samples on all ranks before this iterator's first."""
     world: int
-    rank: int | None
-    """The rank whose indices the sampler gives; see ``rank_of``."""
     in_batches: bool
     """Whether the sampler gives the indices of a batch at once."""
-    before: LastIndices
-    """The last indices before this iterator's first."""
+    before: LastOfRank
+    """The last indices before this iterator's first; the rank is that of its own, too."""
     nothing_left: bool
     """Whether the epoch began after its last batch: the saved loop had not seen the end."""
     before_first: list[torch.Tensor]
     """The user's generators before the first index was drawn ahead, to go on within an epoch; [] =
     nothing was drawn ahead that may have to be drawn again."""
     generators: list[torch.Tensor]
-    base_seed: int
-    num_epochs: int
-    """The number of this iterator's earlier epochs."""
-    drew_base_seed: bool
+    base: BaseSeed
     persistent: bool
     keeps_datasets: bool
     """Whether later epochs use the same dataset objects."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from ...named_tuples import NamedTuple
 from ..sampling.sampler_chain import keeper_of_unknown_epoch, nested_samplers, num_ranks, shard_of
 from .contents import text_of
 
@@ -24,6 +25,14 @@ NUM_LAST = 8
 _MOST_CHARACTERS = 80
 
 LastIndices = tuple[int | str, ...]
+
+
+class LastOfRank(NamedTuple):
+    """The last indices before a position; () = nothing is known of them."""
+
+    indices: LastIndices = ()
+    rank: int | None = None
+    """The rank whose sampler gave them; see ``rank_of``."""
 
 
 def last_of(indices: Iterable[Any], *, in_batches: bool) -> LastIndices:

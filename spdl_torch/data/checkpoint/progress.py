@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...named_tuples import NamedTuple
 from .last_indices import NUM_LAST, last_of
 from .resume_state import encoded, packed_index
+from .sampler_state import SamplerState
 from .user_state import WorkerState
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Progress:
     @property
     def is_vague(self) -> bool:
         """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
-        has_begun_alike = self.own is not None or self.begun.num_epochs == 0 or self.finished
+        has_begun_alike = self.own is not None or self.begun.base.num_epochs == 0 or self.finished
         return not has_begun_alike and any(
             each.keeper == "dataset" and each.state is None and not each.num_items
             for each in self.workers
@@ -171,11 +172,9 @@ class Progress:
                 epoch=self.begun.epoch,
                 epoch_seed=self.begun.epoch_seed,
                 finished=True,
-                drew_base_seed=not self.begun.persistent,
-                base_seed=self.begun.base_seed,
-                num_epochs=self.begun.num_epochs + 1,
+                base=self.begun.base.following(is_new=not self.begun.persistent),
                 sampler_epoch=self.sampler_epoch,
-                sampler=None if self.drawing is None else self.drawing.at_end(),
+                sampler=SamplerState(None if self.drawing is None else self.drawing.at_end()),
                 generators=tuple(map(encoded, generators)),
                 workers=self._at_end(),
             )
@@ -185,11 +184,12 @@ class Progress:
         elif self.own is not None:
             so_far = so_far._replace(workers=self._asked_now())
         _raise_failures(so_far.workers)
-        pending, sampler, sampler_ended = [], None, False
+        sampler = SamplerState()
         if self.drawing is not None:
-            sampler, undrawn, sampler_ended = self.drawing.now()
-            pending = [index for n, (_, index) in self._drawn.items() if n >= so_far.num_in_order]
-            pending += undrawn
+            sampler = self.drawing.now()
+            drawn = [index for n, (_, index) in self._drawn.items() if n >= so_far.num_in_order]
+            pending = (*drawn, *sampler.pending)
+            sampler = sampler._replace(pending=tuple(map(packed_index, pending)))
         return ResumeState(
             epoch=self.begun.epoch,
             epoch_seed=self.begun.epoch_seed,
@@ -198,25 +198,20 @@ class Progress:
             ahead=so_far.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
-            sampler_ended=sampler_ended,
-            last_indices=self._last_before(so_far.num_in_order),
-            last_rank=self.begun.rank,
-            pending=tuple(map(packed_index, pending)),
+            last=self.begun.before._replace(indices=self._last_before(so_far.num_in_order)),
             generators=tuple(map(encoded, self.begun.generators)),
-            drew_base_seed=self.begun.drew_base_seed,
-            base_seed=self.begun.base_seed,
-            num_epochs=self.begun.num_epochs,
+            base=self.begun.base,
             workers=so_far.workers,
             next_worker=so_far.next_worker,
         )
 
     def _last_before(self, number: int) -> LastIndices:
         """Return the last indices before batch ``number``; () if they say nothing."""
-        if self.begun.rank is None or self.drawing is not None or self.workers:
+        if self.begun.before.rank is None or self.drawing is not None or self.workers:
             return ()
         drawn = [index for each, (_, index) in self._drawn.items() if each < number]
         last = last_of(drawn[-NUM_LAST:], in_batches=self.begun.in_batches)
-        return (*self.begun.before, *last)[-NUM_LAST:]
+        return (*self.begun.before.indices, *last)[-NUM_LAST:]
 
     def left_to_next(self) -> list[WorkerState]:
         """Return the states that the workers' datasets keep for the next epoch, where known."""

@@ -21,6 +21,7 @@ from ..rng.patches import drawn_from
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, shard_of
 from .last_indices import NUM_LAST, differing_order, last_of
+from .sampler_state import SamplerState
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
     the named epoch begins as it would have after a ``break``.
     """
     generators = list(resume.generators)
-    if resume.drew_base_seed and loader.generator is not None and len(generators) > 1:
+    if resume.base.is_new and loader.generator is not None and len(generators) > 1:
         # Samplers with set_epoch draw from the epoch's number, so the epoch drew its base seed
         # alone from this generator: repeat that draw.
         own = torch.Generator()
@@ -122,25 +123,22 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
         resume,
         finished=True,
         generators=tuple(generators),
-        drew_base_seed=not loader.persistent_workers,
-        num_epochs=resume.num_epochs + 1,
-        sampler=None,
-        pending=(),
-        sampler_ended=False,
+        base=resume.base.following(is_new=not loader.persistent_workers),
+        sampler=SamplerState(),
         workers=(),
     )
 
 
 def _restore_samplers(loader: Any, resume: ResumeState) -> None:
     samplers = list(nested_samplers(loader._index_sampler))
-    if resume.sampler is not None:
+    if resume.sampler.state is not None:
         sampler = stateful_sampler(samplers)
         if sampler is None:
             raise ValueError(
                 "load_state_dict: sampler holds the state of a sampler that keeps one, but this "
                 "loader's sampler does not. Make the loader as it was then."
             )
-        give_state(sampler, resume.sampler, "sampler")
+        give_state(sampler, resume.sampler.state, "sampler")
     for each in samplers:
         if callable(getattr(each, "start_at", None)) and not resume.finished:
             try:
@@ -164,10 +162,10 @@ def drawing_of(
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler), may_go_on=may_go_on)
     if resume is None:
         return draw(pending=last.left_over() if may_go_on and last is not None else ())
-    if resume.finished or resume.sampler is None:
+    if resume.finished or resume.sampler.state is None:
         return draw(may_go_on=may_go_on and resume.epoch < 0)  # else an epoch of it has ended
-    pending, ended = map(_unpacked, resume.pending), resume.sampler_ended
-    return draw(pending=pending, restored=resume.sampler, ended=ended)
+    saved = resume.sampler
+    return draw(pending=map(_unpacked, saved.pending), restored=saved.state, ended=saved.ended)
 
 
 def _is_endless(samplers: list[Any]) -> bool:
@@ -192,7 +190,7 @@ def skipped(
     Raises: ValueError: the state's position is not between two batches here, or the sampler gives
         other indices before it.
     """
-    if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
+    if resume.sampler.state is not None or any(hasattr(s, "start_at") for s in samplers):
         return resume.num_samples, 0
     world, _ = shard_of(samplers[0])
     target, rest = divmod(resume.num_samples, world)
@@ -233,7 +231,7 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
         epoch_seed=0,
         finished=True,
         sampler_epoch=epoch_of(samplers[0]),
-        sampler=None if sampler is None else state_of(sampler),
+        sampler=SamplerState(None if sampler is None else state_of(sampler)),
         generators=tuple(map(encoded, generators)),
     )
 

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 from ..rng.keys import epoch_seed
 from ..sampling.sampler_chain import num_ranks
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
-from .last_indices import NUM_LAST, LastIndices, rank_of
+from .base_seed import BaseSeed
+from .last_indices import NUM_LAST, LastOfRank, rank_of
 from .made_by import FIELDS as MADE_BY_FIELDS
+from .sampler_state import SamplerState
 from .user_state import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from .last_indices import LastIndices
 
 _VERSION = 2
 
@@ -41,25 +45,13 @@ class ResumeState:
     """The batches after those samples that were handed out before their turn
     (``in_order=False``)."""
     sampler_epoch: int | None = None
-    sampler: Any = None
-    """The state of a sampler that keeps its own, after the batches that were drawn from it."""
-    pending: tuple[Any, ...] = ()
-    """The indices of the drawn batches that were not handed out."""
-    sampler_ended: bool = False
-    """Whether those are the last ones of the epoch."""
-    last_indices: LastIndices = ()
+    sampler: SamplerState = field(default_factory=SamplerState)
+    last: LastOfRank = field(default_factory=LastOfRank)
     """The last indices of those samples, by which the order is known again when it is drawn."""
-    last_rank: int | None = None
-    """The rank whose sampler gave them; see ``rank_of``."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
-    drew_base_seed: bool = True
-    """Whether the epoch to begin draws a base seed before its order. With ``persistent_workers``
-    only the first epoch does."""
-    base_seed: int = 0
-    """The base seed that the first epoch drew."""
-    num_epochs: int = 0
-    """The number of epochs begun since ``base_seed`` was drawn."""
+    base: BaseSeed = field(default_factory=BaseSeed)
+    """That of the epoch to begin. With ``persistent_workers`` only the first epoch draws one."""
     workers: tuple[WorkerState, ...] = ()
     next_worker: int = 0
     dataset: Any = None
@@ -90,15 +82,19 @@ class ResumeState:
                 f"load_state_dict: next_worker must be below the number of workers, "
                 f"{len(workers)}, got {values['next_worker']}."
             )
-        for name in ("ahead", "generators", "pending", "last_indices"):
+        for name in _LISTS:
             values[name] = tuple(values.get(name, ()))
-        return cls(**{**values, "workers": tuple(WorkerState(**worker) for worker in workers)})
+        values["workers"] = tuple(WorkerState(**worker) for worker in workers)
+        for name, (part, names) in _PARTS.items():
+            given = {own: values.pop(named) for own, named in names.items() if named in values}
+            values[name] = part(**given)
+        return cls(**values)
 
     def last_indices_of(self, index_sampler: Any) -> LastIndices:
         """Return the last indices if they are of the sampler's rank, of as many; else ()."""
         is_same = self.made_by.get("ranks") == num_ranks(index_sampler)
-        is_known = self.last_rank is not None and self.last_rank == rank_of(index_sampler)
-        return self.last_indices if is_same and is_known else ()
+        is_known = self.last.rank is not None and self.last.rank == rank_of(index_sampler)
+        return self.last.indices if is_same and is_known else ()
 
     @property
     def has_streams_anew(self) -> bool:
@@ -128,13 +124,15 @@ class ResumeState:
         samplers and datasets.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["version"] = _VERSION
-        for name in ("ahead", "generators", "pending", "last_indices"):
-            values[name] = list(values[name])
+        for name, (_, names) in _PARTS.items():
+            part = values.pop(name)
+            values |= {named: getattr(part, own) for own, named in names.items()}
         values["workers"] = [
             {name: getattr(worker, name) for name in _WORKER_FIELDS} for worker in self.workers
         ]
-        return copy.deepcopy(values)
+        for name in _LISTS:
+            values[name] = list(values[name])
+        return copy.deepcopy({**{name: values[name] for name in _FIELDS}, "version": _VERSION})
 
 
 def _is_sequence(value: Any) -> bool:
@@ -160,7 +158,6 @@ _FIELDS = {
     "sampler": _ANYTHING,
     "pending": Field("a list of indices", _is_sequence),
     "sampler_ended": _FLAG,
-    "last_rank": Field("a whole number >= 0 or null", lambda v: v is None or is_whole_number(v)),
     "last_indices": Field(
         f"a list of at most {NUM_LAST} numbers or text",
         lambda value: (
@@ -169,6 +166,7 @@ _FIELDS = {
             and all(type(each) in (int, str) for each in value)
         ),
     ),
+    "last_rank": Field("a whole number >= 0 or null", lambda v: v is None or is_whole_number(v)),
     "generators": Field(
         "a list of text",
         lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
@@ -184,6 +182,19 @@ _FIELDS = {
     "dataset": _ANYTHING,
     "made_by": Field("a dict", lambda value: isinstance(value, dict)),
 }
+_LISTS = ("ahead", "generators", "pending", "last_indices")
+_PARTS: dict[str, tuple[type, dict[str, str]]] = {
+    "sampler": (
+        SamplerState,
+        {"state": "sampler", "pending": "pending", "ended": "sampler_ended"},
+    ),
+    "last": (LastOfRank, {"indices": "last_indices", "rank": "last_rank"}),
+    "base": (
+        BaseSeed,
+        {"value": "base_seed", "num_epochs": "num_epochs", "is_new": "drew_base_seed"},
+    ),
+}
+"""What several fields of a state say together, and the names that they have there."""
 _NEW_IN_VERSION_2 = ("sampler_ended", "made_by")
 _OPTIONAL = ("last_indices", "last_rank")
 """Without them less is compared, and nothing else changes."""

@@ -13,8 +13,9 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...errors import PipelineFailure, PipelineStopped
+from ..checkpoint.base_seed import BaseSeed
 from ..checkpoint.epoch_start import EpochStart
-from ..checkpoint.last_indices import rank_of
+from ..checkpoint.last_indices import LastOfRank, rank_of
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
     draw_again_from,
@@ -67,9 +68,8 @@ class EpochIterator(_BaseDataLoaderIter):
         resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super().__init__)
-            self._num_epochs = 0
-            self._drew_base_seed = True
-            if resume is not None and not resume.drew_base_seed:
+            self._base = BaseSeed(int(self._base_seed))
+            if resume is not None and not resume.base.is_new:
                 draw_again_from(loader, redrawn.states)
             self._begin_epoch(loader, resume, redrawn)
 
@@ -78,10 +78,9 @@ class EpochIterator(_BaseDataLoaderIter):
         resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super()._reset)
-            self._drew_base_seed = False
-            if resume is not None and resume.drew_base_seed:
-                self._base_seed = drawn_base_seed(loader.generator)
-                self._num_epochs, self._drew_base_seed = 0, True
+            self._base = self._base.following()
+            if resume is not None and resume.base.is_new:
+                self._base = BaseSeed(drawn_base_seed(loader.generator))
             self._begin_epoch(loader, resume, redrawn)
 
     def _begin_epoch(
@@ -92,9 +91,8 @@ class EpochIterator(_BaseDataLoaderIter):
         known = loader._state.position
         if resume is not None:
             known.num_epochs_begun = resume.epoch + resume.finished
-            if not resume.drew_base_seed:
-                self._base_seed, self._num_epochs = resume.base_seed, resume.num_epochs
-                self._drew_base_seed = False
+            if not resume.base.is_new:
+                self._base = resume.base
         tolerance = self._tolerance(loader)
         self._skipped = None
         if tolerance is not None:
@@ -141,13 +139,8 @@ class EpochIterator(_BaseDataLoaderIter):
             epoch = known.num_epochs_begun
         known.num_epochs_begun += 1
         if loader.seed is not None:
-            seed = epoch_seed(loader.seed, epoch)
-        elif self._num_epochs == 0:
-            seed = int(self._base_seed)
-        else:  # torch draws a base seed only once for a persistent loader; its epochs must differ
-            seed = epoch_seed(int(self._base_seed), self._num_epochs)
-        self._num_epochs += 1
-        return epoch, seed
+            return epoch, epoch_seed(loader.seed, epoch)
+        return epoch, self._base.epoch_seed
 
     def _new_progress(
         self,
@@ -167,15 +160,15 @@ class EpochIterator(_BaseDataLoaderIter):
             epoch_seed=seed,
             start=self._key.start,
             world=self._key.num_replicas,
-            rank=rank_of(self._index_sampler),
             in_batches=self._auto_collation,
-            before=() if within is None else within.last_indices_of(self._index_sampler),
+            before=LastOfRank(
+                () if within is None else within.last_indices_of(self._index_sampler),
+                rank_of(self._index_sampler),
+            ),
             nothing_left=nothing_left,
             before_first=before_first,
             generators=redrawn.states,
-            base_seed=int(self._base_seed),
-            num_epochs=self._num_epochs - 1,
-            drew_base_seed=self._drew_base_seed,
+            base=self._base,
             persistent=bool(loader.persistent_workers),
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
         )
@@ -199,7 +192,7 @@ class EpochIterator(_BaseDataLoaderIter):
         """Skip what the trainer has already received; return as ``skipped``."""
         if isinstance(self._dataset, IterableDataset):
             return 0, 0  # the workers skip in their own iterables
-        if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
+        if self._auto_collation and not all(map(is_packed_batch, resume.sampler.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )
@@ -253,7 +246,7 @@ class EpochIterator(_BaseDataLoaderIter):
         For persistent workers without a state to resume, it is how the previous epoch left them.
         """
         known = self._begun_from
-        if resume is None and self._num_epochs > 1 and before is not None and known:
+        if resume is None and self._base.num_epochs and before is not None and known:
             known = before.left_to_next() or known
         return list(known)
 

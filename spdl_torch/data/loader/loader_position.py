@@ -104,11 +104,11 @@ class LoaderPosition:
         """Resume ``state`` at the next epoch. Raises: ValueError: not a loader's state."""
         from ..checkpoint.saved_state import ResumeState
 
-        resume = ResumeState.checked(state)
+        resume, own = ResumeState.checked(state), loader._index_sampler
         if resume.sampler_epoch is not None:
-            set_sampler_epoch(loader._index_sampler, resume.sampler_epoch)
-        elif resume.sampler is None and (sampler := keeper_of_unknown_epoch(loader._index_sampler)):
-            warn(_UNKNOWN_EPOCH.format(type(sampler).__name__))
+            set_sampler_epoch(own, resume.sampler_epoch)
+        elif resume.sampler.state is None and (keeper := keeper_of_unknown_epoch(own)):
+            warn(_UNKNOWN_EPOCH.format(type(keeper).__name__))
         if isinstance(loader.dataset, IterableDataset):
             from ..checkpoint.inner_passes import forget_named_epochs, want_states
 
@@ -181,5 +181,5 @@ def _warn_counted(dataset: object, progress: Progress) -> None:
         "once before training.",
         type(dataset).__name__,
         progress.num_counted,
-        ", and is exact only if all its epochs are alike" if progress.begun.num_epochs else "",
+        ", and is exact only if all its epochs are alike" if progress.begun.base.num_epochs else "",
     )

@@ -1,0 +1,28 @@
+"""The seed from which the seeds of an iterator's epochs follow."""
+
+from __future__ import annotations
+
+from ...named_tuples import NamedTuple
+from ..rng.keys import epoch_seed
+
+
+class BaseSeed(NamedTuple):
+    """A base seed, and the epoch that is seeded from it.
+
+    torch draws one for each iterator, and so once for all epochs of a persistent one.
+    """
+
+    value: int = 0
+    num_epochs: int = 0
+    """The number of epochs begun since it was drawn, before this one."""
+    is_new: bool = True
+    """Whether this epoch draws it, before its order."""
+
+    @property
+    def epoch_seed(self) -> int:
+        """The seed of the epoch's random streams; no two epochs have the same."""
+        return epoch_seed(self.value, self.num_epochs) if self.num_epochs else self.value
+
+    def following(self, *, is_new: bool = False) -> BaseSeed:
+        """Return that of the next epoch. ``is_new``: it draws another one, which is not known."""
+        return BaseSeed(self.value, self.num_epochs + 1, is_new)
