@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from spdl_torch.machine.cpu_time import OtherPrograms
-from spdl_torch.measuring.child_process import ChildFailure, run_child
+from spdl_torch.measuring.child_process import ChildFailure, answers_of
 from spdl_torch.progress_bar import ProgressBar, duration, time_left
 from spdl_torch.shown_text import counted
 from spdl_torch.whole_files import JSON, PICTURE, check_replaced, write_text
@@ -27,6 +28,16 @@ _OTHERS = Metric(key="other_cores", heading="others' cores", digits=1, higher_is
 _NOT_SHOWN = frozenset(
     ("folder", "shards", "no_spdl_decoder", "crop", "num_workers", "workers", "smoke")
 )
+
+
+def run_child(
+    program: Path, argument: str, on_line: Callable[[dict[str, Any]], None], limit_seconds: float
+) -> tuple[dict[str, Any], float | None]:
+    """Run a program with that argument; return its answer and the peak bytes of its process tree.
+    Otherwise as :func:`~spdl_torch.measuring.child_process.answers_of`.
+    """
+    with contextlib.closing(answers_of(program, argument, on_line, limit_seconds)) as answers:
+        return next(answers)
 
 
 def list_tables(out: TextIO) -> int:

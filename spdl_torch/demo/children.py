@@ -21,8 +21,7 @@ def run_job(
     """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
     the process tree since the one before.
 
-    Otherwise as :func:`~spdl_torch.measuring.child_process.run_child`; closing the iterator kills
-    the process, too.
+    Otherwise as :func:`~spdl_torch.measuring.child_process.answers_of`.
     """
     argument = json.dumps(encode(job))
     with contextlib.closing(answers_of(f"{__package__}.child", argument, on_line)) as answers:

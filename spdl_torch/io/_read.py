@@ -173,9 +173,7 @@ class Reader:
         if isinstance(name, CachedPath):
             return await name.acontent()
         if is_url(name):
-            return await afetch_url(
-                name, self._options, timeout_seconds=self._timeout_seconds, is_repeated=True
-            )
+            return await afetch_url(name, self._options, timeout_seconds=self._timeout_seconds)
         return await asyncio.to_thread(_read_local, name)
 
 

@@ -106,14 +106,14 @@ async def afetch_url(
     storage_options: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = None,
-    is_repeated: bool = False,
 ) -> bytes:
-    """Read like :func:`fetch_url`; any number of coroutines may await this at once.
+    """Read like :func:`fetch_url`, for a caller that repeats what fails; any number of coroutines
+    may await this at once.
 
     The network file systems (http, s3, gs, abfs) read on fsspec's own event loop, which outlives
     the caller's, so that connections are kept; others read on a thread of the caller's loop.
     """
-    system, path = file_system(url, storage_options, is_repeated=is_repeated)
+    system, path = file_system(url, storage_options, is_repeated=True)
     if not is_async(system, url):
         return await asyncio.to_thread(_read_all, system, path, url)
     limit = asyncio.timeout(timeout_seconds)

@@ -31,38 +31,23 @@ class ChildFailure(RuntimeError):
     """The job's process ended without an answer; the message ends with what it printed."""
 
 
-def run_child(
-    program: str | Path,
-    argument: str,
-    on_line: Callable[[dict[str, Any]], None],
-    limit_seconds: float = float("inf"),
-) -> tuple[dict[str, Any], float | None]:
-    """Run a module, or the file of a path, with that argument; return its answer and the peak bytes
-    of its process tree.
-
-    ``on_line`` is called with every line of progress.
-
-    Cancellation: an exception in the caller's thread, Ctrl-C included, kills the process and all
-    its workers at once; nothing of them is left when this function returns. The child is a
-    session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
-    it calls :func:`~spdl_torch.measuring.lifeline.end_with_the_parent`.
-
-    Raises: ChildFailure: the process ended without an answer, or had none within the limit.
-    """
-    with contextlib.closing(answers_of(program, argument, on_line, limit_seconds)) as answers:
-        return next(answers)
-
-
 def answers_of(
     program: str | Path,
     argument: str,
     on_line: Callable[[dict[str, Any]], None],
     limit_seconds: float = float("inf"),
 ) -> Generator[tuple[dict[str, Any], float | None]]:
-    """Yield the answers of a module, or of the file of a path, as they come, each with the peak
-    bytes of the process tree since the one before.
+    """Run a module, or the file of a path, with that argument; yield its answers as they come, each
+    with the peak bytes of the process tree since the one before.
 
-    Otherwise as :func:`run_child`; closing the iterator kills the process, too.
+    ``on_line`` is called with every line of progress.
+
+    Cancellation: an exception in the caller's thread, Ctrl-C included, and closing the iterator
+    kill the process and all its workers at once; nothing of them is left afterwards. The child is a
+    session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
+    it calls :func:`~spdl_torch.measuring.lifeline.end_with_the_parent`.
+
+    Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """
     with tempfile.TemporaryFile("w+") as printed, _started(program, argument, printed) as child:
         lines = _follow(child)

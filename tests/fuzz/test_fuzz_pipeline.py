@@ -14,7 +14,7 @@ from _gates import (
     quiet_log,
     spdl_threads,
 )
-from _inside import run_of
+from _inside import check_balance
 from _stages import Plan, add, evaluate, plans
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -210,7 +210,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
     def check_figures(self):
         """On a run that is over: the counters agree with what was delivered."""
-        run_of(self.pipeline).check_balance()
+        check_balance(self.pipeline)
         if self.state != "ended" or not self.options["stats"]:
             return
         stages = self.pipeline.snapshot().stages

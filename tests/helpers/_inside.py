@@ -8,6 +8,26 @@ def run_of(pipeline):
     return pipeline._run
 
 
+def last_queue_of(pipeline):
+    """The queue from which the sink takes."""
+    return run_of(pipeline)._sink.inlet
+
+
+def check_balance(pipeline):
+    """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
+    for stage in run_of(pipeline).stages:
+        # A router of lists puts one part of each list on every path.
+        if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
+            taken = stage.inlet.counters().num_got
+            # Items that wait for their turn in an ordered outlet are not counted as put yet.
+            delivered = stage.outlet.counters().num_got + len(stage.outlet)
+            dropped, failed = stage.tally.num_dropped, stage.tally.num_failures
+            lost = taken - delivered - dropped - failed
+            cut_short = stage.cut_short or stage.outlet.closed
+            discarding = stage.threads._num_slots if cut_short else 0
+            assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
+
+
 def lock_of(part):
     """The lock of a channel, for a test that holds it."""
     return part._lock

@@ -1,4 +1,4 @@
-"""A measuring process with a worker of its own, which never answers: ``run_child`` runs it."""
+"""A measuring process with a worker of its own, which never answers: ``answers_of`` runs it."""
 
 import subprocess
 import sys

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 from _gates import GatedOp, eager_switching, no_leak, quiet_log, spdl_threads, until
-from _inside import run_of
+from _inside import check_balance
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -332,7 +332,7 @@ class ChangedAtRandom(RuleBasedStateMachine):
             self.nothing_lost_nothing_twice()
         stats = self.pipeline.snapshot().stages
         assert all(0 <= s.wait_in_ratio <= 1 and s.busy_ratio <= 1.01 for s in stats)
-        run_of(self.pipeline).check_balance()
+        check_balance(self.pipeline)
         assert not spdl_threads()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from _gates import eager_switching, multiset, no_leak, quiet_log
-from _inside import run_of
+from _inside import check_balance
 from _stages import KINDS, Plan, add, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def test_random_pipelines_deliver_what_a_plain_loop_makes(
     assert multiset(got) == multiset(expected)
     if ordered:
         assert got == expected
-    run_of(pipeline).check_balance()
+    check_balance(pipeline)
     assert sum(stage.tasks.num_failures for stage in pipeline.snapshot().stages) == sum(failures)
 
 
@@ -70,7 +70,7 @@ def test_stop_in_the_middle_accounts_for_every_item(pool, stages, taken, num_thr
     with eager_switching(), quiet_log(), pipeline.auto_stop():
         got = [item for item, _ in zip(pipeline, range(taken), strict=False)]
     assert not multiset(got) - multiset(expected)
-    run_of(pipeline).check_balance()
+    check_balance(pipeline)
     assert "[closed]" in repr(pipeline)
 
 

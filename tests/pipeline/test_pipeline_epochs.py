@@ -19,7 +19,7 @@ from _gates import (
     result_of,
     until,
 )
-from _inside import run_of
+from _inside import check_balance, run_of
 from _stages import add, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,7 +130,7 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
             assert not multiset(got) - multiset(expected)
             assert len(got) == len(expected) or (tail is not None and tail[1])
         next(iter(pipeline), None)
-    run_of(pipeline).check_balance()
+    check_balance(pipeline)
     assert "[closed]" in repr(pipeline)
 
 

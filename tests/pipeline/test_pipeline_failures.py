@@ -22,7 +22,7 @@ from _gates import (
     no_leak,
     pipeline_of,
 )
-from _inside import run_of
+from _inside import check_balance
 
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
@@ -267,7 +267,7 @@ def test_exit_in_a_worker_fails_the_pipeline_when_stages_before_are_blocked(erro
         assert len(items) >= (9 if order == "input" else 1)
         assert "stage 'last' broke" in failure.message
         assert isinstance(failure.exceptions[0].__cause__, error)
-        run_of(p).check_balance()
+        check_balance(p)
 
 
 def test_exit_in_an_ordered_worker_does_not_hold_up_those_behind_it():
@@ -313,7 +313,7 @@ def test_cancelled_error_of_the_op_is_a_failing_item(order):
     with p.auto_stop():
         assert sorted(p) == [n for n in range(50) if n not in (3, 5)]
     assert [stage.tasks.num_failures for stage in p.snapshot().stages] == [1, 1]
-    run_of(p).check_balance()
+    check_balance(p)
 
 
 def test_generator_that_fails_keeps_what_it_yielded():

@@ -21,7 +21,7 @@ from _gates import (
     result_of,
     until,
 )
-from _inside import run_of
+from _inside import check_balance, last_queue_of, run_of
 from _stages import OPS, Plan, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,7 +159,7 @@ def test_paths_deliver_what_plain_loops_make(
         if in_order:
             of_path = [item for item in got if item[0] == tag]
             assert of_path == expected[tag][: len(of_path)]
-    run_of(pipeline).check_balance()
+    check_balance(pipeline)
 
 
 def keep_even(items):
@@ -439,7 +439,7 @@ def test_merge_delivers_what_its_pipelines_make(pool, counts, stages, continuous
         if continuous and taken is not None:
             for _ in zip(pipeline, range(taken), strict=False):
                 pass
-    run_of(pipeline).check_balance()
+    check_balance(pipeline)
 
 
 # A chain of stages, or chains among which a router chooses; how many items a source gives, or
@@ -488,7 +488,7 @@ def test_any_graph_ends_whenever_it_is_stopped(pool, source, chain, continuous, 
             for _ in zip(range(10**6 if count is None else count), pipeline, strict=False):
                 pass
         pipeline.stop(PATIENCE_SECONDS)
-    run_of(pipeline).check_balance()
+    check_balance(pipeline)
 
 
 def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
@@ -521,7 +521,7 @@ def test_stop_ends_a_merge_that_waits_for_room_for_the_end_of_an_epoch():
     pipeline = merged(*(config_of([], continuous=True) for _ in range(3)))
     with no_leak():
         pipeline.start()
-        until(lambda: run_of(pipeline).last_queue.counters().put_wait[1] == 1)
+        until(lambda: last_queue_of(pipeline).counters().put_wait[1] == 1)
         pipeline.stop(PATIENCE_SECONDS)
 
 

@@ -15,7 +15,7 @@ from _datasets import Indices
 from _folders import ROOT
 from _measures_here import measure_here
 from bench.arguments import main
-from bench.command import choose, run_bench, write_files
+from bench.command import choose, run_bench, run_child, write_files
 from bench.loaders import (
     Work,
     bare_threads,
@@ -36,7 +36,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from spdl_torch.measuring.child_process import ChildFailure, run_child
+from spdl_torch.measuring.child_process import ChildFailure
 from spdl_torch.measuring.videos import write_video
 
 BENCH = ROOT / "examples" / "bench"
@@ -306,12 +306,12 @@ def test_contender_has_a_process_of_its_own():
     """Its figures come back with the memory of the process; what it raised is in the failure."""
     job = {"table": "engine", "contender": "ours", "settings": {"items": 100}}
     child = BENCH / "child.py"
-    answer, peak = run_child(child, json.dumps(job), lambda line: None)
+    answer, peak = run_child(child, json.dumps(job), lambda line: None, 600.0)
     assert answer["three_stages_us"] > 0
     assert peak is None or peak > 2**20
     job["settings"] = {}
     with pytest.raises(ChildFailure, match="KeyError: 'items'"):
-        run_child(child, json.dumps(job), lambda line: None)
+        run_child(child, json.dumps(job), lambda line: None, 600.0)
 
 
 def test_option_that_a_build_refuses_is_a_line():

@@ -795,8 +795,8 @@ def test_every_answer_has_a_peak_however_soon_it_comes(tmp_path, monkeypatch):
 def test_measuring_process_ends_with_the_program(signum):
     """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
     module = "_measures_forever"
-    imports = "from spdl_torch.measuring.child_process import run_child"
-    code = f"{imports}; run_child({module!r}, '', print)"
+    imports = "from spdl_torch.measuring.child_process import answers_of"
+    code = f"{imports}; next(answers_of({module!r}, '', print))"
     environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
         until(lambda: len(memory.tree_pids(program.pid)) == 3)

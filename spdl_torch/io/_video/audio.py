@@ -78,7 +78,7 @@ def load_audio(
         raise ValueError(f"load_audio: num_channels must be 1 to 8 or None, got {num_channels}.")
     start, end = (-math.inf, math.inf) if timestamp is None else window_of(timestamp)
     name = name or source_name(src)
-    with open_audio(src, None, name) as (container, stream), decode_errors(name):
+    with open_audio(src, name) as (container, stream), decode_errors(name):
         parts = [*_parts(container, stream, sample_rate, num_channels, start, end, name)]
     if not parts:
         where = "in it" if timestamp is None else f"in [{start:g}, {end:g}) s"

@@ -84,14 +84,14 @@ def open_video(
 
 @scope
 def open_audio(
-    source: Source, config: DemuxConfig | None = None, name: str | None = None
+    source: Source, name: str | None = None
 ) -> Iterator[tuple[InputContainer, AudioStream]]:
     """The container and its best stream of sound; other streams are not read.
 
     Raises: as :func:`open_video`.
     """
     formats = f"{_SELF_CONTAINED},{_SOUND}"
-    with _opened(source, config, name or source_name(source), "audio", formats) as opened:
+    with _opened(source, None, name or source_name(source), "audio", formats) as opened:
         container, stream = opened
         assert isinstance(stream, AudioStream), "guaranteed by its kind"
         yield container, stream

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     import os
 
 
-def is_statistics_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is one of SQLite's, rather than a trace."""
-    return Path(path).is_file() and is_sqlite(start_of(path))
-
-
 def load_runs(
     path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
 ) -> list[MeasuredRun]:

@@ -48,7 +48,6 @@ class Comparison:
     """The 95 % confidence interval of that; None = too few intervals."""
     p_value: float | None
     """The chance of a difference as large if both runs were alike; None = too few intervals."""
-    num_blocks: tuple[int, int]
     finding: str
     test: str
     """The test, described in a sentence."""
@@ -92,7 +91,6 @@ def compare(
         speedup=speedup,
         interval=interval,
         p_value=p_value,
-        num_blocks=(len(now), len(then)),
         finding=_finding(speedup, interval, p_value, other_name),
         test=_test(len(now), len(then), p_value),
         reasons=tuple(_reasons(report, other, seconds, other_seconds, differences)),

@@ -3,7 +3,7 @@
 Guarantees
 - At most ``capacity`` items wait in a channel, whichever order they arrive in; where
   ``allow_bursts`` was called, more while they pass quickly.
-- What is put is got once, or counted in ``discarded`` when the channel is closed over it.
+- What is put is got once, or is still counted by ``len`` when the channel is closed over it.
 - Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls, except
   that a ``get`` on the main thread looks for signals (:func:`~.waits.wait_for`).
 
@@ -211,11 +211,6 @@ class Channel(AsyncMethods, Generic[T]):
     def closed(self) -> bool:
         """Whether ``close()`` was called."""
         return self._closed
-
-    @property
-    def discarded(self) -> int:
-        """The number of items that will never be taken, because the channel was closed."""
-        return len(self) if self._closed else 0
 
     def __len__(self) -> int:
         """Return the number of items that wait, those before their turn included."""

@@ -193,11 +193,6 @@ class Run:
         return self._network.stages
 
     @property
-    def last_queue(self) -> StatsQueue:
-        """The queue from which the sink takes."""
-        return self._sink.inlet
-
-    @property
     def sink_queue(self) -> StatsQueue:
         """The queue from which the consumer takes."""
         return self._sink.outlet
@@ -374,20 +369,6 @@ class Run:
             each.tally.num_failures + (each.spec.kind not in _GROUPING and each.tally.num_dropped)
             for each in self.stages
         )
-
-    def check_balance(self) -> None:
-        """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
-        for stage in self.stages:
-            # A router of lists puts one part of each list on every path.
-            if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
-                taken = stage.inlet.counters().num_got
-                # Items that wait for their turn in an ordered outlet are not counted as put yet.
-                delivered = stage.outlet.counters().num_got + len(stage.outlet)
-                dropped, failed = stage.tally.num_dropped, stage.tally.num_failures
-                lost = taken - delivered - dropped - failed
-                cut_short = stage.cut_short or stage.outlet.closed
-                discarding = stage.threads.num_slots if cut_short else 0
-                assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
     def describe(self) -> str:
         """Return the state and every stage, a line each."""

@@ -64,11 +64,6 @@ class StageThreads:
         self.thread_count.end()
         return True
 
-    @property
-    def num_slots(self) -> int:
-        """The largest number of threads that ever existed at once."""
-        return self._num_slots
-
     def _next_slot(self) -> Slot:
         if self._free:
             return heapq.heappop(self._free)
