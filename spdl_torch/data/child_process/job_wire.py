@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ...pipeline.channel.waits import ChannelClosed
 from ...pipeline.stats.counters import QueueCounters
 from ..workers.epoch import Epoch, Shift
-from ..workers.jobs import Job
-from .messages import Free, Restart, Submit
+from ..workers.jobs import Given, Job
+from .messages import Free, Restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ class JobWire:
                 self.restart(message.key, message.workers)
                 raise ChannelClosed
             self._waited_ns += perf_counter_ns() - since_ns
-            number, index, first, wants_state = message
+            number, index, first, wants_state, _ = message
             return Job(number, index, first, shared=False, wants_state=wants_state)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
@@ -144,4 +144,4 @@ class JobWire:
         else:
             *job, slabs, spent = message
             self._uplink.job_came(Free(slabs, spent))
-            self._waiting.append(Submit(*job))
+            self._waiting.append(Given(*job))

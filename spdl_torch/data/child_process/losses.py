@@ -10,8 +10,8 @@ from ..error_notes import describe_batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..workers.jobs import Given
     from .connection import ChildConnection
-    from .messages import Submit
 
 _MOST_DEATHS = 2
 """The number of processes that may be killed while the same batch was next."""
@@ -28,7 +28,7 @@ class Losses:
         self._fatal: ChildConnection | None = None
         self._fatal_job = ""
 
-    def may_be_replaced(self, jobs: Sequence[Submit]) -> bool:
+    def may_be_replaced(self, jobs: Sequence[Given]) -> bool:
         """Count a process that was killed with these jobs, and return whether another one should
         try them.
         """
@@ -37,7 +37,7 @@ class Losses:
         deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
         return deaths < _MOST_DEATHS
 
-    def end(self, connection: ChildConnection, jobs: Sequence[Submit] = ()) -> None:
+    def end(self, connection: ChildConnection, jobs: Sequence[Given] = ()) -> None:
         """Note the process whose end ends the epoch, and the jobs that it had."""
         if jobs and connection.is_up:  # it may have been at work on the first
             number, index = jobs[0].number, jobs[0].index

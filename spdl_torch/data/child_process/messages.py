@@ -24,19 +24,6 @@ class Free(NamedTuple):
     """The slabs that may not: views in a forked process may have outlived the trainer's."""
 
 
-class Submit(NamedTuple):
-    """To the child: make a batch. The fields are those of ``Pool.submit``, but for the worker.
-
-    It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread that
-    trains sends one for each batch, and a named tuple is pickled by calls of Python code.
-    """
-
-    number: int
-    index: Any
-    first: int
-    wants_state: bool
-
-
 class Restart(NamedTuple):
     """To the child: begin another epoch, and drop outstanding jobs."""
 

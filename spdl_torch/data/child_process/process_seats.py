@@ -18,14 +18,13 @@ from ...pipeline.recorder.flight_recorder import is_tracing
 from ...pipeline.threads.thread_group import ThreadGroup, exit_has_begun
 from ...pipeline.threads.weakly import weakly
 from ..rng.patches import install_for_copies
-from ..workers.jobs import Failed, Loaded, Result
+from ..workers.jobs import Failed, Given, Loaded, Result
 from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .batch_packing import unpack
 from .connection import start_all
 from .equipment import Equipment
 from .error_pickle import unpack_errors_of
 from .losses import Losses
-from .messages import Submit
 from .process_counts import ProcessCounts
 from .roster import Roster
 from .worker_process import WorkerProcess
@@ -149,9 +148,7 @@ class ProcessSeats:
         for child in self.children.values():
             self._look_after(child)
 
-    def submit(
-        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
-    ) -> None:
+    def submit(self, job: Given) -> None:
         """Give out a job; see ``Seats.submit``. Raises: what pickle raises on an index."""
         if self._epoch is None:
             raise ChannelClosed
@@ -160,7 +157,7 @@ class ProcessSeats:
             self._start_successors()
         if len(roster.children) > len(roster.places):
             self._part()
-        roster.submit(Submit(number, index, first, wants_state), worker)
+        roster.submit(job)
 
     def tend(self, epoch: Epoch) -> None:
         """Fork the children that are due, and give a worker its slabs back."""
@@ -216,7 +213,7 @@ class ProcessSeats:
         """Note that an epoch is over; see ``Seats.rest``."""
         self._part()
 
-    def give_up(self) -> list[Submit]:
+    def give_up(self) -> list[Given]:
         """Stop the children, and return the jobs that they have not answered, in order. The epoch
         goes on without them."""
         with self.roster.lock:
@@ -417,7 +414,7 @@ class ProcessSeats:
         else:
             self._unstarted.append(successor)
 
-    def _may_be_replaced(self, child: WorkerProcess, jobs: list[Submit]) -> bool:
+    def _may_be_replaced(self, child: WorkerProcess, jobs: list[Given]) -> bool:
         """Return whether another child can make the jobs of one that has ended.
 
         It can if batches do not depend on those before: workers that take turns have iterators or

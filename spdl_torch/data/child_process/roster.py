@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .messages import Submit
+    from ..workers.jobs import Given
     from .worker_process import WorkerProcess
 
 
@@ -40,19 +40,19 @@ class Roster:
         with self.lock:
             self.children = {**self.children, child.place: child}
 
-    def submit(self, job: Submit, worker: int) -> None:
+    def submit(self, job: Given) -> None:
         """Send a job to the worker whose turn it is, or to the idlest one. Raises: what pickle
         raises.
         """
         with self.lock:
             places = self.places_at_work() if self._spared else self.places
             if self._has_turns:
-                child = self.children[places[worker % len(places)]]
+                child = self.children[places[job.worker % len(places)]]
             else:
                 child = self._idlest(places)
             child.submit(job)
 
-    def made_elsewhere(self, job: Submit, child: WorkerProcess) -> bool:
+    def made_elsewhere(self, job: Given, child: WorkerProcess) -> bool:
         """Give a job of a process whose worker could not start, and has said so, to another one;
         return False if there is none that could make it.
         """
@@ -69,7 +69,7 @@ class Roster:
         return True
 
     def replace(
-        self, child: WorkerProcess, successor: WorkerProcess, jobs: Iterable[Submit], *, late: bool
+        self, child: WorkerProcess, successor: WorkerProcess, jobs: Iterable[Given], *, late: bool
     ) -> bool:
         """Put a successor in the place of a process that has ended, and give out its jobs anew;
         return whether others make them. ``late``: the successor takes seconds to start, in which

@@ -14,7 +14,7 @@ import torch.distributed
 from .child import Beginning
 from .connection import ChildConnection
 from .mappings import Mappings
-from .messages import Answer, Restart, Submit
+from .messages import Answer, Restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
+    from ..workers.jobs import Given
     from ..workers.load_spec import LoadSpec
     from .equipment import Equipment
     from .shared_blocks import SharedBlocks
@@ -59,7 +60,7 @@ class WorkerProcess:
         ended: Callable[[WorkerProcess], None],
     ) -> None:
         self.place = place
-        self.jobs: dict[int, Submit] = {}
+        self.jobs: dict[int, Given] = {}
         """The jobs that it has not answered, in the order in which it got them. The seats guard
         them: its receivers and the trainer's thread change them."""
         self.epoch = 0
@@ -103,9 +104,12 @@ class WorkerProcess:
             equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
 
-    def submit(self, job: Submit) -> None:
+    def submit(self, job: Given) -> None:
         """Give the child a job, and with it the slabs that are free. The roster's lock is held, and
         answers are heard with it. Raises: what pickle raises.
+
+        It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread
+        that trains sends one for each batch, and a named tuple is pickled by calls of Python code.
         """
         freed = self.mappings.freed()
         try:

@@ -25,7 +25,7 @@ from ..workers.activity import describe_activities
 from ..workers.budget import budget
 from ..workers.device import AHEAD
 from ..workers.epoch import Epoch
-from ..workers.jobs import NO_BATCHES, Failed, Result
+from ..workers.jobs import NO_BATCHES, Failed, Given, Result
 from ..workers.stats import CrewStats
 from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 
@@ -56,7 +56,7 @@ class Steering(Protocol):
         """Note that the epoch has begun."""
         ...
 
-    def gives(self, number: int, index: Any, worker: int, first: int, wants: bool) -> None:
+    def gives(self, job: Given) -> None:
         """Note a job that is given out."""
         ...
 
@@ -198,15 +198,13 @@ class Crew:
         self.stats.lead(seats.counts, placement)
         self.lead = seats
 
-    def submit(
-        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
-    ) -> None:
+    def submit(self, job: Given) -> None:
         """Give out a job; see ``Seats.submit``. Jobs are numbered from 0 on in each epoch."""
         if self.mover is not None:
-            self.mover.gives(number, index, worker, first, wants_state)
+            self.mover.gives(job)
         try:
-            self.lead.submit(number, index, worker, first, wants_state=wants_state)
-            self._num_given = number + 1
+            self.lead.submit(job)
+            self._num_given = job.number + 1
         except ChannelClosed:
             self._raise_loss()
             self._running()

@@ -31,7 +31,7 @@ from ..rng.patches import of_thread
 from ..rng.sample_contexts import Lending, borrowers_in
 from ..rng.streams import SampleStreams
 from ..workers.device import check_device
-from ..workers.jobs import Exhausted, Failed, Loaded, NoBatch
+from ..workers.jobs import Exhausted, Failed, Given, Loaded, NoBatch
 from ..workers.load_spec import Draws, LoadSpec
 from ..workers.stats import InlineStats
 from .dealing import Dealing
@@ -386,7 +386,7 @@ class CrewIterator(EpochIterator):
 
     def _submit(self, index: Any, worker: int, first: int, *, wants_state: bool) -> None:
         self._dealing.given[self._num_submitted] = worker, self._num_taken - 1
-        self._crew.submit(self._num_submitted, index, worker, first, wants_state=wants_state)
+        self._crew.submit(Given(self._num_submitted, index, first, wants_state, worker))
         self._num_submitted += 1
 
     def _next_data(self) -> Any:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...machine.limits import usable_cores
 from ...machine.probes import probe_counters
 from ..child_process.signals import handlers_deferred
-from ..workers.doubts import Doubtful, Doubts, Given, error_in
+from ..workers.doubts import Doubtful, Doubts, error_in
 from ..workers.jobs import Loaded
 from . import move_limits as limits
 from .hiring import Hiring
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..child_process.process_seats import ProcessSeats
     from ..rng.keys import StreamKey
-    from ..workers.jobs import Result
+    from ..workers.jobs import Given, Result
     from ..workers.moving import Moving
     from ..workers.seats import Seats
     from ..workers.thread_seats import ThreadSeats
@@ -156,10 +156,10 @@ class Mover:
         left = limits.LOOK_SECONDS - self.memory.unlooked_seconds
         self.due_seconds = perf_counter() + (0.0 if is_trial else left)
 
-    def gives(self, number: int, index: Any, worker: int, first: int, wants: bool) -> None:
+    def gives(self, job: Given) -> None:
         """Note a job that is given out."""
         if self._replays is not None:
-            self._replays.append(Given(number, index, first, wants, worker))
+            self._replays.append(job)
 
     def look(self, crew: Crew) -> None:
         """Take the step that is due, if its time has come."""
@@ -232,8 +232,8 @@ class Mover:
             self._pace.turn()
 
     def _give_threads(self, jobs: Sequence[Given]) -> None:
-        for number, index, first, wants_state, worker in jobs:
-            self.threads.submit(number, index, worker, first, wants_state=wants_state)
+        for job in jobs:
+            self.threads.submit(job)
 
     def _have_back(self, crew: Crew, error: BaseException) -> None:
         """Give the threads the jobs of the children, whose trial is over."""
@@ -249,7 +249,7 @@ class Mover:
             self.memory.stays(failed_alone(error))
             self.go(State.STAYED)
         children = self.hiring.children
-        given_up = [] if children is None else [Given(*job) for job in children.give_up()]
+        given_up = [] if children is None else children.give_up()
         return sorted([*given_up, *self._doubts.end()])
 
     @property

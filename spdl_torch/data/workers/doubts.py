@@ -15,17 +15,7 @@ from ...named_tuples import NamedTuple
 from .jobs import Failed, NoBatch
 
 if TYPE_CHECKING:
-    from .jobs import Result
-
-
-class Given(NamedTuple):
-    """A job, as it was given out."""
-
-    number: int
-    index: Any
-    first: int
-    wants_state: bool
-    worker: int = 0
+    from .jobs import Given, Result
 
 
 class Doubtful(NamedTuple):
@@ -59,10 +49,9 @@ class Doubts:
         with self._lock:
             self._are_on = False
 
-    def take(self, job: Any, result: Result) -> bool:
-        """Take a result out of the batches' way, if it is doubtful; return whether it was.
-        ``job``: a ``Submit``."""
-        return _is_doubtful(result) and self._find(Doubtful(Given(*job), result))
+    def take(self, job: Given, result: Result) -> bool:
+        """Take a result out of the batches' way, if it is doubtful; return whether it was."""
+        return _is_doubtful(result) and self._find(Doubtful(job, result))
 
     def take_loss(self, loss: BaseException | None) -> bool:
         """Take the error for which no batch comes from the processes any more; return whether it

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from ..fetching.bad_samples import BadSample, Tries
 
 
+class Given(NamedTuple):
+    """A job, as it is given out."""
+
+    number: int
+    index: Any
+    first: int
+    """The position of its first sample in the epoch."""
+    wants_state: bool
+    """Whether an iterable that keeps a state is asked for it after this batch."""
+    worker: int
+    """The worker that gets it, where not any can make it."""
+
+
 class Loaded(NamedTuple):
     """A finished batch."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .epoch import Epoch
+    from .jobs import Given
     from .stats import Source
 
 
@@ -45,14 +46,9 @@ class Seats(Protocol):
         """Deliver to this epoch from now on; nothing happens if they do already."""
         ...
 
-    def submit(
-        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
-    ) -> None:
-        """Give out the job of one batch; never blocks.
-
-        To ``worker`` or, where any can make it, to whom it suits. ``first``: the position of its
-        first sample in the epoch. ``wants_state``: ask an iterable that keeps a state for it after
-        this batch.
+    def submit(self, job: Given) -> None:
+        """Give out the job of one batch, to its worker or, where any can make it, to whom it suits;
+        never blocks.
         """
         ...
 

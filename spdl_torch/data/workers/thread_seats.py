@@ -12,7 +12,7 @@ import logging
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
@@ -29,7 +29,7 @@ from .counts import WorkerCounts
 from .dataset_copies import Copying
 from .device import most_pieces
 from .epoch import Epoch, Shift
-from .jobs import Job
+from .jobs import Given, Job
 from .private_state import shared_remark
 from .resting import Rest
 from .thread_failures import ThreadFailures
@@ -121,21 +121,20 @@ class ThreadSeats:
             if again:
                 self._start_threads(again)
 
-    def submit(
-        self, number: int, index: Any, worker: int, first: int, *, wants_state: bool = False
-    ) -> None:
+    def submit(self, job: Given) -> None:
         """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
         shift = self._shift
         if shift is None:
             raise ChannelClosed
         contention, hands, jobs = shift.contention, 1, shift.jobs[0]
         if contention is None:
-            jobs = shift.jobs_of(worker)
+            jobs = shift.jobs_of(job.worker)
         else:
-            hands = contention.hands(index, self._spec.num_workers)
-        job = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
+            hands = contention.hands(job.index, self._spec.num_workers)
+        number, index, first, wants_state, _ = job
+        made = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
         for _ in range(hands):
-            jobs.put(job)
+            jobs.put(made)
 
     def tend(self, epoch: Epoch) -> None:
         """Do nothing: threads need nobody."""
