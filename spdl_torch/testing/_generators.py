@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._differences import path_of_difference
+from ..data.differences import path_of_difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from ..data.differences import first_difference, path_of_difference
 from ..objects.copies import deep_copy
 from ..objects.generator_states import generators_kept
-from ._differences import first_difference, path_of_difference
 from ._generators import States, seed_all
 from ._own_generators import OwnGenerators, alike_on_workers
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..data.differences import first_difference
 from ..objects.generator_states import GeneratorStates, generators_kept
-from ._differences import first_difference
 from ._generators import seed_all
 
 if TYPE_CHECKING:

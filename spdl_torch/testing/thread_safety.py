@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from ..data.differences import path_of_difference
 from ..objects.generator_states import generators_kept
 from ..progress_bar import ProgressBar
 from ._both_ways import BothWays
-from ._differences import path_of_difference
 from ._private_copies import private_copy
 from ._process_state import ProcessState
 from ._shared_objects import SharedObjects

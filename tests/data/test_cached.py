@@ -14,8 +14,9 @@ import re
 import resource
 import signal
 import traceback
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,8 +33,8 @@ from torch.utils.data import Subset
 
 import spdl_torch
 from spdl_torch.data import cached
-from spdl_torch.data.caching.dataset import _is_same
 from spdl_torch.data.caching.files import CachedFiles
+from spdl_torch.data.differences import path_of_difference
 from spdl_torch.io import Reader, image_loader
 from spdl_torch.io._cache import memory
 from spdl_torch.io._cache import store as store_module
@@ -73,6 +74,11 @@ class Made(torch.utils.data.Dataset):
         return Pair(torch.arange(6).reshape(2, 3) + index + self.offset, index)
 
 
+def is_same(one, two):
+    """Whether two samples are equal, as the cache compares them."""
+    return path_of_difference(one, two, loosely=True) is None
+
+
 # -- samples ---------------------------------------------------------------------------------------
 
 SAMPLES = [
@@ -102,7 +108,7 @@ def content_from(sample):
 def test_sample_comes_back_bit_for_bit(sample):
     """Also its shape, type and strides, and it can be written to."""
     found = sample_from(content_from(sample))
-    assert _is_same(found, sample)
+    assert is_same(found, sample)
     if type(sample) is torch.Tensor and sample.is_contiguous() and sample.numel():
         assert found.stride() == sample.stride()
         assert found.requires_grad == sample.requires_grad
@@ -133,7 +139,7 @@ def test_dense_sample_keeps_its_strides(axes, kind):
     whole = kind(numbers_in(axes))
     for dense in (whole, whole[None], whole[..., None], whole[:0], kind(numbers_in(axes)[:, :0])):
         found = sample_from(content_from(dense))
-        assert _is_same(found, dense)
+        assert is_same(found, dense)
         assert strides_of(found) == strides_of(dense)
 
 
@@ -167,7 +173,7 @@ def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
     kept = cached([{"x": sample}], folder, version=1, max_bytes=1 if place == "full" else None)
     for _ in range(3):
         found = kept[0]["x"]
-        assert _is_same(found, sample)
+        assert is_same(found, sample)
         assert np.asarray(found).flags.c_contiguous
         found[:] = 0
 
@@ -402,9 +408,9 @@ def test_sample_is_made_once_and_kept_on_disk(tmp_path):
     kept = cached(dataset, tmp_path, version="a")
     first = list(kept)
     assert dataset.num_made[0] == 40 + 2  # two are made twice, to compare
-    assert all(map(_is_same, first, kept))
+    assert all(map(is_same, first, kept))
     again = Made(40)
-    assert all(map(_is_same, first, cached(again, tmp_path, version="a")))
+    assert all(map(is_same, first, cached(again, tmp_path, version="a")))
     assert again.num_made[0] == 2
     assert f"{tmp_path}" in kept.loading_remarks()[0]
     assert "holds 100% of the items" in kept.loading_remarks()[0]
@@ -475,6 +481,55 @@ def test_dataset_that_changed_is_an_error(tmp_path):
         cached(Made(10, offset=1), tmp_path, version=1)[3]
 
 
+@dataclass
+class Labelled:
+    """What some datasets return."""
+
+    image: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Labelled(torch.arange(3)),
+        lambda: UserDict(image=torch.arange(3)),  # as a tokenizer's BatchEncoding
+        lambda: torch.eye(3).to_sparse(),
+        lambda: np.array([[1, "a"], "".join("bc")], dtype=object),
+        lambda: np.ma.masked_array([1.0, 2.0], [True, False]),
+        lambda: torch.tensor([1j, 2]).conj(),
+    ],
+)
+def test_sample_that_is_made_anew_is_the_same(make):
+    """Whatever holds its values."""
+
+    class Anew(Made):
+        def __getitem__(self, index):
+            return make()
+
+    kept = cached(Anew(2))
+    assert is_same(kept[0], make())
+    assert is_same(kept[0], make())
+
+
+def test_samples_of_unordered_keys_and_of_objects_are_alike():
+    """Sets have another order in another program; an object without ``__eq__`` says nothing."""
+
+    class Anew(Made):
+        def __getitem__(self, index):
+            self.num_made[0] += 1
+            keys = ("a", "b") if self.num_made[0] % 2 else ("b", "a")
+            return {**dict.fromkeys(keys, 1), "more": Opaque()}
+
+    assert list(cached(Anew(1))[0]) == ["a", "b", "more"]
+
+
+class Opaque:
+    """It knows when it was made."""
+
+    def __init__(self):
+        self.made = object()
+
+
 def test_random_samples_are_an_error():
     """A cache would freeze augmentation; it belongs in ``transform``."""
 
@@ -508,7 +563,7 @@ def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
     )
     found = []
     for _ in range(3):
-        assert all(map(_is_same, list(expected), list(loader)))
+        assert all(map(is_same, list(expected), list(loader)))
         assert loader.report().stats.data == loader.snapshot().data
         found.append(tuple(loader.snapshot().data.values()))
     assert found == [(0, 20), (20, 0), (20, 0)]  # of each epoch, over all workers
@@ -569,11 +624,11 @@ def test_image_folder_reads_each_file_once(folder, place, loader, tmp_path, monk
         return list(spdl_torch.DataLoader(dataset, batch_size=4, seed=1))
 
     expected = epoch(plain)
-    assert all(map(_is_same, expected, epoch(kept)))
+    assert all(map(is_same, expected, epoch(kept)))
     os.rename(folder, folder + "-gone")
     second = epoch(kept)
     kept_loader = spdl_torch.DataLoader(kept, batch_size=4, seed=1)
-    assert all(map(_is_same, second, kept_loader))
+    assert all(map(is_same, second, kept_loader))
     assert len(second) == len(expected)
     assert "holds 100% of the items" in shown(kept_loader.report())
 
@@ -606,7 +661,7 @@ def test_file_that_changed_is_read_anew(folder, tmp_path, how):
     os.utime(path, ns=(1, 1))
     for dataset in (kept, make()):
         after = [image for image, _ in dataset]
-        same = [_is_same(*images) for images in zip(before, after, strict=True)]
+        same = [is_same(*images) for images in zip(before, after, strict=True)]
         assert same == [True, False, True, True, True, True]
         assert (after[1] == 9).all()
 

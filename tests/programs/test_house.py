@@ -105,6 +105,7 @@ ROOMS = {
             "error_notes",
             "dataset_stats",
             "rng",
+            "differences",
             "sampling",
         ),
         "checkpoint",

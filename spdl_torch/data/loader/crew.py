@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...errors import PipelineStopped
 from ...pipeline.channel.channel import Channel

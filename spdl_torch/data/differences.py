@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from ..data.rng.owned import state_of
 from ..objects.kinds import GENERATORS
+from .rng.owned import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:
@@ -28,34 +29,42 @@ def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | N
     return None
 
 
-def path_of_difference(a: Any, b: Any) -> str | None:
-    """Return where two nested values differ, as `` at [0][3]``; None: nowhere."""
+def path_of_difference(a: Any, b: Any, *, loosely: bool = False) -> str | None:
+    """Return where two nested values differ, as `` at [0][3]``; None: nowhere.
+
+    loosely: the keys of a dictionary have no order, and objects without an ``__eq__`` of their own
+    are alike.
+    """
+    inside = partial(path_of_difference, loosely=loosely)
     if type(a) is not type(b):
         return f": {type(b).__name__} in place of {type(a).__name__}"
     if isinstance(a, torch.Tensor):
         return _tensors_differ(a, b)
     if isinstance(a, GENERATORS):
-        same = path_of_difference(state_of(a), state_of(b)) is None
+        same = inside(state_of(a), state_of(b)) is None
         return None if same else f": another state of {type(a).__name__}"
     if isinstance(a, np.ndarray) and a.dtype == object:
         a, b = a.tolist(), b.tolist()
     if isinstance(a, np.ndarray):
-        same_kind = (a.dtype, a.shape) == (b.dtype, b.shape)
-        if not same_kind:
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
             return f": {b.dtype}{list(b.shape)} in place of {a.dtype}{list(a.shape)}"
-        rows = enumerate(zip(np.atleast_1d(a), np.atleast_1d(b), strict=True))
-        return _at(next((i for i, (x, y) in rows if x.tobytes() != y.tobytes()), None))
+        return _rows_differ(np.atleast_1d(a), np.atleast_1d(b), lambda rows: rows.tobytes())
     if isinstance(a, Mapping):
-        if list(a) != list(b):
+        if a.keys() != b.keys() or not (loosely or list(a) == list(b)):
             return f": the keys are {list(b)} in place of {list(a)}"
-        return _nested((f"[{key!r}]", a[key], b[key]) for key in a)
+        return _nested(inside, ((f"[{key!r}]", a[key], b[key]) for key in a))
     if isinstance(a, Sequence) and not isinstance(a, str | bytes):
         if len(a) != len(b):
             return f": {len(b)} elements in place of {len(a)}"
-        return _nested((f"[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)))
+        return _nested(
+            inside, ((f"[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)))
+        )
     kind: Any = type(a)
-    if is_dataclass(a) or (kind.__eq__ is object.__eq__ and hasattr(a, "__dict__")):
-        return _nested((f".{name}", *values) for name, *values in _attributes(a, b))
+    has_no_eq = kind.__eq__ is object.__eq__
+    if has_no_eq and loosely:
+        return None
+    if is_dataclass(a) or (has_no_eq and hasattr(a, "__dict__")):
+        return _nested(inside, ((f".{name}", *values) for name, *values in _attributes(a, b)))
     return None if a == b or (a != a and b != b) else f": {b!r} in place of {a!r}"
 
 
@@ -64,9 +73,9 @@ def _attributes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     return [(name, getattr(a, name), getattr(b, name, None)) for name in names]
 
 
-def _nested(parts: Iterable[Any]) -> str | None:
+def _nested(inside: Callable[[Any, Any], str | None], parts: Iterable[Any]) -> str | None:
     for step, a, b in parts:
-        path = path_of_difference(a, b)
+        path = inside(a, b)
         if path is not None:
             inner = path.removeprefix(" at ")
             return f" at {step}{inner}"
@@ -74,19 +83,24 @@ def _nested(parts: Iterable[Any]) -> str | None:
 
 
 def _tensors_differ(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
+    if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
         return f": {b.dtype}{list(b.shape)} in place of {a.dtype}{list(a.shape)}"
-    ours, theirs = (t.detach().cpu().contiguous() for t in (a, b))
+    if a.layout is not torch.strided:  # as pickle takes it apart: indices and values
+        parts: list[Any] = [cast("Any", each).__reduce_ex__(4) for each in (a, b)]
+        same = path_of_difference(*parts) is None
+        return None if same else f": other entries of a {a.layout} tensor"
+    ours, theirs = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (a, b))
     if a.ndim == 0:
         return None if _bits(ours) == _bits(theirs) else f": {b.item()!r} in place of {a.item()!r}"
-    if _bits(ours) == _bits(theirs):
-        return None
-    return _at(next(i for i in range(len(ours)) if _bits(ours[i]) != _bits(theirs[i])))
+    return _rows_differ(ours, theirs, _bits)
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def _at(index: int | None) -> str | None:
-    return None if index is None else f" at [{index}]"
+def _rows_differ(ours: Any, theirs: Any, bits: Callable[[Any], bytes]) -> str | None:
+    if bits(ours) == bits(theirs):
+        return None
+    rows = (slice(i, i + 1) for i in range(len(ours)))
+    return f" at [{next(row.start for row in rows if bits(ours[row]) != bits(theirs[row]))}]"
