@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import itertools
 import logging
 import multiprocessing
@@ -13,17 +12,19 @@ import random
 import re
 import resource
 import signal
-import traceback
 from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import _warm
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as transforms
+from _forks import fork
+from _gates import PATIENCE_SECONDS
 from _inside import kept_by, placement_of
 from _readings import shown
 from hypothesis import given, settings
@@ -723,17 +724,14 @@ def start_program(function, *arguments):
     """Fork a program, which multiprocessing does not know; a pipe with what the function returns,
     and the process."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            # By one thread: several whose first calculation comes at once may each find the pool
-            # of torch's threads, which a fork makes new, half made ("Invalid thread pool!").
-            torch.set_num_threads(1)
-            os.write(writing, pickle.dumps(function(*arguments)))
-        except BaseException:
-            traceback.print_exc()  # nothing above it in this program would
-        finally:
-            os._exit(0)
+
+    def program():
+        # By one thread: several whose first calculation comes at once may each find the pool of
+        # torch's threads, which a fork makes new, half made ("Invalid thread pool!").
+        torch.set_num_threads(1)
+        os.write(writing, pickle.dumps(function(*arguments)))
+
+    pid = fork(program)
     os.close(writing)
     return reading, pid
 
@@ -831,14 +829,15 @@ def test_subsets_of_one_dataset_are_other_datasets(tmp_path):
     assert [list(fold) for fold in (*folds, *folds)] == [[0, 1], [2, 3]] * 2
 
 
-def hold_memory(name, sent, ends):
-    """A process with a cache in memory, which ends as it should, or is killed."""
-    atexit._clear()  # what the parent has registered speaks of the parent's threads
-    sent.put(memory.memory_folder(name))
-    if ends:
-        atexit._run_exitfuncs()
-        os._exit(0)
+HOLDS_MEMORY = """
+import signal, sys
+from spdl_torch.io._cache import memory
+
+print(memory.memory_folder(sys.argv[1]), flush=True)
+if sys.argv[2] == "False":
     signal.pause()
+"""
+"""A program with a cache in memory, which ends as it should, or is killed."""
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -847,13 +846,11 @@ def test_memory_is_free_when_the_last_process_has_ended(ends):
     name = f"test-{os.getpid()}-{ends}"
     shared = memory.memory_folder(f"{name}-shared")
     for each in (name, f"{name}-shared"):
-        sent = forked.SimpleQueue()  # one that was killed may have its lock for ever
-        child = forked.Process(target=hold_memory, args=(each, sent, ends))
-        child.start()
-        folder = sent.get()
-        if not ends:
-            child.kill()
-        child.join()
+        with _warm.start(["-c", HOLDS_MEMORY, each, ends]) as program:
+            folder = program.stdout.readline().strip()
+            if not ends:
+                program.kill()
+            assert program.wait(timeout=PATIENCE_SECONDS) == (0 if ends else -signal.SIGKILL)
         memory.memory_folder(f"{name}-shared")  # as the next program does
         assert os.path.isdir(folder) is (folder == shared)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import io
 import json
-import os
 import sys
 from unittest.mock import patch
 
 import torch
+from _forks import end_at_once
 
 from spdl_torch.check_gpu import ways
 from spdl_torch.check_gpu.command import CheckOptions, Extent, run_check_gpu
@@ -72,7 +72,7 @@ def main():
     extent = Extent(num_batches=120, most_bytes=1 << 20, workers=(0, 2))
     status = run_check_gpu(CheckOptions(), sys.stdout, sys.stderr, gpu=CopyingGpu(), extent=extent)
     print(json.dumps(without_guards()), flush=True)
-    os._exit(status)  # the stand-in ends with nobody
+    end_at_once(status)  # the stand-in ends with nobody
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
 import torch
+from _forks import end_at_once
 from _nodes import write_nodes
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset
@@ -534,7 +535,7 @@ def main():
     facts["complaints"] = [complaint(each) for each in (pageable, MovesLate(pageable))]
     facts["out_of_memory"] = out_of_memory()
     print(json.dumps(facts), flush=True)
-    os._exit(0)  # the stand-in ends with nobody
+    end_at_once()  # the stand-in ends with nobody
 
 
 if __name__ == "__main__":

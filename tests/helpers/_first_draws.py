@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import warnings
+from functools import partial
 
 import numpy as np
 import torch
+from _forks import found_in_fork
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from spdl_torch import DataLoader
@@ -109,14 +110,7 @@ def main() -> None:
     found: dict[str, dict[str, str]] = {}
     for kind in KINDS:
         for seat in SEATS:
-            reader, writer = os.pipe()
-            if not os.fork():
-                os.write(writer, digest_of(kind, seat).encode())
-                os._exit(0)
-            os.close(writer)
-            with os.fdopen(reader) as file:
-                found.setdefault(kind, {})[seat] = file.read()
-            os.wait()
+            found.setdefault(kind, {})[seat] = found_in_fork(partial(digest_of, kind, seat))
     print(json.dumps(found))
 
 

@@ -1,27 +1,46 @@
-"""What a forked process finds."""
+"""Processes that are forked, and what they find."""
 
 import os
 import pickle
+import traceback
 import warnings
 
 
-def found_in_fork(function):
-    """What ``function`` returns, or the error that it raises as text, in a fork of this process,
-    which then ends without a word: what it has inherited is not for it to end."""
-    reading, writing = os.pipe()
+def end_at_once(status=0):
+    """End this process as a crash does: nothing is flushed, nobody is waited for or told."""
+    os._exit(status)
+
+
+def fork(function):
+    """The number of a fork of this process that calls ``function``, and then ends without a word:
+    what it has inherited is not for it to end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: of threads, which are not there
         pid = os.fork()
     if not pid:
         try:
-            found = function()
-        except BaseException as error:
-            found = f"{type(error).__name__}: {error}"
+            function()
+        except BaseException:
+            traceback.print_exc()  # nothing above it in this process would
         finally:
-            os.write(writing, pickle.dumps(found))
-            os._exit(0)
+            end_at_once()
+    return pid
+
+
+def found_in_fork(function):
+    """The outcome of ``function`` in a fork of this process."""
+    reading, writing = os.pipe()
+    pid = fork(lambda: os.write(writing, pickle.dumps(outcome(function))))
     os.close(writing)
     with open(reading, "rb") as pipe:
         content = pipe.read()
     os.waitpid(pid, 0)
     return pickle.loads(content)
+
+
+def outcome(function):
+    """What ``function`` returns, or the error that it raises, as text."""
+    try:
+        return function()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"

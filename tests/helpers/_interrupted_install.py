@@ -6,15 +6,14 @@ not as without it. Each place is tried in a process of its own.
 
 from __future__ import annotations
 
-import ast
 import json
-import os
 import random
 from contextlib import suppress
 
 import numpy as np
 import torch
 from _at_call import AtCall
+from _forks import found_in_fork
 
 from spdl_torch import DataLoader
 from spdl_torch.data.rng.patches import install
@@ -46,19 +45,16 @@ def seen():
 
 
 def place_of(number):
-    """The place at which the install was interrupted, or None if it was over before; the process's
-    exit code says whether what came after was right."""
-    reader, writer = os.pipe()
-    if not (child := os.fork()):
+    """The place at which the install was interrupted, or None if it was over before, and what was
+    drawn afterwards; an error, and None."""
+
+    def interrupted():
         with suppress(KeyboardInterrupt), AtCall(number) as ctrl_c:
             install()
-        os.write(writer, repr((ctrl_c.where, seen())).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        answer = file.read()
-    os.waitpid(child, 0)
-    return ast.literal_eval(answer) if answer else ("an end without an answer", None)
+        return ctrl_c.where, seen()
+
+    found = found_in_fork(interrupted)
+    return found if isinstance(found, tuple) else (found, None)
 
 
 def main():

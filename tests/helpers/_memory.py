@@ -11,6 +11,8 @@ import platform
 import re
 import sys
 
+from _forks import fork
+
 _LARGE_PAGE = 2 * 2**20
 _MADV_COLLAPSE = 25  # Linux 6.1: make large pages of these addresses now
 
@@ -56,9 +58,7 @@ def main():
     def fork_ms(count=20):
         before = os.times()
         for _ in range(count):
-            if (pid := os.fork()) == 0:
-                os._exit(0)
-            os.waitpid(pid, 0)
+            os.waitpid(fork(int), 0)
         after = os.times()
         return 1000 * (sum(after[:4]) - sum(before[:4])) / count
 

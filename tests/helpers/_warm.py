@@ -37,6 +37,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from time import monotonic
 
+from _forks import end_at_once
 from _memory import make_cheap_to_fork
 
 CAN_FORK = hasattr(os, "pidfd_open") and hasattr(os, "fork")
@@ -267,9 +268,14 @@ def _close(channel, pid, process=None):
 def _keep_operators():
     """Let torch's operators end with a program: at its exit torch would take each out of its tables
     first."""
-    for finalizer in list(weakref.finalize._registry):
+    for finalizer in _finalizers():
         if getattr(finalizer.peek()[1], "__module__", None) == "torch.library":
             finalizer.atexit = False
+
+
+def _finalizers():
+    """Those that Python would call at the end of this process."""
+    return list(weakref.finalize._registry)
 
 
 def serve():
@@ -308,7 +314,7 @@ def _serve(control):
                     continue
                 _, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
                 if not descriptors:
-                    os._exit(0)  # the tests have ended
+                    end_at_once()  # the tests have ended
                 channel = socket.socket(fileno=descriptors[0])
                 with channel.makefile("r") as lines:
                     request = json.loads(lines.readline())
@@ -328,7 +334,7 @@ def _serve(control):
                         return _serve(socket.socket(fileno=descriptors[1]))
                     if "descriptors" in request and (pid := os.fork()):
                         channel.sendall(b"%d\n" % pid)
-                        os._exit(0)
+                        end_at_once()
                     channel.close()
                     return _become(request, descriptors[1:])
                 for descriptor in descriptors[1:]:
@@ -489,7 +495,7 @@ def _run_as_new(code, descriptors, mask):
             if descriptor > 2 and descriptor not in descriptors:
                 with contextlib.suppress(OSError):  # the one that listed them
                     os.close(descriptor)
-        for finalizer in weakref.finalize._registry:
+        for finalizer in _finalizers():
             finalizer.atexit = False  # its parent's: it would delete a temporary folder of that
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
@@ -499,7 +505,8 @@ def _run_as_new(code, descriptors, mask):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         forkserver._forkserver.__init__()
-        resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None
+        tracker = resource_tracker._resource_tracker
+        tracker._fd = tracker._pid = None
         main = types.ModuleType("__main__")
         main.parents = sys.modules["__main__"]  # who is collected with it would clear its names
         sys.modules["__main__"] = main
@@ -514,4 +521,4 @@ def _run_as_new(code, descriptors, mask):
         threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
-        os._exit(status)
+        end_at_once(status)

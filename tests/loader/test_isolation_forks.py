@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 from contextlib import contextmanager
 
 import pytest
 import torch
 from _datasets import Indices
+from _forks import fork, outcome
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, torch_loader
@@ -39,18 +39,13 @@ def forked(function):
     """A forked process that calls ``function`` on request; yields the request, and
     returns its result, or the error as text."""
     ours, theirs = multiprocessing.Pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: of threads, which wait here
-        pid = os.fork()
-    if pid == 0:
-        try:
-            ours.close()
-            assert theirs.poll(PATIENCE_SECONDS)
-            theirs.send(function())
-        except BaseException as error:
-            theirs.send(f"{type(error).__name__}: {error}")
-        finally:
-            os._exit(0)
+
+    def answer():
+        ours.close()
+        assert theirs.poll(PATIENCE_SECONDS)
+        theirs.send(outcome(function))
+
+    pid = fork(answer)
 
     def result():
         ours.send("go")
@@ -132,17 +127,9 @@ def test_copy_of_another_thread_would_wait_for_ever(kept):
     """The test before can fail: whatever forks on another thread never has its child."""
     pids = []
 
-    def fork():
-        pid = os.fork()
-        if not pid:
-            os._exit(0)
-        pids.append(pid)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        thread = threading.Thread(target=fork)
-        thread.start()
-        thread.join()
+    thread = threading.Thread(target=lambda: pids.append(fork(int)))
+    thread.start()
+    thread.join()
     has_ended = [os.waitpid(pids[0], os.WNOHANG)[0] for _ in range(1000) if not os.sched_yield()]
     assert not any(has_ended)
     os.kill(pids[0], signal.SIGKILL)
@@ -225,7 +212,7 @@ def test_daemonic_process_may_start_none_and_the_error_says_so():
 
 def in_a_daemon():
     """Ask for a child where multiprocessing allows none."""
-    multiprocessing.current_process()._config["daemon"] = True
+    multiprocessing.current_process().daemon = True
     with pytest.raises(RuntimeError, match='Pass isolation="thread"') as caught:
         iter(isolated(Images(4)))
     return str(caught.value)

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from _forks import end_at_once
 from _gates import PATIENCE_SECONDS, until
 from _inside import crew_of, mover_of, placement_of, state_of
 from _lazy_device import backends, machine
@@ -906,7 +907,7 @@ class OfOneProcess(Draws):
             raise ValueError(f"{index} is bad")
         if os.getpid() != self.pid and index >= self.fails_from:
             if self.way == "die":
-                os._exit(3)
+                end_at_once(3)
             raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
         return super().__getitem__(index)
 

@@ -14,6 +14,7 @@ from multiprocessing import get_all_start_methods, get_context
 
 import _spawned
 import pytest
+from _forks import end_at_once
 from _gates import (
     PATIENCE_SECONDS,
     BlockedSource,
@@ -341,7 +342,7 @@ def test_wrapped_container_misses_are_failing_items():
 
 
 def die(item):
-    os._exit(3) if item == 5 else None
+    end_at_once(3) if item == 5 else None
     return item
 
 
