@@ -27,7 +27,7 @@ from _datasets import (
     WorkerInfoData,
 )
 from _gates import eager_switching, named, until
-from _inside import crew_of, shift_of
+from _inside import crew_of, forget_iterator, shift_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
@@ -39,6 +39,7 @@ from _loader_helpers import (
     loader_threads,
     run_script,
     script,
+    swap_batch_sampler,
     torch_loader,
 )
 from torch.utils.data import (
@@ -273,9 +274,7 @@ def test_attributes_set_after_construction_are_read_at_iter():
 def test_batch_sampler_can_be_replaced_as_timm_does():
     """timm lowers the initialized flag to swap in an endless batch sampler."""
     loader = DataLoader(range(4), batch_size=2, num_workers=2, collate_fn=as_list)
-    loader._DataLoader__initialized = False
-    loader.batch_sampler = [[3], [2, 1]]
-    loader._DataLoader__initialized = True
+    swap_batch_sampler(loader, [[3], [2, 1]])
     assert list(loader) == [[3], [2, 1]]
 
 
@@ -384,7 +383,7 @@ def test_persistent_threads_end_when_the_iterator_is_dropped():
     list(loader)
     threads = loader_threads()
     assert len(threads) >= 2
-    loader._iterator = None
+    forget_iterator(loader)
     assert_threads_end(threads)
     assert len(list(loader)) == 8
 

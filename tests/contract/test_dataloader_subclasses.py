@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from _loader_helpers import swap_batch_sampler
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
@@ -46,9 +47,7 @@ def past_the_class(loader):
 
 def by_private_flag(loader):
     """The same: the loader is made to think that it is still being initialised."""
-    loader._DataLoader__initialized = False
-    loader.batch_sampler = Forever(loader.batch_sampler)
-    loader._DataLoader__initialized = True
+    swap_batch_sampler(loader, Forever(loader.batch_sampler))
 
 
 def one_iterator(set_sampler, base):

@@ -14,7 +14,7 @@ from pickle import PicklingError
 import _warm
 import pytest
 from _datasets import Rows
-from _inside import children_of, placement_of
+from _inside import children_of, forget_iterator, placement_of
 from _loader_helpers import DataLoader, no_thread_left
 from _seats import FORKED, in_every_seat, in_seats, with_workers
 from torch.utils.data import IterableDataset
@@ -191,7 +191,7 @@ def test_epoch_after_ctrl_c_in_the_middle_of_a_message_is_whole(seat):
         child.connection.hang_up()
     found = [batch["index"].tolist() for batch in loader]
     assert found == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    loader._iterator = None
+    forget_iterator(loader)
 
 
 class Killed(Rows):

@@ -15,7 +15,7 @@ import torch
 import torch.utils.data as torch_data
 import torchvision.transforms.v2 as transforms
 from _inside import placement_of
-from _readings import shown
+from _readings import html_in_notebook, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -381,7 +381,7 @@ def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
             writer.log(entry)
     assert report_of_file(tmp_path / "stats.db").stats.data == figures
     assert f"mixture: a {seen['a']}" in shown(report_of_file(tmp_path / "stats.db"))
-    assert f"mixture: a {seen['a']}" in report._repr_html_()
+    assert f"mixture: a {seen['a']}" in html_in_notebook(report)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

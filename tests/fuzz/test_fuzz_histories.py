@@ -60,7 +60,8 @@ class History(NamedTuple):
     seat: Seat
     epochs: list[list[Event]]
 
-    def make(self, seat: Seat) -> Any:
+    def make(self, seat: Seat, *, in_order: bool | None = None) -> Any:
+        """The loader in a seat, and in the order of the history where none is given."""
         options: dict[str, Any] = {"seed": self.seed, "batch_size": self.batch_size}
         if self.persistent:
             options["persistent_workers"] = True
@@ -74,7 +75,8 @@ class History(NamedTuple):
             "position": {"sampler": Position(23)},
             "deck": {"sampler": Deck(23)},
         }
-        options |= orders[self.order] | {"in_order": self.in_order}
+        options |= orders[self.order]
+        options["in_order"] = self.in_order if in_order is None else in_order
         return seat.loader(MAP_STYLE[self.kind](23), generator=generator, **options)
 
 
@@ -109,7 +111,7 @@ def histories(draw, seats=SEATS):
 def undisturbed(history):
     """The epochs that have to come, from threads or from no workers at all."""
     has_workers = history.persistent or (history.kind in ITERABLE and history.seat is not NONE)
-    loader = history._replace(in_order=True).make(THREADS if has_workers else NONE)
+    loader = history.make(THREADS if has_workers else NONE, in_order=True)
     return [[batch.tolist() for batch in loader] for _ in history.epochs]
 
 

@@ -25,6 +25,7 @@ from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
 from spdl_torch.io._image import nvjpeg
+from spdl_torch.io._image.geometry import Crop
 from spdl_torch.io._transfer import cuda, transfer
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.measuring.quantiles import quantile
@@ -164,7 +165,7 @@ def test_jpegs_are_compared(gpu, monkeypatch):
 def test_jpegs_that_are_not_flipped_are_found(gpu, monkeypatch):
     """Or are cropped elsewhere, one by one and together."""
     box = nvjpeg.box_of
-    monkeypatch.setattr(nvjpeg, "box_of", lambda *args: box(*args)._replace(flip=False))
+    monkeypatch.setattr(nvjpeg, "box_of", lambda *args: Crop(*box(*args)[:4], flip=False))
     assert jpegs_found(gpu, monkeypatch) == CROPPED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import in_thread, result_of
-from _lazy_device import LazyDevice, backends
+from _lazy_device import LazyDevice, backends, behind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -881,7 +882,7 @@ def test_mode_of_a_thread_is_put_back_when_it_was_changed(monkeypatch, status, n
     modes = []
 
     def exchange(mode):
-        modes.append(mode._obj.value)
+        modes.append(behind(mode, ctypes.c_int).value)
         return status
 
     library = SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)

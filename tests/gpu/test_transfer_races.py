@@ -204,10 +204,15 @@ class Graph:
         self.tensor.record_stream(stream)
 
 
-class Subclass(torch.Tensor):
-    """A tensor whose class is its own, and which is not yet on the device."""
+class Plain(torch.Tensor):
+    """A tensor of another class, on which torch's functions work as on any."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class Subclass(Plain):
+    """A tensor whose class is its own, and which is not yet on the device."""
+
     device = torch.device("meta")
 
     def to(self, device, non_blocking=False):
@@ -243,10 +248,9 @@ def copied(source, non_blocking=False):
     return target
 
 
-class There(torch.Tensor):
+class There(Plain):
     """A tensor that is on the device."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
     is_cuda = True
 
 

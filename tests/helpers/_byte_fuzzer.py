@@ -116,7 +116,7 @@ def video_readers():
         assert clip.frames.shape[1:] == (32, 32, 3)
 
     for kind in ("fragmented", "b-frames", "mpeg4 in avi", "vp9 in webm", "h264 in ts", "mjpeg"):
-        yield f"video {kind}", read, [write_video(KINDS[kind]._replace(num_frames=10))], None
+        yield f"video {kind}", read, [write_video(KINDS[kind], num_frames=10)], None
 
 
 def array_readers():

@@ -45,7 +45,7 @@ def state_of(loader):
 
 def crew_of(source):
     """The workers of an iterator, or of a loader that keeps its iterator."""
-    return (source._iterator if isinstance(source, DataLoader) else source)._crew
+    return (iterator_of(source) if isinstance(source, DataLoader) else source)._crew
 
 
 def seats_of(source):
@@ -113,6 +113,11 @@ def give_out(batches):
 def iterator_of(loader):
     """The iterator that a loader with persistent workers keeps."""
     return loader._iterator
+
+
+def forget_iterator(loader):
+    """Have it keep none, as Lightning does when a loop has ended."""
+    loader._iterator = None
 
 
 def placement_of(loader):

@@ -160,7 +160,8 @@ class LazyDevice:
     def cudaThreadExchangeStreamCaptureMode(self, mode):
         self.used.add(self.current_device())  # as any call may
         before = getattr(self.of_thread, "capture_mode", GLOBAL)
-        self.of_thread.capture_mode, mode._obj.value = mode._obj.value, before
+        given = behind(mode, ctypes.c_int)
+        self.of_thread.capture_mode, given.value = given.value, before
         return 0
 
     def cudaStreamCreateWithFlags(self, stream, flags):
@@ -168,7 +169,7 @@ class LazyDevice:
         self.touch("a stream was made")
         number = 1000 + len(self.own_streams)
         self.own_streams[number] = LazyStream(self, self.current_device())
-        stream._obj.value = number
+        behind(stream, ctypes.c_void_p).value = number
         return 0
 
     def cudaGetLastError(self):
@@ -504,6 +505,11 @@ class LazyBackend(cuda.CudaBackend):
     @property
     def num_model_waits(self):
         return self.machine.num_model_waits
+
+
+def behind(reference, kind):
+    """The variable that a function of a C library was given by reference."""
+    return ctypes.cast(reference, ctypes.POINTER(kind)).contents
 
 
 class FreeAtOnce(batch_memory.BatchMemory):

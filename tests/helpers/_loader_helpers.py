@@ -192,6 +192,13 @@ def torch_loader(*args: Any, **kwargs: Any) -> torch_data.DataLoader:
         return torch_data.DataLoader(*args, **kwargs)
 
 
+def swap_batch_sampler(loader: Any, batch_sampler: Any) -> None:
+    """Swap it as timm does: the loader is made to think that it is still being initialised."""
+    loader._DataLoader__initialized = False
+    loader.batch_sampler = batch_sampler
+    loader._DataLoader__initialized = True
+
+
 def loader_threads() -> list[threading.Thread]:
     """The living threads that belong to loaders."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("spdl-")]

@@ -1,4 +1,4 @@
-"""Made-up readings of a pipeline, and the text of a report."""
+"""Made-up readings of a pipeline, and how a report is shown."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def reading(wait, *stages):
 def shown(report):
     """A report, or its text, in one line, wherever it is wrapped."""
     return " ".join(str(report).split())
+
+
+def html_in_notebook(shown_object):
+    """What a notebook shows of an object that ends a cell."""
+    return shown_object._repr_html_()

@@ -52,8 +52,9 @@ KINDS = {
 }
 
 
-def write_video(kind):
-    """The bytes of a moving picture, every frame of which differs from the others."""
+def write_video(kind, num_frames=None):
+    """The bytes of a moving picture, every frame of which differs from the others; as many as the
+    kind has, or as are asked for."""
     file = io.BytesIO()
     width, height = kind.size
     with av.open(file, "w", kind.container, options=dict(kind.muxer)) as container:
@@ -65,7 +66,7 @@ def write_video(kind):
         rng = np.random.default_rng(0)
         packets = []
         canvas = np.kron(rng.integers(0, 256, (30, 60, 3)), np.ones((8, 8, 1))).astype(np.uint8)
-        for number in range(kind.num_frames):
+        for number in range(num_frames or kind.num_frames):
             left = 5 * number % 300
             view = np.ascontiguousarray(canvas[number % 100 :, left:][:height, :width])
             frame = _picture(view, kind.pix_fmt)

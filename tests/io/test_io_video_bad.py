@@ -116,7 +116,7 @@ def test_an_empty_file_that_was_opened_raises_decode_error(tmp_path):
 
 def test_streams_that_come_up_late_do_no_harm():
     """PyAV ends with an IndexError after the last packet if FFmpeg finds a stream on the way."""
-    content = bytearray(write_video(KINDS["mpeg2 in ts"]._replace(num_frames=10)))
+    content = bytearray(write_video(KINDS["mpeg2 in ts"], num_frames=10))
     content[3 * 188 + 46] = 0xB7  # of the sequence's header
     content[30 * 188 + 2] = 0x40  # a packet of a stream that nothing announces
     assert demux_video(content).num_packets == 10

@@ -22,6 +22,7 @@ import pytest
 from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
 from _loader_helpers import PATIENCE_SECONDS
 from _pages import FORMULAS, HOSTILE, MS, REPORT, Reader, read, reports, timeline
+from _readings import html_in_notebook
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -315,15 +316,15 @@ def test_report_alone_is_a_page_without_a_library(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"pip install bokeh \(the extra report\)"):
         profile.write_html(tmp_path / "p.html")
     assert not (tmp_path / "p.html").exists()
-    assert report.verdict.finding in Reader(profile._repr_html_()).texts
+    assert report.verdict.finding in Reader(html_in_notebook(profile)).texts
 
 
 def test_notebook_shows_the_page(tmp_path):
     """A profile in a frame of its own, a report as a fragment, both with the newest figures."""
     report = reports(3)[-1]
-    assert report.verdict.action in "".join(Reader(report._repr_html_()).texts)
+    assert report.verdict.action in "".join(Reader(html_in_notebook(report)).texts)
     profile = Profile(report, (timeline(3),))
-    frame = Reader(profile._repr_html_())
+    frame = Reader(html_in_notebook(profile))
     document = dict(frame.attributes)["srcdoc"]
     assert Reader(document).figures == read(profile.write_html(tmp_path / "p.html")).figures
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 import pytest
 from _forks import found_in_fork
 from _loader_helpers import PATIENCE_SECONDS
-from _readings import reading, shown, stage
+from _readings import html_in_notebook, reading, shown, stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -883,7 +883,7 @@ def test_report_is_shown_by_a_prompt_and_a_notebook():
     """Neither needs print(); the notebook gets sentences and a table."""
     report = make_report(reading(0.5, stage("<lambda>", 1.0)))
     assert repr(report) == str(report)
-    html = report._repr_html_()
+    html = html_in_notebook(report)
     assert "<span>Training waits for data 50 % of the time" in html
     assert "&lt;lambda&gt;" in html
     assert "<lambda>" not in html

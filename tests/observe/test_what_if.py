@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from _readings import shown
+from _readings import html_in_notebook, shown
 from _simulated_loader import Loader, Simulation, report_of
 from bench import table_what_if
 from bench.report import Report as BenchReport
@@ -324,7 +324,7 @@ def test_report_shows_predictions_everywhere(tmp_path):
     listed = json.loads(report.as_json())["predictions"]
     assert [each["rate"] for each in listed] == [each.rate for each in report.predictions]
     assert listed[0]["gain"] == more.gain
-    page = report._repr_html_()
+    page = html_in_notebook(report)
     assert all(each.setting in page for each in report.predictions)
     assert Report.from_dict(json.loads(json.dumps(report.as_dict()))).predictions == (
         more,
