@@ -31,7 +31,7 @@ from spdl_torch.data.child_process import mappings, shared_memory
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
 from spdl_torch.data.child_process.mappings import Mappings
 from spdl_torch.data.child_process.shared_memory import SlabPool
-from spdl_torch.data.loader import iterators
+from spdl_torch.data.loader import delivery
 from spdl_torch.data.workers import transfer_stage
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
@@ -750,14 +750,14 @@ def test_pinned_batches_spoil_no_graph(is_guarded, monkeypatch):
     """``pin_memory=True`` locks pages on the thread that made the batch, while another captures."""
     install(device := LazyDevice(), monkeypatch.setattr)
     pinning = SimpleNamespace(pin_memory=lambda batch, _: pinned(0).copy_(batch))
-    monkeypatch.setattr(iterators, "_torch_pin_memory", pinning)
+    monkeypatch.setattr(delivery, "_torch_pin_memory", pinning)
     # CudaBackend guards its own call: torch's allocator has no such backend.
     monkeypatch.setattr(cuda.runtime, "captures_unharmed", nullcontext)
     if not is_guarded:
-        monkeypatch.setattr(iterators, "captures_unharmed", nullcontext)
+        monkeypatch.setattr(delivery, "captures_unharmed", nullcontext)
     batch = torch.full((LARGE,), 7, dtype=torch.uint8)
     with device.capture():
-        found = on_another_thread(iterators._pinned, batch, None)
+        found = on_another_thread(delivery.pinned, batch, None)
     assert torch.equal(found, batch)
     assert device.is_locked(found.data_ptr())
     assert bool(device.violations) is not is_guarded

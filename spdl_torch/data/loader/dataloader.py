@@ -25,7 +25,9 @@ from .arguments import (
     refuse_foreign_state,
 )
 from .base_loader import BaseLoader
-from .iterators import CrewIterator, InlineIterator, import_workers
+from .crew_iterator import CrewIterator
+from .crew_opening import import_workers
+from .inline_iterator import InlineIterator
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:

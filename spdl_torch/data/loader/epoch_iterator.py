@@ -1,4 +1,8 @@
-"""The state of an epoch that both iterators of a loader share."""
+"""The state of an epoch that both iterators of a loader share: the inline one, and a crew's.
+
+Both derive from torch's ``_BaseDataLoaderIter``: its constructor draws from the generators in
+torch's order, and Lightning recognises by it an iterator that must not be pickled.
+"""
 
 from __future__ import annotations
 

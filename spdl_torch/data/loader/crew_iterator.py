@@ -1,62 +1,35 @@
-"""The two iterators of :class:`~spdl_torch.DataLoader`: inline and with workers.
-
-Both derive from torch's ``_BaseDataLoaderIter``: its constructor draws from the generators in
-torch's order, and Lightning recognises by it an iterator that must not be pickled.
-"""
+"""The iterator of a loader with workers, wherever they sit."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset
-from torch.utils.data._utils import pin_memory as _torch_pin_memory
 
 from ...errors import PipelineStopped
-from ...io._transfer.runtime import captures_unharmed
-from ...late_imports import collected_later
 from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ...pipeline.threads import stall
 from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
-from ..fetching.bad_samples import NoGoodSample, Tries, record_bad
-from ..fetching.batch_maker import BatchMaker
-from ..fetching.items import EndOfIterable, Items
-from ..fetching.timing import record_parts
-from ..rng.owned import OwnedGenerators
-from ..rng.patches import of_thread
-from ..rng.sample_contexts import Lending, borrowers_in
-from ..rng.streams import SampleStreams
-from ..workers.device import check_device
 from ..workers.jobs import Exhausted, Failed, Given, Loaded, NoBatch
 from ..workers.load_spec import Draws, LoadSpec
-from ..workers.stats import InlineStats
+from .crew_opening import open_crew
 from .dealing import Dealing
+from .delivery import open_device_stage, pinned
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
 from .loader_figures import WorkersStart
-from .placing import moved
-from .vouching import seems_safe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ...io._transfer.kept import Shelf
     from ...observe.verdict.placement import Placement
-    from ..child_process.process_seats import ProcessSeats
-    from ..workers.doubts import Doubts
     from ..workers.stats import EpochStats
-    from ..workers.transfer_stage import DeviceStage
     from .base_loader import BaseLoader
-    from .crew import Crew
-
-    Device = torch.device | str | int | None
-
-
-T = TypeVar("T")
+    from .delivery import Device
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -65,177 +38,6 @@ _STOPPED = (
     "closed the loader or had the end of this epoch. Call iter(loader) for new ones, and end a "
     "thread that loads before the program ends."
 )
-
-_ON_TRIAL = "the GIL held the threads up, and processes are on trial"
-
-_NO_BATCH = object()
-
-
-class InlineIterator(EpochIterator):
-    """``num_workers=0``: makes each batch on the trainer's thread when it is asked for."""
-
-    def __init__(
-        self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
-    ) -> None:
-        super().__init__(loader)
-        if self._timeout > 0:
-            raise AssertionError(
-                f"DataLoader: timeout must be 0 for num_workers=0, got {self._timeout}: there is "
-                "no other thread to wait for."
-            )
-        self._device_stage, _ = _open_device_stage(loader, device, stats=stats)
-        recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
-        self._recorder = recorder
-        self._stats = InlineStats(recorder, loader.dataset, self._device_stage)
-        self._stats.skipped = self._skipped
-        weakref.finalize(self, self._stats.end).atexit = False
-        self._ring = self._stats.consumer
-        fetch_cell, collate_cell = self._stats.new_cells(enabled=stats)
-        record_parts(self._ring, fetch=fetch_cell, collate=collate_cell)
-        # Without streams, user code draws from the process's generators.
-        self._streams = SampleStreams(self._key.epoch_seed) if loader.rng == "sample" else None
-        self._borrowers = borrowers_in(self._dataset)
-        self._owned: OwnedGenerators | None = None
-        if self._streams is not None:
-            owned = OwnedGenerators(self._dataset, self._collate_fn)
-            self._owned = owned or None
-            self._streams.seed_owned(owned)
-        self._maker = self._within_streams(
-            BatchMaker,
-            self._recipe(loader),
-            streams=self._streams,
-            key=self._key,
-            resume=next(iter(self._begun_from), None),
-            # Two outstanding: the one that is being made, and the one that the loop has.
-            memory=None if self._device_stage is None else self._device_stage.batch_memory(2),
-            fetch_cell=fetch_cell,
-            collate_cell=collate_cell,
-        )
-        # Keep the state's owner only: a reference to the maker, or to an iterator without a state,
-        # would outlive this object, and dropping this object has to end them.
-        items = self._maker.items
-        if items is not None:
-            self._progress.workers[0] = beginning = items.progress(wanted=False)
-            if beginning.keeper is not None:
-                self._progress.own = items.own_state
-        if items is not None and self._streams is not None:
-            weakref.finalize(self, _end_within, self._streams, items).atexit = False
-        self._advance(EpochState.RUNNING)
-
-    def _next_data(self) -> Any:
-        self._ring.ask(())
-        while True:
-            batch, tries = self._make_next()
-            is_empty = batch is _NO_BATCH
-            failure = None
-            if self._skipped is not None:
-                record_bad(self._recorder, self._num_taken - 1, tries)
-                failure = self._failure_of(tries, self._num_taken - 1, empty=is_empty)
-            if failure is not None:
-                self._note()  # an error in place of a batch counts as handed out
-                self._ring.got(self._num_taken - 1)
-                try:
-                    raise failure
-                finally:
-                    del failure  # the error's traceback holds this frame: avoid the cycle
-            if not is_empty:
-                break
-            self._note()
-        if self._pin_memory:
-            batch = _pinned(batch, self._pin_memory_device)
-        if self._device_stage is not None:
-            batch = self._device_stage.move(batch, self._num_taken - 1)
-        self._ring.got(self._num_taken - 1)
-        # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming.
-        if self._maker.items is None:
-            self._progress.handed(self._num_taken - 1)
-        else:
-            self._note()
-        return batch
-
-    def close(self) -> None:
-        """End the epoch here; see ``EpochIterator.close``."""
-        super().close()
-        self._stats.end()
-
-    def _make_next(self) -> tuple[Any, Tries | None]:
-        if self._state is EpochState.LOST:
-            self._end_epoch()
-        # Before the block below: only the maker's errors stand in place of a batch.
-        taken = self._stats.draws.time(self._take_index)
-        if taken is None:
-            self._end_epoch()  # as cut short, where Ctrl-C has ended the sampler's generator
-        self._is_cut_short = False
-        index, first = taken
-        try:
-            batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
-        except EndOfIterable:
-            self._is_cut_short = self._maker.items is not None and self._maker.items.is_cut_off
-            self._end_epoch()
-        except NoGoodSample as nothing:
-            batch, tries = _NO_BATCH, nothing.args[0]
-        except Exception as error:  # not Ctrl-C: resuming after that makes the batch again
-            tries = self._maker.tries()
-            record_bad(self._recorder, self._num_taken - 1, tries)
-            self._recorder.failed("worker", self._num_taken - 1, error)
-            self._failure_of(tries, self._num_taken, empty=False)  # logs what failed
-            self._note()  # an error in place of a batch counts as handed out
-            self._ring.got(self._num_taken - 1)
-            raise
-        return batch, tries
-
-    def _end(self) -> Any:
-        """As ``EpochIterator._end`` says."""
-        state = self._maker.progress(wanted=self._progress.is_wanted)
-        if state is not None:
-            self._progress.ended(0, state)
-            if state.keeper != "dataset":
-                self._progress.own = None  # nothing of the iterator outlives the epoch
-        self._advance(EpochState.OVER)
-        self._stats.end()
-        tries = self._maker.tries()
-        record_bad(self._recorder, self._num_taken - 1, tries)
-        return self._failure_of(tries, self._num_taken, empty=False)
-
-    def _note(self) -> None:
-        state = self._maker.progress(wanted=self._progress.is_wanted)
-        if state is not None:
-            self._progress.handed_by(0, state)
-        else:
-            self._progress.handed(self._num_taken - 1)
-
-    def _within_streams(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run user code with the sample streams; between batches the trainer's code keeps the
-        process's generators.
-        """
-        streams, before = self._streams, of_thread.streams
-        if streams is None:
-            return call(*args, **kwargs)
-        lending = None
-        try:
-            with streams:
-                if not self._borrowers and self._owned is None:
-                    return call(*args, **kwargs)
-                lending = Lending(streams, self._borrowers, self._owned)
-                with lending:
-                    return call(*args, **kwargs)
-        finally:  # Ctrl-C may have come where an __exit__ began
-            if lending is not None and lending.is_open:
-                lending.__exit__()
-            if of_thread.streams is not before:
-                streams.__exit__(None, None, None)
-
-    def stats(self) -> EpochStats:
-        """Return the statistics; they stay readable after the end and do not keep this iterator
-        alive.
-        """
-        return self._stats
-
-
-def _end_within(streams: SampleStreams, items: Items) -> None:
-    """Let a generator of the dataset's end where what it draws as it ends belongs."""
-    with streams:
-        items.end()
 
 
 class CrewIterator(EpochIterator):
@@ -266,8 +68,8 @@ class CrewIterator(EpochIterator):
             settle(loader._state.moving)
         placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
-        stage, shelf = _open_device_stage(loader, device, stats=stats)
-        self._crew = _open_crew(loader, placement, spec, stage, shelf)
+        stage, shelf = open_device_stage(loader, device, stats=stats)
+        self._crew = open_crew(loader, placement, spec, stage, shelf)
         self._crew.stats.skipped = self._skipped
         # The crew does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.
@@ -292,7 +94,7 @@ class CrewIterator(EpochIterator):
     def _load_spec(
         self, loader: BaseLoader[Any], placement: Placement, stats: bool, pipeline_number: int
     ) -> LoadSpec:
-        pin = partial(_pinned, device=self._pin_memory_device) if self._pin_memory else None
+        pin = partial(pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
             recipe=self._recipe(loader),
             num_workers=self._num_workers,
@@ -524,40 +326,6 @@ class CrewIterator(EpochIterator):
         return self._crew.stats
 
 
-def _open_device_stage(
-    loader: BaseLoader[Any], device: Device, *, stats: bool
-) -> tuple[DeviceStage | None, Shelf | None]:
-    """Return a new iterator's transfer stage, and the slabs that processes have left. None and None
-    = host memory.
-
-    Raises: RuntimeError: torch finds no CUDA, or no such device.
-    """
-    place = check_device(device)
-    if place is None:
-        return None, None
-    # Copies, pinned memory and their threads are imported for a device alone.
-    from ...io._transfer.kept import TransferKeeper
-    from ..workers.transfer_stage import DeviceStage
-
-    if loader._state.keeper is None:
-        loader._state.keeper = TransferKeeper()
-    loan, give_back = loader._state.keeper.lend(place)
-    stage = DeviceStage(loan.transfer, stats=stats)
-    # When the threads have ended that use it, however the epoch ends.
-    weakref.finalize(stage, give_back).atexit = False
-    return stage, loan.shelf
-
-
-def _pinned(batch: Any, device: str | None) -> Any:
-    # torch's allocator locks pages, and looks at the events of memory that was given back.
-    try:
-        with captures_unharmed():
-            return cast("Any", _torch_pin_memory).pin_memory(batch, device)
-    except BaseException as error:
-        add_thread_note(error, f"in pin_memory() of a batch of type {type(batch).__name__}")
-        raise
-
-
 def _max_outstanding(loader: BaseLoader[Any]) -> int:
     assert loader.prefetch_factor is not None, "set by torch for num_workers > 0"
     return int(loader.prefetch_factor * loader.num_workers)
@@ -565,67 +333,3 @@ def _max_outstanding(loader: BaseLoader[Any]) -> int:
 
 def _most_workers(loader: BaseLoader[Any]) -> int:
     return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
-
-
-def import_workers(loader: BaseLoader[Any]) -> None:
-    """Import what a loader with workers needs, most likely. Called when it is made: 45 modules are
-    10 ms for which the first batch need not wait, and who loads without workers never."""
-    functions = loader.collate_fn, loader.worker_init_fn
-    may_move = loader.isolation == "auto" and seems_safe(loader.dataset, *functions)
-    with collected_later():
-        from . import crew  # noqa: F401
-
-        if may_move:
-            from . import mover  # noqa: F401
-        if may_move or loader.isolation == "thread":
-            from ..workers import thread_seats  # noqa: F401
-        else:
-            from ..child_process import process_seats  # noqa: F401
-
-
-def _open_crew(
-    loader: BaseLoader[Any],
-    placement: Placement,
-    spec: LoadSpec,
-    stage: DeviceStage | None,
-    shelf: Shelf | None,
-) -> Crew:
-    # Imported by loaders with workers alone, and each kind of seats where there are such workers.
-    with collected_later():
-        from .crew import Crew
-
-    loader._state.log_placement(placement)
-    context = loader.multiprocessing_context
-    if placement.num_processes:
-        children = _processes(spec, stage, context=context, shelf=shelf)
-        children.placement = placement
-        return Crew(spec, children, stage)
-    with collected_later():
-        from ..workers.thread_seats import ThreadSeats
-
-    threads = ThreadSeats(spec, stage)
-    threads.placement = placement
-    if not loader._may_move:
-        return Crew(spec, threads, stage)
-    with collected_later():
-        from .mover import Mover
-
-    number = loader._num_processes_at_first
-
-    def open_children(doubts: Doubts) -> ProcessSeats:
-        of_children = spec._replace(num_workers=number, max_outstanding=threads.max_outstanding)
-        children = _processes(of_children, stage, context=context, shelf=shelf, doubts=doubts)
-        children.placement = moved(number, _ON_TRIAL)
-        return children
-
-    within, memory = not isinstance(loader.dataset, IterableDataset), loader._state.moving
-    mover = Mover(threads, open_children, memory, stage, within_epochs=within)
-    return Crew(spec, threads, stage, mover)
-
-
-def _processes(spec: LoadSpec, stage: DeviceStage | None, **options: Any) -> ProcessSeats:
-    # torch.multiprocessing is imported, and a process started, only where it is needed.
-    with collected_later():
-        from ..child_process.process_seats import ProcessSeats
-
-    return ProcessSeats(spec, stage, **options)
