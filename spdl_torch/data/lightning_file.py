@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from ..autotune.tuning import decision_entry
-from ..observe.store.entries import EventLogEntry, entries_of
+from ..observe.store.entries import entries_of
 from ..observe.store.recording import path_of_rank
+from ..observe.store.skipped import SkippedLog
 from ..observe.store.writer import SQLiteStatsWriter
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LoadersFile:
         self._path = path
         self._writer: SQLiteStatsWriter | None = None
         self._numbers: dict[str, int] = {}
-        self._num_skipped: dict[tuple[str, str], int] = {}
+        self._skipped: dict[tuple[str, str], SkippedLog] = {}
         self._last_decision: dict[tuple[str, str], float] = {}
 
     def open(self, trainer: str, rank: int, world_size: int) -> None:
@@ -62,14 +62,10 @@ class LoadersFile:
         """Write the samples that a loader has left out, and the changes that tuning has made, since
         the last time."""
         place = split, name
-        samples: Sequence[Any] = getattr(source, "skipped", ())
-        num_written = self._num_skipped.get(place, 0)
-        for sample in samples[num_written if num_written <= len(samples) else 0 :]:
+        skipped = self._skipped.setdefault(place, SkippedLog())
+        for entry in skipped.entries(source, self.number_of(split, name)):
             if self._writer is not None:
-                details = {"pipeline": self.number_of(split, name), "key": str(sample.key)}
-                details |= {"stage": sample.stage, "error": str(sample.error)}
-                self._writer.log(EventLogEntry(time.time(), "skipped", details))
-        self._num_skipped[place] = len(samples)  # fewer than before: another epoch
+                self._writer.log(entry)
         decisions: Sequence[Decision] = getattr(source, "decisions", ())
         before = self._last_decision.get(place, 0.0)
         for decision in decisions:

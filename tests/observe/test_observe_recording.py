@@ -15,6 +15,7 @@ import torch.utils.data
 from _datasets import SafeIndices
 
 from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.__main__ import main
 from spdl_torch.observe import (
     EventLogEntry,
     Profile,
@@ -56,6 +57,20 @@ def by_fabric(given):
     """What Fabric makes of it."""
     lightning = pytest.importorskip("lightning")
     return lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(given)
+
+
+class Words(SafeIndices):
+    """Its keys are the names of files."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(int(key.removeprefix("img/").removesuffix(".jpg")))
+
+
+def skipping_words(bad, **options):
+    """A loader that leaves out the bad ones."""
+    names = [f"img/{number}.jpg" for number in range(NUM_ITEMS)]
+    options = {"isolation": "thread", "on_error": "skip", "error_budget": NUM_ITEMS, **options}
+    return DataLoader(Words(NUM_ITEMS, bad=tuple(bad)), 4, sampler=names, **options)
 
 
 LOADERS = {
@@ -152,6 +167,75 @@ def test_several_loaders_have_numbers_and_names(tmp_path):
     assert [each["key"] for each in skipped] == ["3", "7"] * 2
     assert {each["error"] for each in skipped} == {"ValueError: bad 3", "ValueError: bad 7"}
     assert [event.details for event in query_event_stats(path, "mine")] == [{"a": 1}]
+
+
+def said_of_skipped(report):
+    """The remark on skipped samples."""
+    return [each for each in report.verdict.remarks if "samples that were skipped" in each]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "isolation": "process"}],
+    ids=["the loop's thread", "threads", "processes"],
+)
+def test_report_of_the_file_names_skipped_samples_as_the_loader_does(tmp_path, capsys, options):
+    """In the same words, also on the page; what was skipped before the block is not of the run."""
+    bad = range(1, NUM_ITEMS, 3)
+    source, path = skipping_words(bad, **options), tmp_path / "run.db"
+    list(source)
+    with recording(source, path, interval_seconds=NEVER):
+        list(source)
+    (said,) = said_of_skipped(source.report())
+    assert "img/22.jpg (ValueError: bad 22) and 3 before." in said
+    assert said_of_skipped(report_of_file(path)) == [said]
+    assert main(["report", str(path)]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(path), "--html", str(tmp_path / "run.html")]) == 0
+    assert said in (tmp_path / "run.html").read_text()
+
+
+def test_report_of_the_file_names_skipped_samples_of_its_pipeline_and_counts_all(tmp_path):
+    """Of two loaders, and over all epochs, also more of them than a loader remembers."""
+    many = DataLoader(
+        SafeIndices(3_000, bad=range(1_500)), batch_size=100, on_error="skip", error_budget=2_000
+    )
+    sources, path = {"many": many, "few": skipping_words([7])}, tmp_path / "run.db"
+    with recording(sources, path, interval_seconds=NEVER):
+        for each in sources.values():
+            for _ in range(2):
+                list(each)
+    (said,) = said_of_skipped(report_of_file(path, pipeline=0))
+    assert said.endswith("1499 (ValueError: bad 1499) and 2995 before.")
+    (said,) = said_of_skipped(report_of_file(path, pipeline=1))
+    once = "img/7.jpg (ValueError: bad 7)"
+    assert said == f"fetch: samples that were skipped: {once}, {once}."
+
+
+def test_report_of_the_file_says_what_stages_skipped_as_the_pipeline_does(tmp_path):
+    """How many items failed, or were dropped."""
+
+    def parse(number):
+        return int(number) if number != 9 else int("nine")
+
+    builder = PipelineBuilder().add_source(range(NUM_ITEMS)).pipe(parse, name="parse")
+    builder.pipe(lambda number: None if number == 4 else number, name="pick")
+    source, path = PipelineDataset(builder.add_sink()), tmp_path / "run.db"
+    with recording(source, path, interval_seconds=NEVER):
+        list(source)
+    remarks = ("parse: 1 of 24 tasks failed (4.2 %).", "pick: the op dropped 1 items (None).")
+    assert source.report().verdict.remarks == remarks
+    assert report_of_file(path).verdict.remarks == remarks
+
+
+def test_events_of_the_program_that_are_called_skipped_are_no_samples(tmp_path):
+    """Whatever their details are."""
+    source, path = loader(0), tmp_path / "run.db"
+    with recording(source, path) as writer:
+        list(source)
+        for details in ({}, {"pipeline": 0}, {"key": 1, "error": 2}, {"pipeline": [1], "key": []}):
+            writer.log(EventLogEntry(1.0, "skipped", details))
+    assert said_of_skipped(report_of_file(path)) == []
 
 
 def test_decisions_of_tuning_are_recorded_once(tmp_path):

@@ -406,15 +406,17 @@ def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
     assert num_loaded(tmp_path / "s.db") == {"0:1:fetch[2]": 24, "0:2:collate[2]": 8}
 
 
+class Damaged(Points):
+    """Samples 3 and 7 fail."""
+
+    def __getitem__(self, index):
+        if index in (3, 7):
+            raise ValueError(f"broken {index}")
+        return super().__getitem__(index)
+
+
 def test_samples_that_were_left_out_are_in_the_file(tmp_path):
     """Each of every epoch, once, with its key, stage and error."""
-
-    class Damaged(Points):
-        def __getitem__(self, index):
-            if index in (3, 7):
-                raise ValueError(f"broken {index}")
-            return super().__getitem__(index)
-
     loader = DataLoader(Damaged(), batch_size=3, num_workers=2, on_error="skip", error_budget=0.5)
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(modules.Plain(), loader)
@@ -423,6 +425,26 @@ def test_samples_that_were_left_out_are_in_the_file(tmp_path):
     assert sorted(each["key"] for each in skipped) == ["3", "3", "7", "7"]
     assert {each["stage"] for each in skipped} == {"fetch"}
     assert {each["error"] for each in skipped} == {"ValueError: broken 3", "ValueError: broken 7"}
+
+
+@pytest.mark.parametrize("every", [1, 100], ids=["each step", "each epoch"])
+@pytest.mark.parametrize("is_one", [True, False], ids=["one loader", "two"])
+def test_samples_left_out_in_every_pass_are_in_the_file(tmp_path, every, is_one):
+    """Of training and validation, however seldom the file is written; its report names them."""
+
+    def flawed():
+        return DataLoader(Damaged(), 3, num_workers=2, on_error="skip", error_budget=0.5)
+
+    train, path = flawed(), tmp_path / "s.db"
+    monitor = monitors.PipelineStatsMonitor(db_path=path)
+    options = {"logger": False, "log_every_n_steps": every, "num_sanity_val_steps": 0}
+    trainer(tmp_path, monitor, **options).fit(modules.Plain(), train, train if is_one else flawed())
+    for pipeline in pipelines_of_file(path):
+        details = [event.details for event in query_event_stats(path, "skipped")]
+        keys = [each["key"] for each in details if each["pipeline"] == pipeline]
+        assert sorted(keys) == ["3", "3", "7", "7"]
+        remarks = report_of_file(path, pipeline=pipeline).verdict.remarks
+        assert "samples that were skipped: 3 (ValueError: broken 3), 7 (Val" in remarks[1]
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineFailure, UnsupportedOptionError
 from ...named_tuples import NamedTuple
+from ...observe.verdict.skipped import MOST_KEPT, remarks_on_left_out
 from ...pipeline.failures import FailureBudget, describe, renew_note, text_of
 from ...shown_text import shortened
 
@@ -33,10 +34,8 @@ DEFAULT_ERROR_BUDGET = 0.05  # the share from which a report says that failures 
 
 _MOST_IN_A_ROW = 100  # bad samples; more mean that the storage is gone, not one file
 _LOGGED_ERRORS = 10  # are logged one by one; later ones when the count reaches a power of two
-_KEPT_KEYS = 1_000
 # Frames in this folder are of no use to the user; an error's note leaves them out.
 _FETCHING = f"{Path(__file__).parent}{os.sep}"
-_SHOWN_KEYS = 5
 
 MISSING: Any = object()
 """The placeholder of a sample that is left out of its batch."""
@@ -134,7 +133,7 @@ class SkippedSamples(FailureBudget):
     def __init__(self, limit: MaxFailures | None, tolerance: Tolerance) -> None:
         super().__init__("fetch", DEFAULT_ERROR_BUDGET if limit is None else limit)
         self._counted = "tries" if tolerance.replaces else "samples"
-        self.samples: deque[SkippedSample] = deque(maxlen=_KEPT_KEYS)
+        self.samples: deque[SkippedSample] = deque(maxlen=MOST_KEPT)
         self._num_tries = 0
         self._is_over = False
 
@@ -161,16 +160,8 @@ class SkippedSamples(FailureBudget):
 
     def remarks(self) -> tuple[str, ...]:
         """Return the report's remark on the skipped samples."""
-        samples = list(self.samples)
-        if not samples:
-            return ()
-        shown = [f"{describe(each.key)} ({each.error[:80]})" for each in samples[-_SHOWN_KEYS:]]
-        more = (
-            f" and {self.num_failures - len(shown)} before"
-            if self.num_failures > len(shown)
-            else ""
-        )
-        return (f"fetch: samples that were skipped: {', '.join(shown)}{more}.",)
+        samples = [(each.key, each.error) for each in self.samples.copy()]
+        return remarks_on_left_out(samples, self.num_failures)
 
     def message(self, num_tasks: int) -> str:
         """Return the text of the failure."""

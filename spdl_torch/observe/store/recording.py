@@ -22,6 +22,7 @@ from .logger_feed import LoggerFeed
 from .loggers import opened
 from .logging_hooks import recording_gc
 from .metrics import legal_name
+from .skipped import SkippedLog
 from .writer import SQLiteStatsWriter, check_seconds
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class _SourceLog:
         # The last readings of this epoch, by the number of moves before them; at first those of an
         # epoch that nobody asked to record.
         self._before: dict[int, Report] = dict(enumerate(self._reports()))
-        self._last_skipped: Any = None
+        self._skipped = SkippedLog(source)
         self._last_decision = time.time()
         self._has_complained = False
 
@@ -286,7 +287,7 @@ class _SourceLog:
             try:
                 yield
             finally:
-                self._before, self._last_skipped = {}, None
+                self._before = {}
 
     def write(self) -> None:
         """Write what is new since the last time; log an error instead of raising it."""
@@ -353,13 +354,9 @@ class _SourceLog:
             return []
 
     def _write_skipped(self) -> None:
-        samples = list(getattr(self._source, "skipped", ()))
-        # The list keeps only the last thousand, so its length says nothing.
-        places = (n for n, each in enumerate(samples, 1) if each is self._last_skipped)
-        for sample in samples[next(places, 0) :]:
-            details = {"key": str(sample.key), "stage": sample.stage, "error": str(sample.error)}
-            self._event(time.time(), "skipped", details)
-            self._last_skipped = sample
+        for entry in self._skipped.entries(self._source, self._pipeline_id):
+            if self._writer is not None:
+                self._writer.log(entry)
 
     def _write_decisions(self) -> None:
         for decision in getattr(self._source, "decisions", ()):

@@ -9,6 +9,7 @@ from ...machine.readings import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...scopes import scope
 from ...shown_text import printable_line
+from ..page.events import SKIPPED
 from ..verdict.placement import PLACEMENT_EVENT, Placement
 from ..verdict.report import Report, make_report
 from .entries import DATA_EVENT, PROBES_EVENT
@@ -20,6 +21,7 @@ from .query import (
     query_task_stats,
     run_row,
 )
+from .skipped import remarks_of_events
 
 if TYPE_CHECKING:
     import os
@@ -46,17 +48,18 @@ def report_of_file(
     probes_events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
     placement_events = query_event_stats(db_path, PLACEMENT_EVENT, run_id=run_id)
     data_events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
+    skipped_events = query_event_stats(db_path, SKIPPED, run_id=run_id)
     with _checking_details(db_path):
         probes, pooled = probes_of_events(probes_events, pipeline or 0)
         report = make_report(as_measured(stats, pooled), probes, pooled=pooled)
         report = replace(report, placements=_placements_of(placement_events, pipeline or 0))
         data = _data_of(data_events, pipeline or 0)
         report = replace(report, stats=replace(report.stats, data=data))
+        remarks = remarks_of_events(skipped_events, pipeline or 0, stats)
     missing = run_row(db_path, run_id)["num_dropped"]
-    if not missing:
-        return report
-    remark = f"entries of this run that were not written to the file: {missing}."
-    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, remark))
+    if missing:
+        remarks += (f"entries of this run that were not written to the file: {missing}.",)
+    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
     return replace(report, verdict=verdict)
 
 
