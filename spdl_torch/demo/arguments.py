@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_options import CommandError, whole_number
+from ..command_options import whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -61,7 +61,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from .command import DemoOptions, UsageError, default_workers, run_demo
+    from .command import DemoOptions, default_workers, run_demo
 
     options = DemoOptions(
         data=arguments.data,
@@ -72,7 +72,4 @@ def _demo(arguments: argparse.Namespace) -> int:
         json=arguments.json,
         html=arguments.html,
     )
-    try:
-        return run_demo(options, out=sys.stdout, progress=sys.stderr)
-    except UsageError as error:
-        raise CommandError(error) from error
+    return run_demo(options, out=sys.stdout, progress=sys.stderr)

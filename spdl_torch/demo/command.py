@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..command_options import CommandError
 from ..machine.limits import whole_cores
 from ..measuring.child_process import ChildFailure
 from ..progress_bar import ProgressBar, duration, time_left
@@ -55,10 +56,6 @@ _IMAGE_SUFFIXES = frozenset(
 )
 
 
-class UsageError(ValueError):
-    """The caller's fault: an argument that cannot be used; the message says what to do."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOptions:
     """The command line."""
@@ -85,7 +82,7 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     """Compare the loaders; write the tables to ``out``; return the exit status.
 
     Ctrl-C kills the current run, writes the tables of what was measured so far, and returns 130.
-    Raises: UsageError: ``options.data`` is not a class-per-folder tree of images, or a file of
+    Raises: CommandError: ``options.data`` is not a class-per-folder tree of images, or a file of
     ``options`` cannot be written.
     """
     if options.data is not None:
@@ -112,21 +109,21 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
 def check_folder(folder: Path) -> None:
     """Refuse what is not a class-per-folder tree of images.
 
-    Raises: UsageError.
+    Raises: CommandError.
     """
     expected = "--data must be a folder with one folder of images per class (class/photo.jpg)"
     remedy = "Give the folder above the classes, or leave --data out to use generated photographs."
     if not folder.is_dir():
         given = f"{folder} is a file" if folder.exists() else f"{folder} does not exist"
-        raise UsageError(f"{expected}; {given}. {remedy}")
+        raise CommandError(f"{expected}; {given}. {remedy}")
     classes = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     if not classes:
-        raise UsageError(f"{expected}; {folder} holds no folders. {remedy}")
+        raise CommandError(f"{expected}; {folder} holds no folders. {remedy}")
     empty = [entry.name for entry in classes if not _holds_image(entry)]
     if len(empty) == len(classes):
-        raise UsageError(f"{expected}; the folders in {folder} hold no images. {remedy}")
+        raise CommandError(f"{expected}; the folders in {folder} hold no images. {remedy}")
     if empty:
-        raise UsageError(
+        raise CommandError(
             f"{expected}; {len(empty)} of {len(classes)} folders in {folder} hold no images, "
             f"{empty[0]!r} first. Remove them, or give another folder."
         )
@@ -136,18 +133,18 @@ def check_file(option: str, path: Path | None, starts: tuple[bytes, ...], kind: 
     """Refuse, before anything is measured, a file that could not be written afterwards,
     or that is of another kind.
 
-    Raises: UsageError.
+    Raises: CommandError.
     """
     if path is None:
         return
     if path.is_dir():
-        raise UsageError(f"{option} must be a file, and {path} is a folder. Add a name to it.")
+        raise CommandError(f"{option} must be a file, and {path} is a folder. Add a name to it.")
     if not path.parent.is_dir():
-        raise UsageError(f"{option} must be a file in a folder that exists, got {path}.")
+        raise CommandError(f"{option} must be a file in a folder that exists, got {path}.")
     try:
         check_replaced(path, starts, kind)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{option}: {error}") from error
+        raise CommandError(f"{option}: {error}") from error
 
 
 def _holds_image(folder: Path) -> bool:

@@ -208,26 +208,6 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageRow:
-    """One stage of the loader over one training run. Ratios are of the threads' time, 0 to 1."""
-
-    name: str
-    concurrency: int
-    num_calls: int
-    """One per batch if the dataset has ``__getitems__``, else one per sample."""
-    busy_ratio: float
-    cpu_ratio: float
-    """CPU time over wall time inside the stage's function."""
-    wait_in_ratio: float
-    wait_out_ratio: float
-    mean_seconds: float
-    p99_seconds: float
-    calls_per_second: float
-    capacity_per_second: float
-    """Calls a second if the stage never waited."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
     """A network's epochs, from the end of as many steps on as there are workers: the first one sets
     up kernels, and all of them wait for the workers to start."""
@@ -257,11 +237,9 @@ class Measurement:
     resnet: Training
     other_cores: float | None
     """Cores that other programs kept busy meanwhile, on average; None if unknown."""
-    stages: tuple[StageRow, ...] = ()
-    """The stages of our loader while it fed the light network, where that was asked for."""
-    finding: str = ""
-    """The finding of our loader's report on that; "" for torch's."""
-    advice: str = ""
+    report: Mapping[str, Any] | None = None
+    """What our loader's report has of the time when it fed the light network, by its ``as_dict``,
+    where that was asked for; None for torch's."""
     peak_bytes: float | None = None
     """The peak of the process tree; filled in by the parent, which watches it."""
 
@@ -429,5 +407,4 @@ def decode_answer(fields: dict[str, Any]) -> Environment | Measurement:
         name: Training(**{**fields[name], "epochs": tuple(fields[name]["epochs"])})
         for name in ("light", "resnet")
     }
-    stages = tuple(StageRow(**row) for row in fields["stages"])
-    return Measurement(**{**fields, **networks, "stages": stages})
+    return Measurement(**{**fields, **networks})

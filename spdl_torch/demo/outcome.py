@@ -6,15 +6,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..observe.verdict.report import Report
 from .jobs import VARIANTS, WORKLOADS
 from .verdict import Verdict, compare, noises, quiet_rounds, rate_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from .jobs import Environment, Measure, Measurement, WorkloadPlan
 
-    from .jobs import Environment, Measure, Measurement, StageRow, WorkloadPlan
-
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,14 +59,12 @@ class Outcome:
         subject = VARIANTS[last].subject
         return compare(rounds[first], rounds[last], self.num_cores, subject=subject, fewer=fewer)
 
-    def stages(self, workload: str) -> tuple[Sequence[StageRow], Verdict] | None:
-        """Return what our loader's stages did while it fed the light network, and the bottleneck;
-        None in a smoke run, or where no turn has reported.
+    def report(self, workload: str) -> Report | None:
+        """Return our loader's report on feeding the light network; None in a smoke run, or where no
+        turn has reported.
         """
         last = list(self.rounds[workload].values())[-1][-1]
-        if self.is_smoke or not last.stages:
-            return None
-        return last.stages, Verdict(last.finding, last.advice)
+        return None if self.is_smoke or last.report is None else Report.from_dict(last.report)
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .jobs import VARIANTS, Measurement, StageRow
+from .jobs import VARIANTS, Measurement
 from .verdict import rate_of, wait_at
 
 if TYPE_CHECKING:
@@ -148,45 +148,3 @@ def waiting_table(results: Mapping[str, Sequence[Measurement]]) -> str:
         shares = (f"{100 * wait_at(speed, rate):.0f} %" for speed in speeds)
         lines.append(line + "".join(f"{share:>{_SPEED}}" for share in shares))
     return "\n".join(lines)
-
-
-_STAGE_HEADINGS = (
-    ("", "stage"),
-    ("", "threads"),
-    ("", "calls"),
-    ("busy", "%"),
-    ("CPU of", "busy %"),
-    ("waits", "in %"),
-    ("waits", "out %"),
-    ("mean", "ms"),
-    ("p99", "ms"),
-    ("calls", "/s"),
-    ("at most", "/s"),
-)
-
-
-def stage_table(rows: Sequence[StageRow]) -> str:
-    """Return one line per stage, in the order in which the data passes through them."""
-    cells = [
-        (
-            row.name,
-            f"{row.concurrency}",
-            f"{row.num_calls}",
-            f"{100 * row.busy_ratio:.0f}",
-            f"{100 * row.cpu_ratio:.0f}",
-            f"{100 * row.wait_in_ratio:.0f}",
-            f"{100 * row.wait_out_ratio:.0f}",
-            f"{1e3 * row.mean_seconds:.2f}",
-            f"{1e3 * row.p99_seconds:.2f}",
-            f"{row.calls_per_second:.1f}",
-            f"{row.capacity_per_second:.1f}",
-        )
-        for row in rows
-    ]
-    tops, bottoms = zip(*_STAGE_HEADINGS, strict=True)
-    lines = [_stage_line(line) for line in (tops, bottoms, *cells)]
-    return "\n".join([*lines[:2], "-" * len(lines[0]), *lines[2:]])
-
-
-def _stage_line(cells: Sequence[str]) -> str:
-    return f"{cells[0]:<18.18}" + "".join(f"{cell:>8}" for cell in cells[1:])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..observe.verdict.report import stage_lines
 from ..shown_text import counted, wrapped
 from .jobs import WORKLOADS
-from .table import comparison_table, stage_table, waiting_table
-from .verdict import noises
+from .table import comparison_table, waiting_table
+from .verdict import bottleneck, noises
 
 if TYPE_CHECKING:
     from .outcome import Outcome
@@ -66,12 +67,11 @@ def ending_text(outcome: Outcome) -> str:
         return "The smoke run is too short to compare. Next: leave out --smoke."
     parts = []
     *_, last = outcome.measured()
-    if found := outcome.stages(last):
-        stages, bottleneck = found
+    if report := outcome.report(last):
         parts += [
             f"Our loader's stages while it feeds the light network ({last})",
-            stage_table(stages),
-            wrapped(f"{bottleneck.finding} {bottleneck.advice}"),
+            *stage_lines(report, has_notes=False),
+            wrapped(bottleneck(report)),
             "",
         ]
     for workload in outcome.measured():

@@ -32,12 +32,11 @@ from .jobs import (
     VARIANTS,
     Measure,
     Measurement,
-    StageRow,
     Training,
     spread,
 )
 from .pictures import Pictures
-from .verdict import Verdict, bottleneck
+from .verdict import seen_by_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +63,7 @@ def measure(job: Measure, progress: Progress) -> Measurement:
     amount = plan.loading_images, plan.crop_pixels, plan.batch_size
     loading = _load(_make_loader(job, *amount), progress)
     light, _ = _train(job, _make_light_network, "a light network", amount, progress)
-    stages, found = _report(job, progress) if job.reports else ((), Verdict("", ""))
+    report = _report(job, progress) if job.reports else None
     amount = plan.resnet_images, plan.resnet_crop_pixels, plan.resnet_batch_size
     resnet, _ = _train(job, _make_resnet, "resnet18", amount, progress)
     return Measurement(
@@ -74,9 +73,7 @@ def measure(job: Measure, progress: Progress) -> Measurement:
         light=light,
         resnet=resnet,
         other_cores=others.cores(),
-        stages=stages,
-        finding=found.finding,
-        advice=found.advice,
+        report=report,
     )
 
 
@@ -289,29 +286,11 @@ def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
         asked = time.perf_counter()
 
 
-def _report(job: Measure, progress: Progress) -> tuple[tuple[StageRow, ...], Verdict]:
-    """Train the light network for longer; return what our loader measured about itself, and its
-    verdict; nothing for torch's."""
+def _report(job: Measure, progress: Progress) -> dict[str, Any] | None:
+    """Train the light network for longer; return our loader's report on that, None for torch's."""
     plan = job.plan
     amount = REPORT_TIMES * plan.light_images, plan.crop_pixels, plan.batch_size
     training, loader = _train(job, _make_light_network, "it again, to report", amount, progress)
     if not hasattr(loader, "report"):
-        return (), Verdict("", "")
-    report = loader.report()
-    rows = tuple(
-        StageRow(
-            name=stage.name,
-            concurrency=stage.concurrency,
-            num_calls=stage.tasks.num_tasks,
-            busy_ratio=stage.busy_ratio,
-            cpu_ratio=stage.cpu_ratio,
-            wait_in_ratio=stage.wait_in_ratio,
-            wait_out_ratio=stage.wait_out_ratio,
-            mean_seconds=stage.tasks.ave_time,
-            p99_seconds=stage.tasks.p99_time,
-            calls_per_second=stage.tasks.num_tasks / max(stage.tasks.elapsed, 1e-9),
-            capacity_per_second=stage.capacity,
-        )
-        for stage in report.stats.stages
-    )
-    return rows, bottleneck(report, training.wait_ratio)
+        return None
+    return seen_by_training(loader.report(), training.wait_ratio).as_dict()

@@ -32,16 +32,21 @@ class Verdict:
     advice: str
 
 
-def bottleneck(report: Report, wait_ratio: float) -> Verdict:
-    """Return what a loader's report says about training that waits for ``wait_ratio`` of its time,
-    0 to 1, from its first step on: the report's own ratio includes the workers' start.
+def seen_by_training(report: Report, wait_ratio: float) -> Report:
+    """Return a loader's report on training that waits for ``wait_ratio`` of its time, 0 to 1, from
+    its first step on: the report's own ratio includes the workers' start.
     """
     stats = replace(report.stats, consumer_wait_ratio=wait_ratio)
-    judged = judge(stats, report.probes, pooled=report.pooled)
+    return replace(report, stats=stats, verdict=judge(stats, report.probes, pooled=report.pooled))
+
+
+def bottleneck(report: Report) -> str:
+    """Return what a report says about training, and what to do."""
+    verdict = report.verdict
     used, there = report.probes.cores_used, report.probes.num_cores
     # Workers that are busy 94 % of the time may yet leave a core idle: the advice is about cores.
     cores = "" if used is None else f" Training and its workers used {used:.1f} of {there:g} cores."
-    return Verdict(f"{judged.finding}{cores}", judged.action)
+    return f"{verdict.finding}{cores} {verdict.action}"
 
 
 def quiet_rounds(

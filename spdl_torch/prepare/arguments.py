@@ -93,16 +93,16 @@ def _quality(text: str) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from .command import PrepareOptions, UsageError, run_check, run_prepare
+    from .command import PrepareOptions, run_check, run_prepare
     from .plan import Settings
 
     try:
         if arguments.out is None:
             if arguments.verify == arguments.index:
-                raise UsageError("OUT is missing. Without it, give either --verify or --index.")
+                raise CommandError("OUT is missing. Without it, give either --verify or --index.")
             return run_check(arguments.source, sys.stdout, sys.stderr, writes_index=arguments.index)
         if arguments.index:
-            raise UsageError("--index takes a folder of tars, and no OUT.")
+            raise CommandError("--index takes a folder of tars, and no OUT.")
         settings = Settings(
             resize=arguments.resize,
             quality=arguments.quality,
@@ -121,7 +121,5 @@ def _prepare(arguments: argparse.Namespace) -> int:
         if status == 0 and arguments.verify:
             status = run_check(arguments.out, sys.stdout, sys.stderr)
         return status
-    except UsageError as error:
-        raise CommandError(error) from error
     except OSError as error:
         raise CommandError(error, status=1) from error

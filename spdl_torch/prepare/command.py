@@ -16,6 +16,7 @@ from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.progress_bar import ProgressBar, time_left
 from spdl_torch.shown_text import counted
 
+from ..command_options import CommandError
 from ..scopes import scope
 from .encode import Encoder, encoder_versions
 from .plan import PLAN_FILE, make_plan, shard_name
@@ -33,10 +34,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # two programs do not exclude each other there
-
-
-class UsageError(Exception):
-    """A folder or option that cannot be used."""
 
 
 class _BadFile(Exception):
@@ -62,7 +59,7 @@ def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
     **Stop.** Ctrl-C ends it once the files in progress are encoded. What was written stays, and the
     same call continues from there.
 
-    Raises: UsageError: the folders do not fit; OSError: the disk is full, or fails.
+    Raises: CommandError: the folders do not fit; OSError: the disk is full, or fails.
     """
     plan = _plan(options, progress)
     folder = os.fspath(options.out)
@@ -90,7 +87,7 @@ def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
 
 def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool = False) -> int:
     """Compare the tars of a folder with their indexes or, with ``writes_index``, write those that
-    are missing; return the exit status, 1 if a tar is damaged. Raises: UsageError, OSError.
+    are missing; return the exit status, 1 if a tar is damaged. Raises: CommandError, OSError.
     """
     bar = ProgressBar(progress, "shards")
     num_bad = num_samples = 0
@@ -105,7 +102,7 @@ def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool
                 print(f"DAMAGED {checked.path}: {checked.problem}", file=out)
             bar.advance(number + 1)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise CommandError(error) from error
     finally:
         bar.end()
     what = "indexed" if writes_index else f"verified, {num_bad} damaged"
@@ -118,18 +115,18 @@ def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool
 def _plan(options: PrepareOptions, progress: TextIO) -> ShardPlan:
     if not options.source.is_dir():
         what = "is not a folder" if options.source.exists() else "does not exist"
-        raise UsageError(
+        raise CommandError(
             f"{options.source} {what}. Give the folder of the files, or of a folder for each class."
         )
     if options.out.resolve().is_relative_to(options.source.resolve()):
-        raise UsageError(f"{options.out} is inside {options.source}. Give a folder beside it.")
+        raise CommandError(f"{options.out} is inside {options.source}. Give a folder beside it.")
     bar = ProgressBar(progress)
     bar.begin(f"listing {options.source}")
     try:
         settings = options.settings
         return make_plan(options.source, settings, encoder_versions(settings))
     except (OSError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise CommandError(error) from error
     finally:
         bar.end()
 
@@ -145,7 +142,7 @@ def _locked(folder: str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise UsageError(f"{folder}: another program is writing there. Let it finish.") from error
+        raise CommandError(f"{folder}: another program is writing there. Let it finish.") from error
     finally:
         os.close(file)
 
@@ -156,14 +153,14 @@ def _claim(folder: str, plan: ShardPlan) -> None:
     if not os.path.exists(path):
         others = sorted(set(os.listdir(folder)) - {PLAN_FILE + ".partial"})
         if others:
-            raise UsageError(
+            raise CommandError(
                 f"{folder} holds other files, such as {others[0]!r}. Give a new folder."
             )
         write_whole(path, content)
         return
     with open(path, "rb") as file:
         if file.read() != content:
-            raise UsageError(
+            raise CommandError(
                 f"{folder} was begun with other files, options or versions of libraries ({path} "
                 "says which). Give those again, or a new folder."
             )

@@ -14,13 +14,15 @@ import psutil
 import pytest
 from _folders import HELPERS
 from _gates import until
+from _pages import reports
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 import spdl_torch
 from spdl_torch.__main__ import main
-from spdl_torch.demo.command import UsageError, check_folder
+from spdl_torch.command_options import CommandError
+from spdl_torch.demo.command import check_folder
 from spdl_torch.demo.jobs import (
     PHOTOGRAPHS,
     PICTURES,
@@ -30,7 +32,6 @@ from spdl_torch.demo.jobs import (
     Measure,
     Measurement,
     Prepare,
-    StageRow,
     Training,
     decode_answer,
     decode_job,
@@ -43,7 +44,7 @@ from spdl_torch.demo.jobs import (
 from spdl_torch.demo.outcome import Outcome, as_json
 from spdl_torch.demo.page import page_of
 from spdl_torch.demo.pictures import Pictures
-from spdl_torch.demo.table import comparison_table, model_speeds, stage_table, waiting_table
+from spdl_torch.demo.table import comparison_table, model_speeds, waiting_table
 from spdl_torch.demo.text import ending_text, workload_text
 from spdl_torch.demo.training import _Pace
 from spdl_torch.demo.verdict import (
@@ -53,6 +54,7 @@ from spdl_torch.demo.verdict import (
     noises,
     quiet_rounds,
     rate_of,
+    seen_by_training,
     wait_at,
 )
 from spdl_torch.machine.cpu_time import OtherPrograms
@@ -61,6 +63,7 @@ from spdl_torch.measuring.child_process import answers_of
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.observe.page.content import Table
 from spdl_torch.observe.page.document import html_of
+from spdl_torch.observe.verdict.report import stage_lines
 from spdl_torch.progress_bar import ProgressBar, duration, render, time_left
 
 DEMO = [sys.executable, "-m", "spdl_torch", "demo", "--smoke"]
@@ -77,19 +80,7 @@ MEASUREMENT = Measurement(
     other_cores=0.0,
     peak_bytes=700 * 2.0**20,
 )
-STAGE = StageRow(
-    name="decode",
-    concurrency=2,
-    num_calls=480,
-    busy_ratio=0.9,
-    cpu_ratio=0.95,
-    wait_in_ratio=0.06,
-    wait_out_ratio=0.04,
-    mean_seconds=0.003,
-    p99_seconds=0.01,
-    calls_per_second=600.0,
-    capacity_per_second=666.7,
-)
+REPORT = reports(1)[0]
 ENVIRONMENT = Environment(
     python="3.11",
     torch="2",
@@ -267,8 +258,8 @@ def test_a_job_survives_the_way_to_the_child():
 
 
 def test_a_measurement_survives_the_way_back():
-    """JSON and back, stages included."""
-    measurement = replace(MEASUREMENT, stages=(STAGE, STAGE))
+    """JSON and back, the report included."""
+    measurement = replace(MEASUREMENT, report=REPORT.as_dict())
     for answer in (measurement, ENVIRONMENT):
         assert decode_answer(json.loads(json.dumps(encode(answer)))) == answer
 
@@ -352,14 +343,6 @@ def test_comparison_table_of_an_interrupted_run():
     assert "600" in text
 
 
-def test_stage_table():
-    """A line per stage, aligned, 100 columns at most."""
-    lines = stage_table([STAGE, replace(STAGE, name="a stage with a very long name")]).splitlines()
-    assert " ".join(lines[3].split()) == "decode 2 480 90 95 6 4 3.00 10.00 600.0 666.7"
-    assert {len(line) for line in lines} == {len(lines[0])}
-    assert len(lines[0]) <= 100
-
-
 def test_bottleneck_is_what_the_report_says():
     """The loader's own verdict, which knows the GIL, with the training's own wait, and the cores
     in use, which its advice is about."""
@@ -367,13 +350,12 @@ def test_bottleneck_is_what_the_report_says():
     for _ in loader:
         pass
     report = loader.report()
-    found = bottleneck(report, report.stats.consumer_wait_ratio)
+    found = bottleneck(seen_by_training(report, report.stats.consumer_wait_ratio))
     used, there = report.probes.cores_used, report.probes.num_cores
     cores = f" Training and its workers used {used:.1f} of {there:g} cores."
-    assert found.finding == f"{report.verdict.finding}{cores}"
-    assert found.advice == report.verdict.action
+    assert found == f"{report.verdict.finding}{cores} {report.verdict.action}"
     longer = replace(report, stats=replace(report.stats, elapsed=10.0))
-    assert "not input-bound: it waits for data 1.0 %" in bottleneck(longer, 0.01).finding
+    assert "not input-bound: it waits for data 1.0 %" in bottleneck(seen_by_training(longer, 0.01))
 
 
 @pytest.mark.parametrize(
@@ -488,9 +470,7 @@ def outcome():
                 ours = {
                     "loading_images_per_second": 2 * rate,
                     "light": faster(2.0),
-                    "stages": (STAGE,),
-                    "finding": "Stage 'decode' is the bottleneck.",
-                    "advice": "Give it less work.",
+                    "report": REPORT.as_dict(),
                 }
                 theirs = {"loading_images_per_second": rate}
                 job = Measure(
@@ -522,7 +502,9 @@ def test_text_says_what_was_measured_and_how_sure_it_is(outcome):
     assert f"with our DataLoader alone {trains}" in words
     for workload in WORKLOADS.values():
         assert workload.why_level in words
-    assert "Stage 'decode' is the bottleneck. Give it less work." in " ".join(text.split())
+    assert bottleneck(REPORT) in words
+    for line in stage_lines(REPORT, has_notes=False):
+        assert line in text.splitlines()
     assert max(map(len, text.splitlines())) < 100
 
 
@@ -620,7 +602,7 @@ def test_check_folder_refuses(tmp_path, names, message):
         (folder / name).touch()
     if names == []:
         folder.mkdir()
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(CommandError, match=message):
         check_folder(folder)
 
 

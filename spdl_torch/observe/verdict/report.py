@@ -57,7 +57,7 @@ class Report:
         """Return the verdict, a line for each stage, the checks, the action to take, and what some
         other settings would give."""
         lines = [wrapped(self.verdict.finding, "VERDICT  "), f"window {_seconds(self.stats)}", ""]
-        lines += [*self._table(), "", wrapped(self._checks(), "checks   ")]
+        lines += [*stage_lines(self), "", wrapped(self._checks(), "checks   ")]
         lines += [wrapped(line, "workers  ") for line in lines_of(self.placements)]
         lines += [wrapped(line, "data     ") for line in data_lines(self.stats)]
         lines += [wrapped(remark, "note     ") for remark in self.verdict.remarks]
@@ -170,20 +170,6 @@ class Report:
             ),
         )
 
-    def _table(self) -> list[str]:
-        crew = "workers" if self.pooled else "threads"
-        headings = (_HEADINGS[0], crew, *_HEADINGS[2:])
-        rows = [headings, *(self._row(stage) for stage in self.stats.stages)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        last = len(widths) - 1
-        return [
-            "  ".join(
-                cell.ljust(width) if n in (0, last) else cell.rjust(width)
-                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-
     def _row(self, stage: StageStats) -> Sequence[str]:
         tasks, seconds = stage.tasks, self.stats.elapsed
         is_timed = tasks.num_tasks > tasks.num_failures
@@ -241,6 +227,24 @@ class Report:
         if unknown:
             checks.append(f"not measured: {', '.join(unknown)}")
         return ", ".join(checks)
+
+
+def stage_lines(report: Report, *, has_notes: bool = True) -> list[str]:
+    """Return the table of the stages: a line of headings, and one for each, with a note at its end
+    on what it waits for."""
+    crew = "workers" if report.pooled else "threads"
+    headings = (_HEADINGS[0], crew, *_HEADINGS[2:])
+    rows = [headings, *(report._row(stage) for stage in report.stats.stages)]
+    rows = rows if has_notes else [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if n == 0 or (has_notes and n == last) else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def sections_of(report: Report) -> list[Section]:
