@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset
 
 from ..data.differences import first_difference, path_of_difference
 from ..objects.copies import deep_copy
-from ..objects.generator_states import generators_kept
-from ._generators import States, seed_all
+from ..objects.generator_states import GeneratorStates, generators_kept
+from ._generators import changed_since, seed_all
 from ._own_generators import OwnGenerators, alike_on_workers
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ def assert_reproducible(
                 seed_all(seed, 0)
                 expected = batches(make_loader(reference))
             seed_all(seed, 0 if drawn_by_sampler else run)
-            loader, before = make_loader(workers), States.now()
+            loader, before = make_loader(workers), GeneratorStates.now()
             difference = first_difference(expected, batches(loader))
             if difference is not None:
-                drawn = before.changed() - drawn_by_sampler
+                drawn = changed_since(before) - drawn_by_sampler
                 again = "again " if workers == reference else ""
                 raise AssertionError(
                     f"assert_reproducible: num_workers={workers} must {again}give the same batches "
@@ -139,10 +139,10 @@ def _what_changes(
         dataset = getattr(loader, "dataset", None)
         own = OwnGenerators(dataset, getattr(loader, "collate_fn", None))
         digests = own.digests()
-        before, generators = deep_copy(dataset), States.now()
+        before, generators = deep_copy(dataset), GeneratorStates.now()
         for _ in islice(loader, num_batches):
             pass
-        drawn = generators.changed() - drawn_by_sampler
+        drawn = changed_since(generators) - drawn_by_sampler
         changed = own.changed(digests)
         path = path_of_difference(before, dataset)
     except Exception:  # nothing can be said about a dataset that cannot be copied or compared
@@ -174,8 +174,8 @@ def _what_changes(
 
 def _drawn_by_sampler(loader: Any, num_batches: int | None) -> set[str]:
     """Return the generators that the order comes from: drawing from those is allowed."""
-    before = States.now()
+    before = GeneratorStates.now()
     sampler = getattr(loader, "_index_sampler", ())  # torch's attribute for the one it pulls
     for _ in islice(sampler, num_batches):
         pass
-    return before.changed()
+    return changed_since(before)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...machine.limits import Limits
 from ...named_tuples import NamedTuple
@@ -33,15 +33,6 @@ _SHARE_OF_MEMORY = 8
 """Of the memory that is available, the loaders that wait keep one part in so many altogether."""
 
 
-class Slabs(Protocol):
-    """Shared memory that a process has written, and another one will write."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        ...
-
-
 class Shelf:
     """The slabs of processes that have ended, for those that begin; and the bound on how many are
     locked, which all of them share. Any thread may use it.
@@ -52,7 +43,7 @@ class Shelf:
         """What locks them; None = no process has had one."""
         self._slabs: deque[Any] = deque()  # each operation on it is atomic
 
-    def put(self, slabs: Slabs) -> None:
+    def put(self, slabs: Any) -> None:
         """Leave the slabs of a process that has ended."""
         self._slabs.append(slabs)
 

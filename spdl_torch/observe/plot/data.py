@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..store.interval_rows import begin_of, key_of, origin_of, pair_collections, rows_by_stage
 from ..store.query import (
@@ -30,20 +30,6 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """The run that wrote the statistics."""
-
-    run_id: int
-    num_runs: int
-    """The number of runs in the file."""
-    host: str
-    rank: int
-    world_size: int
-    origin: float
-    """The moment from which elapsed time counts: seconds since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
     """The intervals of one stage, or of one queue, oldest first."""
 
@@ -60,7 +46,10 @@ class Recording:
     """The part of a run to draw."""
 
     db_path: Path
-    run: Run
+    run: Mapping[str, Any]
+    """The run's row in the table ``run``, as :func:`run_row` returns it."""
+    origin: float
+    """The moment from which elapsed time counts: seconds since 1970."""
     tasks: Sequence[Series]
     queues: Sequence[Series]
     everything: Sequence[Series]
@@ -76,7 +65,7 @@ class Recording:
     @property
     def where(self) -> str:
         """The file and the run, for messages."""
-        return _where(self.db_path, self.run.run_id)
+        return _where(self.db_path, self.run["run_id"])
 
 
 def load(
@@ -97,9 +86,10 @@ def load(
     queues = rows_by_stage(reversed(query_queue_stats(db_path, run_id=run_id)))
     keys = sorted(tasks.keys() | queues.keys())
     everything = [*tasks.values(), *queues.values()]
-    run = _read_run(db_path, run_id, chain(*everything))
-    first = _seconds_since_1970(start_time, "start_time", run.origin)
-    last = _seconds_since_1970(end_time, "end_time", run.origin)
+    run = run_row(db_path, run_id)
+    origin = origin_of(run["started"], chain(*everything))
+    first = _seconds_since_1970(start_time, "start_time", origin)
+    last = _seconds_since_1970(end_time, "end_time", origin)
     chosen = set(keys) if stages is None else _choose_stages(stages, everything, where)
 
     def within(groups: Mapping[Key, Sequence[Row]]) -> list[Series]:
@@ -115,7 +105,7 @@ def load(
     drawn_queues = [series for series in all_queues if series.key in chosen]
     rows = [row for series in (*drawn_tasks, *drawn_queues) for row in series.rows]
     if not rows:
-        times = [row["timestamp"] - run.origin for rows in everything for row in rows]
+        times = [row["timestamp"] - origin for rows in everything for row in rows]
         raise ValueError(
             f"{where}: no interval of the chosen stages ends between start_time and end_time. "
             f"Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after its start."
@@ -124,6 +114,7 @@ def load(
     return Recording(
         db_path=Path(db_path),
         run=run,
+        origin=origin,
         tasks=drawn_tasks,
         queues=drawn_queues,
         everything=[*all_tasks, *all_queues],
@@ -149,18 +140,6 @@ def merge_spans(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tup
         else:
             merged.append((start, stop))
     return merged
-
-
-def _read_run(db_path: str | os.PathLike[str], run_id: int, rows: Iterable[Row]) -> Run:
-    row = run_row(db_path, run_id)
-    return Run(
-        run_id=run_id,
-        num_runs=row["num_runs"],
-        host=row["host"],
-        rank=row["rank"],
-        world_size=row["world_size"],
-        origin=origin_of(row["started"], rows),
-    )
 
 
 def _choose_stages(

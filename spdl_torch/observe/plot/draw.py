@@ -62,7 +62,7 @@ class _TimeAxis:
     def of(cls, recording: Recording) -> _TimeAxis:
         span = recording.stop - recording.start
         unit, seconds, _ = next(entry for entry in _UNITS if span <= entry[2])
-        return cls(recording.run.origin, unit, seconds)
+        return cls(recording.origin, unit, seconds)
 
     def __call__(self, timestamp: float) -> float:
         return (timestamp - self.origin) / self.unit_seconds
@@ -230,9 +230,9 @@ def _draw_spans(
 
 def _subtitle(recording: Recording) -> str:
     run = recording.run
-    origin = datetime.fromtimestamp(run.origin).astimezone()
-    parts = [recording.db_path.name, f"run {run.run_id} of {run.num_runs}"]
-    parts += [f"rank {run.rank} of {run.world_size} on {run.host}"]
+    origin = datetime.fromtimestamp(recording.origin).astimezone()
+    parts = [recording.db_path.name, f"run {run['run_id']} of {run['num_runs']}"]
+    parts += [f"rank {run['rank']} of {run['world_size']} on {run['host']}"]
     return "  |  ".join([*parts, f"started {origin.isoformat(sep=' ', timespec='seconds')}"])
 
 

@@ -142,12 +142,7 @@ class StoredRun:
             _chart("Failed calls", "1/s", tasks, rate_of("num_failures"), origin),
         ]
         return [
-            Chart(
-                title=chart.title,
-                unit=chart.unit,
-                lines=chart.lines,
-                is_share=chart.unit.startswith("share"),
-            )
+            chart
             for chart in charts
             if chart.title in ("Waiting for data", "Delivered", "Busy") or _says_anything(chart)
         ]
@@ -198,7 +193,7 @@ def _chart(
         _line(label, rows, value, origin, colour=number)
         for number, (label, rows) in enumerate(stages)
     ]
-    return Chart(title=title, unit=unit, lines=lines)
+    return Chart(title=title, unit=unit, lines=lines, is_share=unit.startswith("share"))
 
 
 def _percentiles(title: str, stages: Stages, columns: Sequence[str], origin: float) -> Chart:

@@ -7,7 +7,7 @@ the queue after it and its rows in a trace share one *stage number*.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..definition.ops import OpKind
 from ..definition.specs import (
@@ -28,7 +28,6 @@ from ..stage.async_stage import AsyncStage
 from ..stage.generator_stage import ExpandingStage
 from ..stage.source import Source, SourceOwner
 from ..stage.stage import Stage
-from ..stage.tally import StageOwner
 from .network import Network, QueueAt
 from .sink import Sink
 
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
     from .network import Node
 
 
-class Owner(StageOwner, SourceOwner, Protocol):
-    """The run, as sources and stages need it."""
-
-
 class Wiring:
     """Makes the parts of a run."""
 
@@ -59,7 +54,7 @@ class Wiring:
         make_hooks: HookFactory,
         max_failures: MaxFailures | None,
         task_limit: Channel[None] | None,
-        owner: Owner,
+        owner: SourceOwner,
         recorder: FlightRecorder,
         adjustable: bool,
         first_id: int,

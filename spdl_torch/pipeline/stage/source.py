@@ -11,6 +11,7 @@ from ..channel.waits import ChannelClosed
 from ..failures import attach_note
 from ..hooks.checks import enter_queue_hook
 from .source_items import iterate
+from .tally import StageOwner
 
 if TYPE_CHECKING:
     import threading
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
     from ..recorder.rings import Ring
 
 
-class SourceOwner(Protocol):
-    """The run that owns a source, as the source needs it."""
-
-    def fail(self, message: str, errors: list[Exception]) -> None:
-        """Take no new items; raise once the good ones are delivered. Never blocks."""
+class SourceOwner(StageOwner, Protocol):
+    """The run that owns sources and stages, as they need it."""
 
     def source_has_ended(self) -> None:
         """Count a source that gives no more items. Never blocks."""
