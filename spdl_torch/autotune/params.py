@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..machine.limits import Limits
+from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
 from ..pipeline.definition.ops import OpKind
 from .code import manual_call
@@ -166,14 +166,7 @@ class PerfParams:
             cpu_util=cpu_util,
             memory_util=memory_util,
         )
-        found = Limits.of_this_machine()
-        limits = Limits(
-            num_cores=found.num_cores if num_cores is None else num_cores,
-            memory_bytes=found.memory_bytes if memory_bytes is None else memory_bytes,
-            local_world_size=found.local_world_size
-            if local_world_size is None
-            else local_world_size,
-        )
+        limits = limits_given(num_cores, memory_bytes, local_world_size)
         inference = infer(target, wishes, limits)
         if inference.doubt is not None:
             warnings.warn(

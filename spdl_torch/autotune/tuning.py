@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..machine.limits import Limits
+from ..machine.limits import limits_given
 from ..observe.store.entries import EventLogEntry
 from .meter import Meter
 from .tuner import Tuner
@@ -17,6 +17,7 @@ from .window import Bounds, Decision
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..machine.limits import Limits
     from ..observe.store.entries import LogEntry
     from ..pipeline.recorder.flight_recorder import FlightRecorder
 
@@ -65,12 +66,7 @@ class Tuning:
 
     def limits(self) -> Limits:
         """Return the limits that the user gave, and the machine's for the others."""
-        found = Limits.of_this_machine()
-        return Limits(
-            num_cores=found.num_cores if self.num_cores is None else self.num_cores,
-            memory_bytes=found.memory_bytes if self.memory_bytes is None else self.memory_bytes,
-            local_world_size=self.local_world_size or found.local_world_size,
-        )
+        return limits_given(self.num_cores, self.memory_bytes, self.local_world_size)
 
     def bounds(self, limits: Limits, *, are_processes: bool = False) -> Bounds:
         """Return the bounds of this rank's part, of threads or of processes."""

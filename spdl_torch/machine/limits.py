@@ -66,6 +66,18 @@ class Limits:
         return read_limits(_ROOT, len(allowed_cores()), os.environ)
 
 
+def limits_given(
+    num_cores: float | None, memory_bytes: int | None, local_world_size: int | None
+) -> Limits:
+    """Return these limits, and the machine's for those that are None."""
+    found = Limits.of_this_machine()
+    return Limits(
+        num_cores=found.num_cores if num_cores is None else num_cores,
+        memory_bytes=found.memory_bytes if memory_bytes is None else memory_bytes,
+        local_world_size=found.local_world_size if local_world_size is None else local_world_size,
+    )
+
+
 def usable_cores() -> float:
     """Return the number of cores that this process may use: those that it may run on, no more than
     its cgroup's CPU quota, divided among the ranks on this machine. Not always a whole number.

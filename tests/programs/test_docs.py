@@ -36,7 +36,6 @@ import spdl_torch.spdl.io.utils
 import spdl_torch.spdl.source
 import spdl_torch.testing
 from spdl_torch.__main__ import _parser, main
-from spdl_torch.data.rng.patches import PATCHES
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -378,14 +377,6 @@ def test_loader_shows_nothing_that_is_neither_torch_s_nor_in_the_reference():
     text = " ".join(page.read_text(encoding="utf-8") for page in pages)
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`\n]+`", text))))
     assert {name for name in shown if not name.startswith("_")} <= named
-
-
-def test_every_patch_of_the_process_is_in_the_documentation():
-    """The table has the rows of ``PATCHES``, in order and word for word."""
-    page = (ROOT / "docs/explanation/how_randomness_works.md").read_text(encoding="utf-8")
-    table = page[page.index("| changed | how |") :].split("\n\n")[0]
-    rows = [row.replace("`", "").strip("| ").split(" | ") for row in table.splitlines()[2:]]
-    assert rows == [list(patch) for patch in PATCHES]
 
 
 def test_docstring_is_there_when_others_use_a_name():

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import IterableDataset
 
-from ..sources import DataSource, ListSource, as_source
+from ..sources import as_source
+from ..sources._any import is_map_style
 from ..sources._base import seed_of
 from .mixture import Mixture, Stop
 from .streams import MixedIterable, MixedSource
@@ -60,7 +61,7 @@ def mix(
     sources = dict(sorted(sources.items()))
     phases = shares_of(tuple(sources), weights)
     is_iterable = [isinstance(source, IterableDataset) for source in sources.values()]
-    if not any(is_iterable) and all(map(_is_map_style, sources.values())):
+    if not any(is_iterable) and all(map(is_map_style, sources.values())):
         _check_num_samples(num_samples, stop)
         return Mixture(
             sources, phases, seed=seed, stop=stop, shuffle=shuffle, num_samples=num_samples
@@ -77,12 +78,6 @@ def mix(
     if shuffle:
         given = {name: each.shuffle(seed_of("order", seed, name)) for name, each in given.items()}
     return MixedSource(given, phases, seed=seed, stop=stop)
-
-
-def _is_map_style(source: Any) -> bool:
-    if isinstance(source, DataSource) and not isinstance(source, ListSource):
-        return False
-    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
 def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:

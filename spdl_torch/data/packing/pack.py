@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
-
-from ..sources import DataSource, ListSource
+from ..sources._any import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
 from .grouping import bucketed, packed
@@ -142,7 +140,7 @@ def _grouped(
     num_replicas: int | None,
     rank: int | None,
 ) -> GroupedDataset | GroupedStream:
-    if not _is_stream(dataset):
+    if is_map_style(dataset):
         _refuse(who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
         pieces = pieces_of(sizes_of(dataset, size_of, who), budget, oversize, who)
         plan = GroupPlan(pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle)
@@ -164,13 +162,6 @@ def _grouped(
         num_replicas=num_replicas,
         rank=rank,
     )
-
-
-def _is_stream(dataset: Any) -> bool:
-    if isinstance(dataset, DataSource):
-        return not isinstance(dataset, ListSource)
-    is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    return isinstance(dataset, IterableDataset) or not is_map_style
 
 
 def _refuse(who: str, dataset: Any, **given: Any) -> None:

@@ -4,7 +4,8 @@ Threads share the generators of ``random``, ``numpy.random`` and torch, and torc
 of ``get_worker_info()`` in one module global. User code reaches all of these through functions of
 modules, often imported by name long before a loader exists. On a thread that runs user code for a
 loader these functions have to use that thread's own; on all other threads they work as before,
-after a check of the calling thread (50 to 150 ns). :data:`PATCHES` is the table of the patches.
+after a check of the calling thread (50 to 150 ns). ``docs/explanation/how_randomness_works.md`` has
+the table of the patches: what is changed, how, and what escapes it.
 
 They are installed when the first loader starts, and stay: removing them would race with threads
 that are inside a patched function.
@@ -24,53 +25,10 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from ...named_tuples import NamedTuple
 from . import dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Patch(NamedTuple):
-    """One row of the table of patches."""
-
-    target: str
-    """The functions whose behaviour depends on the calling thread from then on."""
-    way: str
-    """The technique of the patch."""
-    escapes: str
-    """The calls that the patch does not reach: they use the process's generators as before."""
-
-
-PATCHES = (
-    Patch(
-        "torch's random operators (rand, uniform_, bernoulli_, ...)",
-        "kernels under a dispatch key that only a thread of a loader includes",
-        "draws on an accelerator, draws that name a generator, threads of the dataset's own, under "
-        "a TorchDispatchMode functions that make a tensor (rand, bernoulli), the first call of a "
-        "compiled function",
-    ),
-    Patch(
-        "torch.manual_seed, seed, initial_seed, get_rng_state, set_rng_state",
-        "their code is replaced, so names imported before follow",
-        "the methods of torch.default_generator",
-    ),
-    Patch(
-        "the functions of random",
-        "the class of the hidden object whose methods they are, and its two primitives by name",
-        "random.random and random.getrandbits, imported by name before the first loader",
-    ),
-    Patch(
-        "the functions of numpy.random",
-        "the names in the module",
-        "names imported before the first loader; numpy.random.mtrand._rand; compiled code",
-    ),
-    Patch(
-        "torch.utils.data.get_worker_info",
-        "its code is replaced, so names imported before follow",
-        "torch.utils.data._utils.worker._worker_info",
-    ),
-)
 
 
 class Generators(Protocol):

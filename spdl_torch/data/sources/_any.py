@@ -54,6 +54,13 @@ def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> D
     )
 
 
+def is_map_style(items: object) -> bool:
+    """Return whether any item can be asked for by its index: a list, a map-style dataset."""
+    if isinstance(items, DataSource):
+        return isinstance(items, ListSource)
+    return hasattr(items, "__getitem__") and hasattr(items, "__len__") and not _is_stream(items)
+
+
 def _is_stream(items: object) -> bool:
     """Return whether this is torch's IterableDataset, which inherits a useless ``__getitem__``."""
     data: Any = sys.modules.get("torch.utils.data")
