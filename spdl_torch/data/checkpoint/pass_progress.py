@@ -33,18 +33,21 @@ class PassProgress:
         self.num_items = 0
         """The number of items handed out, including those before a resume."""
         self.pipeline: Pipeline[Any] | None = None
-        self.resumed_at = 0
         self._misfits: list[str] = []
         self._resume: PassState | None = None
         self._epoch = epoch
         self._world = world
         self._per_output = items_per_output(stages)
-        self._num_to_throw_away = 0
         self._source: Any = None
         self._watched: Watched | None = None
         self._finished = False
         self.is_over = False
         """Whether the source is at rest: the loop has seen the end, or has left the pass."""
+
+    @property
+    def resumed_at(self) -> int:
+        """The number of items handed out before the resume."""
+        return 0 if self._resume is None else self._resume.num_items
 
     def begin(
         self, part: Any, resume: PassState | None, *, is_fixed: bool, rests: bool = False
@@ -53,13 +56,9 @@ class PassProgress:
         the source has just been given its state after the pass before.
         """
         start, self._source, self._resume = 0, part, resume
-        if resume is not None:
-            if resume.num_source is None:
-                self._num_to_throw_away = resume.num_items
-            else:
-                start = resume.start_for(self._world, fixed=is_fixed)
-                self.num_items = start // (self._per_output or 1)
-            self.resumed_at = resume.num_items
+        if resume is not None and resume.num_source is not None:
+            start = resume.start_for(self._world, fixed=is_fixed)
+            self.num_items = start // (self._per_output or 1)
         if isinstance(part, AsyncIterable) or not keeps_state(part):
             if resume is not None and resume.source is not None and resume.world == self._world:
                 raise ValueError(
@@ -93,12 +92,15 @@ class PassProgress:
 
         Raises: ValueError: there are fewer.
         """
-        if self._num_to_throw_away:
-            _logger.info("PipelineDataset: making %d items again", self._num_to_throw_away)
-        for _ in islice(items, self._num_to_throw_away):
+        if self._resume is None or self._resume.num_source is not None:
+            return
+        num_before = self._resume.num_items
+        if num_before:
+            _logger.info("PipelineDataset: making %d items again", num_before)
+        for _ in islice(items, num_before):
             self.num_items += 1
-        if self.num_items < self._num_to_throw_away:
-            raise ended_early("num_items", self._source, self.num_items, self._num_to_throw_away)
+        if self.num_items < num_before:
+            raise ended_early("num_items", self._source, self.num_items, num_before)
 
     @property
     def fits(self) -> bool:

@@ -24,9 +24,12 @@ class Seats(Protocol):
     """Where they are, and why; None = nobody has said."""
     look_seconds: float
     """The interval at which a waiting loop calls ``tend``; inf = never."""
-    errors: dict[int, BaseException]
-    """Those of workers that could not start, by the batch in whose place the loop gets each: the
-    one that torch gives to this worker first, whoever has made it."""
+
+    @property
+    def errors(self) -> dict[int, BaseException]:
+        """Those of workers that could not start, by the batch in whose place the loop gets each:
+        the one that torch gives to this worker first, whoever has made it."""
+        ...
 
     @property
     def is_stopped(self) -> bool:

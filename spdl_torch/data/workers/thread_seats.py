@@ -87,7 +87,6 @@ class ThreadSeats:
         turns = Turns()
         self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
         self._failures = ThreadFailures()
-        self.errors = self._failures.of_workers
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
@@ -191,6 +190,11 @@ class ThreadSeats:
             cast("BatchMemory", spec.memory).grow(most_pieces(max_outstanding))
         self.counts.workers.change(num_workers)
         budget.begin(self, num_workers)
+
+    @property
+    def errors(self) -> dict[int, BaseException]:
+        """The errors of workers that could not start; see ``Seats.errors``."""
+        return self._failures.of_workers
 
     @property
     def loss(self) -> BaseException | None:
