@@ -74,17 +74,17 @@ def shift_of(source):
 
 
 def children_of(source):
-    """The worker processes, by place."""
+    """The worker processes, by number."""
     return seats_of(source).children
 
 
 def pids_of(source):
-    """Their ids, in the order of their places."""
+    """Their ids, in the order of their numbers."""
     return [child.connection.pid for child in children_of(source).values()]
 
 
 def running_and_waiting(budget):
-    """How many threads a budget lets run, and those that wait for a turn."""
+    """How many threads a budget lets run, and those that wait for a permit."""
     return budget._num_running, list(budget._waiters)
 
 

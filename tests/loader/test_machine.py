@@ -49,7 +49,7 @@ def container(request, tmp_path, monkeypatch):
     return begin
 
 
-class Turns:
+class Pool:
     """A pool of which the budget of threads asks nothing."""
 
     activities = ()
@@ -67,7 +67,7 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks):
     loader = DataLoader(range(4), num_workers="auto")
     assert loader.num_workers == min(8, whole)
     budget = ThreadBudget()
-    budget.begin(Turns(), 64)
+    budget.begin(Pool(), 64)
     assert budget._num_cores == limits.whole_cores() == whole
     assert team.num_useful() == (1 if whole < 3 else min(4, whole - 1))
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.data.workers import budget as module
-from spdl_torch.data.workers.activity import Activity, Turns
+from spdl_torch.data.workers.activity import Activity, Permits
 from spdl_torch.data.workers.budget import ThreadBudget, budget
 from spdl_torch.pipeline.channel.waits import ChannelClosed
 
@@ -148,7 +148,7 @@ def test_all_would_run_at_once_without_the_budget(two_cores, monkeypatch):
 
 
 def test_loader_alone_has_all_of_its_workers(two_cores):
-    """More than cores, as it was asked for; nothing takes turns."""
+    """More than cores, as it was asked for; nothing needs permits."""
     gate, count = threading.Event(), Count()
     batches = iter(loader(Gated(gate, count), num_workers=12))
     count.wait_for(12)
@@ -281,29 +281,29 @@ Nested.thread_safe = True
 SUM = sum(range(24))
 
 
-def test_worker_gives_its_turn_away_while_it_waits_for_another_loader(two_cores):
-    """Else the outer workers would hold all turns while the inner ones wait for one: here nobody
+def test_worker_gives_its_permit_away_while_it_waits_for_another_loader(two_cores):
+    """Else the outer workers would hold all permits while the inner ones wait for one: here nobody
     comes to help."""
     rows = torch.cat(list(loader(Nested(), num_workers=2)))
     assert rows.tolist() == [[SUM, index] for index in range(24)]
 
 
-def test_worker_that_kept_its_turn_would_be_helped_by_the_clock_alone(two_cores, monkeypatch):
+def test_worker_that_kept_its_permit_would_be_helped_by_the_clock_alone(two_cores, monkeypatch):
     """The control of the test above."""
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.01)
     monkeypatch.setattr(module, "_has_room", lambda *_: False)
     monkeypatch.setattr(budget, "lend", lambda: None)
     helped = []
-    give = budget.give_turns
-    monkeypatch.setattr(budget, "give_turns", lambda more=0: (helped.append(more), give(more)))
+    give = budget.give_permits
+    monkeypatch.setattr(budget, "give_permits", lambda more=0: (helped.append(more), give(more)))
     rows = torch.cat(list(loader(Nested(), num_workers=2)))
     assert rows.tolist() == [[SUM, index] for index in range(24)]
     assert max(helped) > 0
 
 
 def test_dropped_loaders_end_their_waiting_workers(two_cores):
-    """Those that wait for a turn end by notification, while the jobs that run go on."""
+    """Those that wait for a permit end by notification, while the jobs that run go on."""
     gate, count = threading.Event(), Count()
     first = iter(loader(Gated(gate, count)))
     count.wait_for(4)
@@ -336,7 +336,7 @@ def test_forked_child_has_a_budget_of_its_own(two_cores):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers start another way")
 def test_loaders_in_processes_beside_them_are_right(two_cores):
-    """Workers that wait for a turn do not keep the process from being forked."""
+    """Workers that wait for a permit do not keep the process from being forked."""
     gate, count = threading.Event(), Count()
     gate.set()
     iterators = [iter(loader(Gated(gate, count))) for _ in range(3)]
@@ -349,8 +349,8 @@ class Pool:
     """What the budget knows of a pool."""
 
     def __init__(self, size):
-        turns = Turns()
-        self.activities = [Activity(turns) for _ in range(size)]
+        permits = Permits()
+        self.activities = [Activity(permits) for _ in range(size)]
 
 
 class Looks:
@@ -377,7 +377,7 @@ class Looks:
 
 
 class Lookout(ThreadBudget):
-    """A budget of one core that counts who looks after it, and never gives a turn for that."""
+    """A budget of one core that counts who looks after it, and never gives a permit for that."""
 
     def __init__(self):
         super().__init__(1)
@@ -408,10 +408,10 @@ def test_one_of_those_that_wait_looks_for_all(monkeypatch):
     lookout.enter(running, Open())
     channels, ways = [Open(), Open(), Open()], {}
 
-    def wait_for_turn(number):
+    def wait_for_permit(number):
         try:
             lookout.enter(waiting[number], channels[number])
-            ways[number] = "turn"
+            ways[number] = "permit"
             lookout.leave(waiting[number])
         except ChannelClosed:
             ways[number] = "closed"
@@ -419,7 +419,7 @@ def test_one_of_those_that_wait_looks_for_all(monkeypatch):
     threads = []
     for number in range(3):
         threads.append(
-            threading.Thread(target=wait_for_turn, args=(number,), name=str(number), daemon=True)
+            threading.Thread(target=wait_for_permit, args=(number,), name=str(number), daemon=True)
         )
         threads[number].start()
         assert lookout.others_until(str(number)) <= number
@@ -429,7 +429,7 @@ def test_one_of_those_that_wait_looks_for_all(monkeypatch):
     lookout.leave(running)
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
-    assert ways == {0: "turn", 1: "turn", 2: "closed"}
+    assert ways == {0: "permit", 1: "permit", 2: "closed"}
     assert running_and_waiting(lookout) == (0, [])
 
 
@@ -463,9 +463,9 @@ def test_what_storage_had_room_for_is_remembered(monkeypatch):
     steps=st.lists(st.tuples(st.sampled_from("bex<>"), st.integers(0, 29)), max_size=60),
     num_cores=st.integers(1, 4),
 )
-def test_turns_are_counted_exactly(sizes, steps, num_cores):
-    """Whatever begins, ends, runs and stops: those with a turn are those counted, never more than
-    the cores once jobs take turns, unless they had begun before or are all of one pool."""
+def test_permits_are_counted_exactly(sizes, steps, num_cores):
+    """Whatever begins, ends, runs and stops: those with a permit are those counted, never more than
+    the cores once jobs need permits, unless they had begun before or are all of one pool."""
     counted = ThreadBudget(num_cores)
     pools = [Pool(size) for size in sizes]
     workers = [activity for pool in pools for activity in pool.activities]
@@ -480,7 +480,7 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
             active.pop(pool, None)
             counted.end(pool)
         elif step == "<" and worker.job is None:
-            others = {other for other in workers if other.has_turn} - set(mates_of[worker])
+            others = {other for other in workers if other.has_permit} - set(mates_of[worker])
             if counted.is_scarce and running_and_waiting(counted)[0] >= num_cores and others:
                 continue  # it would wait
             if counted.is_scarce:
@@ -488,17 +488,17 @@ def test_turns_are_counted_exactly(sizes, steps, num_cores):
             worker.job = object()
         elif step == ">" and worker.job is not None:
             worker.job = None
-            if worker.has_turn:
+            if worker.has_permit:
                 counted.leave(worker)
         assert counted.is_scarce == (len(active) > 1 and sum(active.values()) > num_cores)
-        assert running_and_waiting(counted)[0] == sum(each.has_turn for each in workers)
+        assert running_and_waiting(counted)[0] == sum(each.has_permit for each in workers)
         assert not counted.is_scarce or limit_of(counted) == num_cores
         for each in pools:
-            turns = each.activities[0].turns
-            assert turns.num_running == sum(worker.has_turn for worker in each.activities)
-            assert turns.num_waiting == 0
+            permits = each.activities[0].permits
+            assert permits.num_running == sum(worker.has_permit for worker in each.activities)
+            assert permits.num_waiting == 0
     for worker in workers:
-        if worker.has_turn:
+        if worker.has_permit:
             counted.leave(worker)
     assert running_and_waiting(counted)[0] == 0
 

@@ -277,10 +277,10 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     until(lambda: "The others make its batches again: " in caplog.text)
     successor = children_of(batches)[1]
     assert not successor.jobs
-    assert seats_of(batches).roster.places_at_work() == [0, 2]
+    assert seats_of(batches).roster.numbers_at_work() == [0, 2]
     begin.set()
     until(lambda: seats_of(batches).is_up)
-    assert seats_of(batches).roster.places_at_work() == [0, 1, 2]
+    assert seats_of(batches).roster.numbers_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
 

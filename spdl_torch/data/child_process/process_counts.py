@@ -170,7 +170,7 @@ class ProcessRows:
         self._is_enabled = enabled
         self._kept: list[_Recorded] | None = None  # None = the children still have them
         self._left: list[_Recorded] = []  # of children that have left
-        self._silent: dict[int, Instant] = {}  # by place: children that were asked in vain
+        self._silent: dict[int, Instant] = {}  # by number: children that were asked in vain
         self._keeper: threading.Thread | None = None
 
     def keep(self) -> None:
@@ -239,10 +239,10 @@ class ProcessRows:
             if connection.is_over:
                 continue
             answer = connection.line.questions.ask("rows", timeout=seconds)
-            self._silent.pop(child.place, None)
+            self._silent.pop(child.number, None)
             if answer is not None:
                 answers.append(answer)
             elif not connection.is_over:
-                details = {"worker": child.place, "pid": connection.pid, "seconds": seconds}
-                self._silent[child.place] = Instant(perf_counter_ns(), NO_ANSWER_EVENT, details)
+                details = {"worker": child.number, "pid": connection.pid, "seconds": seconds}
+                self._silent[child.number] = Instant(perf_counter_ns(), NO_ANSWER_EVENT, details)
         return answers

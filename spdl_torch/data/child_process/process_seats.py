@@ -106,7 +106,7 @@ class ProcessSeats:
         if self.are_copies:
             install_for_copies()
         try:
-            new = [self._new_child(place, key, workers) for place in self.roster.places]
+            new = [self._new_child(number, key, workers) for number in self.roster.numbers]
             for child in new:
                 self.roster.put(child)
             self._start(*new)
@@ -123,13 +123,13 @@ class ProcessSeats:
         with self.roster.lock:
             self._losses = Losses()
             leaving = self.roster.leaving
-            stay = {place: self.children[place] for place in self.roster.places}
-            for place, child in stay.items():
+            stay = {number: self.children[number] for number in self.roster.numbers}
+            for number, child in stay.items():
                 # Not only those that are over: one that Ctrl-C cut off in the middle of a message
                 # was told to end, and may still be at its last sample.
                 if child.connection.is_ending:
-                    stay[place] = self._new_child(place, key, workers)
-                    new.append(stay[place])
+                    stay[number] = self._new_child(number, key, workers)
+                    new.append(stay[number])
                 else:
                     child.restart(key, workers)
             self.roster.begin_epoch(stay)
@@ -155,7 +155,7 @@ class ProcessSeats:
         roster = self.roster
         if self._unstarted:
             self._start_successors()
-        if len(roster.children) > len(roster.places):
+        if len(roster.children) > len(roster.numbers):
             self._part()
         roster.submit(job)
 
@@ -190,7 +190,7 @@ class ProcessSeats:
 
     @property
     def children(self) -> Mapping[int, WorkerProcess]:
-        """The children by place, with those that are about to leave."""
+        """The children by number, with those that are about to leave."""
         return self.roster.children
 
     @property
@@ -265,11 +265,11 @@ class ProcessSeats:
         self._threads.join(_JOIN_SECONDS)
 
     def _new_child(
-        self, place: int, key: StreamKey, workers: Sequence[WorkerState]
+        self, number: int, key: StreamKey, workers: Sequence[WorkerState]
     ) -> WorkerProcess:
         """Return a child that is yet to be started."""
         child = WorkerProcess(
-            place,
+            number,
             self._spec,
             self._equipment,
             key,
@@ -297,24 +297,24 @@ class ProcessSeats:
         """
         epoch = self._epoch
         if epoch is None or not self._is_whole or num_workers < 1 or max_outstanding < 1:
-            return len(self.roster.places)
+            return len(self.roster.numbers)
         self._spec = self._spec._replace(max_outstanding=max_outstanding)
-        for place in range(len(self.roster.places), num_workers):
-            if not self._join(place, epoch):
-                num_workers = place
+        for number in range(len(self.roster.numbers), num_workers):
+            if not self._join(number, epoch):
+                num_workers = number
                 break
         self._equipment.grow(max_outstanding, num_workers)
-        self.roster.places = range(num_workers)
+        self.roster.numbers = range(num_workers)
         self._spec = self._spec._replace(num_workers=num_workers)
         self.counts.workers.change(num_workers)
         return num_workers
 
-    def _join(self, place: int, epoch: Epoch) -> bool:
-        """Give that place to a child, perhaps to the one that is about to leave it."""
+    def _join(self, number: int, epoch: Epoch) -> bool:
+        """Give that number to a child, perhaps to the one that is about to leave it."""
         with self.roster.lock:
-            if place in self.children:  # it has not left yet
+            if number in self.children:  # it has not left yet
                 return True
-            child = self._new_child(place, epoch.key, epoch.workers)
+            child = self._new_child(number, epoch.key, epoch.workers)
         try:
             self._start(child)
             self.roster.put(child)  # not before: the epoch ends with one that cannot be started
@@ -392,7 +392,7 @@ class ProcessSeats:
         is_late = not self.are_copies
         with self.roster.lock:
             epoch = self._epoch
-            if epoch is None or self.children.get(child.place) is not child:
+            if epoch is None or self.children.get(child.number) is not child:
                 return
             jobs = list(child.jobs.values())
             if not self._may_be_replaced(child, jobs):
@@ -400,7 +400,7 @@ class ProcessSeats:
                 if self._doubts is None or not self._doubts.take_loss(self._losses.error):
                     epoch.close()  # wakes a waiting get(), which raises the reason
                 return
-            successor = self._new_child(child.place, epoch.key, epoch.workers)
+            successor = self._new_child(child.number, epoch.key, epoch.workers)
             others_make = self.roster.replace(child, successor, jobs, late=is_late)
         self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
         who = "The others" if others_make else "A new process"

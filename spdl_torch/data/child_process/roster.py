@@ -13,43 +13,43 @@ if TYPE_CHECKING:
 
 
 class Roster:
-    """The processes of a crew by place, the number of the worker, and the jobs that each has.
+    """The processes of a crew by the number of the worker, and the jobs that each has.
 
     The loop's thread gives jobs out, and a receiver's takes them from a process that has ended:
     both hold ``lock`` meanwhile.
     """
 
-    def __init__(self, num_places: int, *, has_turns: bool) -> None:
+    def __init__(self, num_workers: int, *, has_turns: bool) -> None:
         """``has_turns``: each job belongs to one worker; else to the one with the fewest."""
         # Re-entrant: Ctrl-C's handler may iterate, too.
         self.lock = threading.RLock()
         self.children: dict[int, WorkerProcess] = {}
-        """The processes by place. Replaced and never changed, so that any thread may go through
+        """The processes by number. Replaced and never changed, so that any thread may go through
         it."""
-        self.places = range(num_places)
-        """The places of those that do not leave. The loop's thread writes it."""
+        self.numbers = range(num_workers)
+        """The numbers of those that do not leave. The loop's thread writes it."""
         self._has_turns = has_turns
         # Those that get no jobs while others can make them: those that replace killed ones, until
         # they are up, which takes seconds, and those whose workers could not start. Replaced and
         # never changed, like children, and only while the lock is held.
         self._spared: tuple[WorkerProcess, ...] = ()
-        self._next_place = 0  # of the process whose turn it is among equals
+        self._next = 0  # of the process whose turn it is among equals
 
     def put(self, child: WorkerProcess) -> None:
-        """Give a process its place."""
+        """Let a process be the worker of its number."""
         with self.lock:
-            self.children = {**self.children, child.place: child}
+            self.children = {**self.children, child.number: child}
 
     def submit(self, job: Given) -> None:
         """Send a job to the worker whose turn it is, or to the idlest one. Raises: what pickle
         raises.
         """
         with self.lock:
-            places = self.places_at_work() if self._spared else self.places
+            numbers = self.numbers_at_work() if self._spared else self.numbers
             if self._has_turns:
-                child = self.children[places[job.worker % len(places)]]
+                child = self.children[numbers[job.worker % len(numbers)]]
             else:
-                child = self._idlest(places)
+                child = self._idlest(numbers)
             child.submit(job)
 
     def made_elsewhere(self, job: Given, child: WorkerProcess) -> bool:
@@ -62,7 +62,7 @@ class Roster:
             child.is_broken = True
             if child not in self._spared:
                 self._spared = (*self._spared, child)
-            able = [place for place in self.places if not self.children[place].is_broken]
+            able = [n for n in self.numbers if not self.children[n].is_broken]
             if not able:
                 return False
             self._idlest(able).submit(job)
@@ -77,18 +77,18 @@ class Roster:
         """
         with self.lock:
             self.put(successor)
-            places: Sequence[int] = (child.place,)
+            numbers: Sequence[int] = (child.number,)
             if late:
                 self._spared = (*self._spared, successor)
-                places = self.places_at_work()
+                numbers = self.numbers_at_work()
             for job in jobs:
                 # A successor gets them once it is up. Another process gets them after its own jobs:
                 # if one kills it, too, that one is first again, and its second death is counted.
-                self._idlest(places).submit(job)
-        return child.place not in places
+                self._idlest(numbers).submit(job)
+        return child.number not in numbers
 
     def begin_epoch(self, children: dict[int, WorkerProcess]) -> None:
-        """Go on with these, in all places, in another epoch."""
+        """Go on with these, all workers, in another epoch."""
         with self.lock:
             self.children = children
             self._spared = tuple(child for child in self._spared if child.is_broken)
@@ -96,7 +96,7 @@ class Roster:
     @property
     def leaving(self) -> list[WorkerProcess]:
         """The processes that get no more jobs."""
-        return [child for place, child in self.children.items() if place not in self.places]
+        return [child for n, child in self.children.items() if n not in self.numbers]
 
     def part(self) -> list[WorkerProcess]:
         """Strike off those that leave and have answered all their jobs; return them."""
@@ -110,29 +110,29 @@ class Roster:
         children = list(self.children.values())
         return [child for child in children if number in child.jobs] or children
 
-    def _idlest(self, places: Sequence[int]) -> WorkerProcess:
+    def _idlest(self, numbers: Sequence[int]) -> WorkerProcess:
         """Return the process with the fewest jobs; of equals, whose turn it is. The lock is held.
 
         Where the loop is slower than the processes, none has a job left. If the first one always
         got the next job, it would need shared memory for all the batches that wait.
         """
-        count, children = len(places), self.children
-        best = self._next_place % count
-        child = children[places[best]]
+        count, children = len(numbers), self.children
+        best = self._next % count
+        child = children[numbers[best]]
         for step in range(1, count):  # by hand: min() with a key takes 5 µs
-            at = (self._next_place + step) % count
-            other = children[places[at]]
+            at = (self._next + step) % count
+            other = children[numbers[at]]
             if len(other.jobs) < len(child.jobs):
                 child, best = other, at
-        self._next_place = best + 1
+        self._next = best + 1
         return child
 
-    def places_at_work(self) -> Sequence[int]:
-        """Return the places of the processes that are not spared; all if every one is. The lock is
+    def numbers_at_work(self) -> Sequence[int]:
+        """Return the numbers of the processes that are not spared; all if every one is. The lock is
         held: a receiver's thread calls this, too.
         """
         self._spared = tuple(
             child for child in self._spared if child.is_broken or not child.connection.is_up
         )
         children = self.children
-        return [n for n in self.places if children[n] not in self._spared] or self.places
+        return [n for n in self.numbers if children[n] not in self._spared] or self.numbers

@@ -46,11 +46,11 @@ class InheritedSpec:
 
 
 class WorkerProcess:
-    """A child from its start to its end; its place in the crew is its worker's number."""
+    """A child from its start to its end; its number is that of its worker."""
 
     def __init__(
         self,
-        place: int,
+        number: int,
         spec: LoadSpec,
         equipment: Equipment,
         key: StreamKey,
@@ -59,7 +59,7 @@ class WorkerProcess:
         hear: Callable[[WorkerProcess, Answer], None],
         ended: Callable[[WorkerProcess], None],
     ) -> None:
-        self.place = place
+        self.number = number
         self.jobs: dict[int, Given] = {}
         """The jobs that it has not answered, in the order in which it got them. The seats guard
         them: its receivers and the trainer's thread change them."""
@@ -77,7 +77,7 @@ class WorkerProcess:
         self.mappings = Mappings(most, lock=equipment.lock, shelf=equipment.shelf)
         beginning = Beginning(
             InheritedSpec(spec) if is_forked else _packed(spec, equipment.blocks),
-            place,
+            number,
             key,
             tuple(workers),
             torch.get_default_dtype(),

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _MOST_STACKS = 8
 
 
-class Turns:
-    """The turns of one crew's jobs; the process's budget of threads counts them under its lock."""
+class Permits:
+    """The permits of one crew's jobs; the budget of threads counts them under its lock."""
 
     __slots__ = ("num_running", "num_waiting")
 
     def __init__(self) -> None:
         self.num_running = 0
-        """The number of jobs that have a turn."""
+        """The number of jobs that have a permit."""
         self.num_waiting = 0
         """The number of workers that wait for one."""
 
@@ -30,22 +30,22 @@ class Turns:
 class Activity:
     """The job that one worker has now. The worker writes it once per batch; any thread may read.
 
-    ``turns``: those of its crew; None = a worker by itself.
+    ``permits``: those of its crew; None = a worker by itself.
     """
 
     __slots__ = (
         "__weakref__",
         "beginning",
-        "has_turn",
+        "has_permit",
         "job",
         "lock",
         "maker",
+        "permits",
         "since_ns",
         "thread",
-        "turns",
     )
 
-    def __init__(self, turns: Turns | None = None) -> None:
+    def __init__(self, permits: Permits | None = None) -> None:
         self.beginning = ""
         """The step of the worker's or its epoch's beginning that user code takes now."""
         self.maker: BatchMaker | None = None
@@ -53,8 +53,8 @@ class Activity:
         self.job: Job | None = None
         self.lock = threading.Lock()
         """Held where ``job`` is written or read by those who must not miss each other."""
-        self.has_turn = False  # whether the process's budget of threads counts this job
-        self.turns = turns or Turns()
+        self.has_permit = False  # whether the process's budget of threads counts this job
+        self.permits = permits or Permits()
         self.since_ns = 0
         self.thread: threading.Thread | None = None
 

@@ -9,8 +9,8 @@ have none.
 Beyond a number, threads of persistent loaders whose epoch is over are let go, those that have
 rested longest first. Their workers stay, and get new threads with the next epoch.
 
-A job waits for its turn before it begins, never within. A worker that itself waits for another
-loader's batch gives its turn away. Whatever else workers wait for, after a second in which no job
+A job waits for its permit before it begins, never within. A worker that itself waits for another
+loader's batch gives its permit away. Whatever else workers wait for, after a second in which no job
 ends, one more may run: nothing waits forever.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ...machine.probes import ProbeCounters
     from ...pipeline.channel.channel import Channel
-    from .activity import Activity, Turns
+    from .activity import Activity, Permits
 
 _LOOK_SECONDS = 0.6
 """The time between two checks of the cores: the probe of the GIL needs half a second."""
@@ -61,19 +61,19 @@ class Member(Protocol):
 
 
 class _Waiter:
-    """A worker that waits for its turn."""
+    """A worker that waits for its permit."""
 
-    __slots__ = ("activity", "results", "turn")
+    __slots__ = ("activity", "asleep", "results")
 
     def __init__(self, activity: Activity, results: Channel[Any]) -> None:
         self.activity = activity
         self.results = results
-        self.turn = threading.Lock()
+        self.asleep = threading.Lock()
 
     def wake(self) -> None:
-        """Let it see what has changed: it has a turn, or is the last, or its channel is closed."""
-        if self.turn.locked():  # else it was woken before, and has yet to look
-            self.turn.release()
+        """Let it see what has changed: it has a permit, is the last, or its channel is closed."""
+        if self.asleep.locked():  # else it was woken before, and has yet to look
+            self.asleep.release()
 
 
 _Pools = dict[int, tuple["weakref.ref[Member]", int]]
@@ -81,7 +81,7 @@ _Pools = dict[int, tuple["weakref.ref[Member]", int]]
 
 
 class ThreadBudget:
-    """The turns of all worker threads of this process.
+    """The permits of all worker threads of this process.
 
     Workers read ``is_scarce`` without the lock, once for each job: a stale value lets one more job
     run.
@@ -89,7 +89,7 @@ class ThreadBudget:
 
     def __init__(self, num_cores: int | None = None) -> None:
         self.is_scarce = False
-        """Whether jobs have to take turns."""
+        """Whether jobs need permits."""
         self._num_cores = num_cores  # None = yet to be read
         # Re-entrant: a finalizer may end a pool on a thread that is inside one of the methods. So
         # the dictionaries are replaced and never changed, and may still hold a pool that is gone.
@@ -99,7 +99,7 @@ class ThreadBudget:
         self._resting: _Pools = {}  # oldest first
         self._limit = 0
         self._raised = 0  # the limit that cores and GIL had room for
-        self._num_running = 0  # jobs that have a turn, of all pools
+        self._num_running = 0  # jobs that have a permit, of all pools
         self._waiters: deque[_Waiter] = deque()
         self._last_end = 0.0
         self._probes: ProbeCounters | None = None
@@ -143,7 +143,7 @@ class ThreadBudget:
         return surplus
 
     def _decide(self) -> None:
-        """Decide whether jobs take turns. The lock is held."""
+        """Decide whether jobs need permits. The lock is held."""
         if self._num_cores is None:
             self._num_cores = whole_cores()
         active = _alive(self._active)
@@ -156,14 +156,14 @@ class ThreadBudget:
             for pool, _ in active:
                 for activity in pool.activities:
                     self._count_running(activity)
-        self.give_turns()
+        self.give_permits()
 
     def _count_running(self, activity: Activity) -> None:
-        """Count a job that began while there were enough turns. The lock is held."""
-        if activity.job is None or activity.has_turn:
+        """Count a job that began while none was needed. The lock is held."""
+        if activity.job is None or activity.has_permit:
             return
         self._let_run(activity)
-        # The worker clears its job first and then checks for a turn, so one of the two sees the
+        # The worker clears its job first and then checks for a permit, so one of the two sees the
         # other.
         if activity.job is None:
             self.leave(activity)
@@ -173,7 +173,7 @@ class ThreadBudget:
         self._own.activity = activity
 
     def enter(self, activity: Activity, results: Channel[Any]) -> None:
-        """Take a turn, before a job begins whose batch goes to ``results``; block while there is
+        """Take a permit, before a job begins whose batch goes to ``results``; block while there is
         none.
 
         Raises: ChannelClosed: ``results`` was closed meanwhile.
@@ -182,20 +182,20 @@ class ThreadBudget:
         if monotonic() - self._last_look >= _LOOK_SECONDS:
             self._look()  # a waiting worker does, too; but waits may be short, or none
         with self._lock:
-            if activity.has_turn:
+            if activity.has_permit:
                 return
-            if not self.is_scarce or self._has_turn_for(activity.turns, self._limit):
+            if not self.is_scarce or self._has_permit_for(activity.permits, self._limit):
                 self._let_run(activity)
                 return
-            waiter.turn.acquire()
-            activity.turns.num_waiting += 1
+            waiter.asleep.acquire()
+            activity.permits.num_waiting += 1
             self._waiters.append(waiter)
         try:
             # Enlisted first, looked second: close() either finds the waiter or is seen here.
-            while not (results.closed or activity.has_turn):
+            while not (results.closed or activity.has_permit):
                 # Of thousands that wait, only the one that will wait longest checks, for all.
                 is_last = _last_of(self._waiters) is waiter
-                if not waiter.turn.acquire(timeout=_LOOK_SECONDS if is_last else -1):
+                if not waiter.asleep.acquire(timeout=_LOOK_SECONDS if is_last else -1):
                     self._look()
         finally:
             self._strike_off(waiter)
@@ -204,26 +204,26 @@ class ThreadBudget:
             raise ChannelClosed
 
     def leave(self, activity: Activity) -> None:
-        """Give a turn back, if the worker has one."""
+        """Give a permit back, if the worker has one."""
         with self._lock:
-            if activity.has_turn:
-                activity.has_turn = False
-                activity.turns.num_running -= 1
+            if activity.has_permit:
+                activity.has_permit = False
+                activity.permits.num_running -= 1
                 self._num_running -= 1
                 self._last_end = monotonic()
-                self.give_turns()
+                self.give_permits()
 
     def lend(self) -> None:
-        """Give the calling thread's turn away, if it has one: its job waits for another loader.
+        """Give the calling thread's permit away, if it has one: its job waits for another loader.
 
-        The job goes on without one: waiting for a turn within a job might never end.
+        The job goes on without one: waiting for a permit within a job might never end.
         """
         activity: Activity | None = getattr(self._own, "activity", None)
-        if activity is not None and activity.has_turn:
+        if activity is not None and activity.has_permit:
             self.leave(activity)
 
     def close(self, results: Channel[Any]) -> None:
-        """Wake the workers that wait for a turn to fill this channel, which is closed. Never
+        """Wake the workers that wait for a permit to fill this channel, which is closed. Never
         blocks."""
         if self._waiters:
             with self._lock:
@@ -239,30 +239,30 @@ class ThreadBudget:
                 self._waiters.remove(waiter)
             except ValueError:
                 return False
-            waiter.activity.turns.num_waiting -= 1
+            waiter.activity.permits.num_waiting -= 1
             if was_last and (last := _last_of(self._waiters)) is not None:
                 last.wake()
         return True
 
-    def _has_turn_for(self, turns: Turns, most: int) -> bool:
+    def _has_permit_for(self, permits: Permits, most: int) -> bool:
         """Return whether one more job of a pool may run: fewer than ``most`` do, or all that run
         and wait are its own. The lock is held."""
         return self._num_running < most or (
-            turns.num_running == self._num_running and turns.num_waiting == len(self._waiters)
+            permits.num_running == self._num_running and permits.num_waiting == len(self._waiters)
         )
 
     def _let_run(self, activity: Activity) -> None:
-        activity.has_turn = True
-        activity.turns.num_running += 1
+        activity.has_permit = True
+        activity.permits.num_running += 1
         self._num_running += 1
 
-    def give_turns(self, more: int = 0) -> None:
+    def give_permits(self, more: int = 0) -> None:
         """Let waiting workers go on, as many as may run. The lock is held."""
         most = self._limit if self.is_scarce else self._num_running + len(self._waiters)
         while True:
             try:
                 waiter = self._waiters[0]
-                if not self._has_turn_for(waiter.activity.turns, most + more):
+                if not self._has_permit_for(waiter.activity.permits, most + more):
                     return
                 # A finalizer may have struck it off just now.
                 if self._strike_off(waiter):
@@ -285,7 +285,7 @@ class ThreadBudget:
                     self._decide()
             if now - self._last_end >= _STUCK_SECONDS:
                 self._last_end = now
-                self.give_turns(more=max(0, self._num_running - self._limit) + 1)
+                self.give_permits(more=max(0, self._num_running - self._limit) + 1)
 
 
 def _last_of(waiters: deque[_Waiter]) -> _Waiter | None:

@@ -36,7 +36,7 @@ class Copying:
     def __init__(self, counts: DatasetCounts, *, is_private: bool) -> None:
         self._counts = counts
         self._is_private = is_private
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def private(self) -> PrivateState | None:
         """Return a worker's private state; None = it has none."""
@@ -45,8 +45,8 @@ class Copying:
     def dataset(self, dataset: Any, private: PrivateState | None) -> Any:
         """Return a worker's own dataset."""
         if private is None:
-            return own_copy(dataset, self._turn)
-        with self._turn:
+            return own_copy(dataset, self._lock)
+        with self._lock:
             copy = private.dataset(dataset)
             self._counts.join(copy)
         return copy
@@ -60,13 +60,13 @@ class Copying:
     ) -> Callable[..., Any]:
         """Return a worker's own ``collate_fn``."""
         if private is None:
-            return own_function(function, dataset, own, self._turn)
-        with self._turn:
+            return own_function(function, dataset, own, self._lock)
+        with self._lock:
             copied: Callable[..., Any] = private.function(function, "collate_fn")
             return copied
 
 
-def own_copy(dataset: Any, turn: threading.Lock) -> Any:
+def own_copy(dataset: Any, lock: threading.Lock) -> Any:
     """Copy the dataset object, and every dataset inside it, for one worker.
 
     The copies are shallow: attributes that user code sets in a worker (a lazily opened file, a
@@ -74,18 +74,18 @@ def own_copy(dataset: Any, turn: threading.Lock) -> Any:
     Transforms are copied deeply, because many keep state, and so is every attribute that holds a
     random generator; one that cannot be copied is shared.
 
-    ``turn`` is held while copying, so workers copy one after another. Copying reads ``__dict__``,
+    ``lock`` is held while copying, so workers copy one after another. Copying reads ``__dict__``,
     and Python 3.11 creates that dictionary at the first read. If the allocation starts the garbage
     collector, which may switch threads, another thread creates a second one: both own the object's
     values, and the interpreter crashes in a later collection. The lock belongs to one pool, not to
     all loaders: a copy may itself use a loader.
     """
-    with turn:
+    with lock:
         return _copy_dataset(dataset, {})
 
 
 def own_function(
-    function: Callable[..., Any], dataset: Any, own: Any, turn: threading.Lock
+    function: Callable[..., Any], dataset: Any, own: Any, lock: threading.Lock
 ) -> Callable[..., Any]:
     """Return a worker's own ``collate_fn``: a method of the dataset is bound to the worker's copy,
     and a function that keeps a random generator is copied deeply.
@@ -93,7 +93,7 @@ def own_function(
     bound = rebound(function, dataset, own)
     if bound is not function:
         return bound
-    with turn:
+    with lock:
         if OwnedGenerators(function):
             function = _deep_copy_or_share(function, {id(dataset): own})
     return function

@@ -22,7 +22,7 @@ from ...pipeline.threads import stall
 from ...pipeline.threads.once import Once
 from ...pipeline.threads.thread_group import ThreadGroup
 from ...pipeline.threads.weakly import weakly
-from .activity import Activity, Turns, describe_activities
+from .activity import Activity, Permits, describe_activities
 from .budget import budget
 from .contention import Contention
 from .counts import WorkerCounts
@@ -84,8 +84,8 @@ class ThreadSeats:
         # the dataset with them.
         self._threads = ThreadGroup(weakly(self.request_stop))
         self.is_stopped = False
-        turns = Turns()
-        self._activities = [Activity(turns) for _ in range(spec.announced_workers)]
+        permits = Permits()
+        self._activities = [Activity(permits) for _ in range(spec.announced_workers)]
         self._failures = ThreadFailures()
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.

@@ -315,7 +315,7 @@ class Worker:
                 )
             return done_ns
         finally:
-            if self._activity.has_turn:
+            if self._activity.has_permit:
                 budget.leave(self._activity)
             del job, maker, shift, contention, result  # as in _work
 
