@@ -151,13 +151,13 @@ def test_arrays_that_are_made_anew_for_each_pickle_exist_once():
     """They are known by what they contain; one that has changed is written again."""
     blocks = SharedBlocks()
     content = np.arange(MIB, dtype=np.uint8)
-    first = blocks.place(0, memoryview(content))
-    assert blocks.place(0, memoryview(content.copy())) == first
+    first = blocks.put(0, memoryview(content))
+    assert blocks.put(0, memoryview(content.copy())) == first
     content[-1] ^= 1
-    changed = blocks.place(0, memoryview(content))
+    changed = blocks.put(0, memoryview(content))
     assert changed.offset >= first.offset + first.size
-    assert blocks.place(0, memoryview(content)) == changed
-    assert blocks.place(1, memoryview(content)) not in (first, changed)
+    assert blocks.put(0, memoryview(content)) == changed
+    assert blocks.put(1, memoryview(content)) not in (first, changed)
     blocks.close()
 
 

@@ -121,18 +121,18 @@ class SlabWriter:
             if span is None
         )
         if lease is None or self._end + rest > lease.slab.size:
-            # The first batch, or a larger one than before: all of it moves.
+            # The first batch, or a larger one than before: all of it goes elsewhere.
             lease, self._end = self._slabs.take(sum(_aligned(each.nbytes) for each in contents)), 0
             spans = [None] * len(contents)
-        placed = []
+        written = []
         for content, span in zip(contents, spans, strict=True):
             if span is None:
                 span = Span(self._end, content.nbytes)
                 lease.slab.write(span, content)
                 self._end += _aligned(span.size)
-            placed.append(span)
+            written.append(span)
         self._expected = self._end
-        return lease, placed
+        return lease, written
 
 
 def _aligned(num_bytes: int) -> int:

@@ -113,8 +113,8 @@ class _Pickler(ForkingPickler, TensorReducer):
         storage = tensor.untyped_storage()
         which = storage.data_ptr(), storage.nbytes()
         kept = self._storages.setdefault(which, _Storage(storage))
-        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-        return _load_view, (kept, tensor.dtype, *place)
+        view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return _load_view, (kept, tensor.dtype, *view)
 
 
 class _Storage:
@@ -206,7 +206,7 @@ def _dumps(value: Any, blocks: SharedBlocks | None = None, spans: Any = None) ->
         if blocks is None or content.nbytes < LEAST_BLOCK_BYTES:
             return True
         try:
-            spans.append(blocks.place(len(spans), content))
+            spans.append(blocks.put(len(spans), content))
         except OSError:  # no memory for another copy: the pipe needs less at a time
             return True
         return False

@@ -43,7 +43,7 @@ class SharedBlocks:
         self._spans: dict[int, Span] = {}  # of the latest content of each block, by its number
         _live.add(self)
 
-    def place(self, number: int, content: memoryview) -> Span:
+    def put(self, number: int, content: memoryview) -> Span:
         """Return where block ``number`` of the pickle lies, written there unless it already is.
 
         Each child has a pickle of its own, since locks and pipes are each child's. Its blocks are

@@ -172,9 +172,9 @@ class SlabPool:
                 self._largest = rounded_up(num_bytes) if self._is_known else num_bytes
             self._is_known = self._is_known or not is_guess
             unseen = [n for n, number in enumerate(self._free) if number not in self._viewed]
-            for place in reversed(unseen):
-                if self._slabs[self._free[place]].size >= num_bytes:
-                    return Lease(self, self._slabs[self._free.pop(place)])
+            for index in reversed(unseen):
+                if self._slabs[self._free[index]].size >= num_bytes:
+                    return Lease(self, self._slabs[self._free.pop(index)])
             if unseen:
                 number = self._free.pop(unseen[-1])
                 self._retired.append(number)

@@ -181,11 +181,11 @@ class Items:
         if self._ended:
             return
         self._under_way, streams = items, self._batch.streams
-        turns: Any = index
+        steps: Any = index
         if streams is not None:
-            turns = streams.over(iter(index), len(index))
+            steps = streams.over(iter(index), len(index))
         try:
-            self._ended = timed(self._cell, items_into, items, self._iterator, turns, into=items)
+            self._ended = timed(self._cell, items_into, items, self._iterator, steps, into=items)
         except BaseException as error:
             if isinstance(error, Exception):  # the failed item counts: the iterable moves past it
                 self.num_taken += 1

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-def samples_of_turns(dataset: Any, turns: Iterable[Any]) -> list[Any]:
+def samples_at(dataset: Any, indices: Iterable[Any]) -> list[Any]:
     """Return a sample for each index, as torch's own loader makes them: at the same cost."""
-    return [dataset[index] for index in turns]
+    return [dataset[index] for index in indices]
 
 
 def samples_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> None:
@@ -26,9 +26,9 @@ def samples_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> No
         samples.append(dataset[index])  # noqa: PERF401
 
 
-def items_into(samples: list[Any], iterator: Iterator[Any], turns: Iterable[Any]) -> bool:
-    """Append an item for each turn; return True if the iterator has ended."""
-    for _ in turns:
+def items_into(samples: list[Any], iterator: Iterator[Any], steps: Iterable[Any]) -> bool:
+    """Append an item for each step; return True if the iterator has ended."""
+    for _ in steps:
         try:
             samples.append(next(iterator))
         except StopIteration:

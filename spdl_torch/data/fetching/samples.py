@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...pipeline.failures import describe
 from ..error_notes import add_thread_note, cause_of, describe_indices, noted_call, noted_sample
 from .bad_samples import MISSING, nothing_good
-from .sample_calls import one_sample_of, samples_into, samples_of_turns, takes_batches
+from .sample_calls import one_sample_of, samples_at, samples_into, takes_batches
 from .timing import timed, timed_sample
 
 if TYPE_CHECKING:
@@ -30,33 +30,33 @@ class Samples:
         self._fetch_one = one_sample_of(dataset)
         self._batch = batch
         self._cell = cell
-        self._turns: Any = None  # an iterator over the batch's indices; describe() reads it
+        self._steps: Any = None  # an iterator over the batch's indices; describe() reads it
 
     def fetch(self, index: Any) -> Any:
         """Return the samples of ``index``, with MISSING in place of tolerated failures."""
         indices = index if type(index) in (list, tuple) else _indices_in(index)
         batch, count = self._batch, len(indices)
         taken: Any = iter(indices)
-        self._turns = taken
-        turns = taken if batch.streams is None else batch.streams.over(taken, count)
+        self._steps = taken
+        steps = taken if batch.streams is None else batch.streams.over(taken, count)
         if batch.tolerance is not None:
-            return self._fetch_good(indices, turns)
+            return self._fetch_good(indices, steps)
         try:
-            return timed(self._cell, samples_of_turns, self._dataset, turns, tasks=count)
+            return timed(self._cell, samples_at, self._dataset, steps, tasks=count)
         except BaseException as error:
             place = max(0, count - 1 - taken.__length_hint__())
             if self._cell is not None:
                 self._cell.num_tasks += place  # the good samples before it
             raise noted_sample(error, indices[place]) from cause_of(error)
         finally:
-            self._turns = None
+            self._steps = None
 
-    def _fetch_good(self, indices: Sequence[Any], turns: Any) -> list[Any]:
+    def _fetch_good(self, indices: Sequence[Any], steps: Any) -> list[Any]:
         """Return the samples, with MISSING in place of those whose failure is tolerated."""
         batch = self._batch
         samples: list[Any] = []
         try:
-            timed(self._cell, samples_into, samples, self._dataset, turns, into=samples)
+            timed(self._cell, samples_into, samples, self._dataset, steps, into=samples)
         except BaseException as error:
             place = min(len(samples), len(indices) - 1)  # Ctrl-C may come after the last one
             if not isinstance(error, Exception):
@@ -83,11 +83,11 @@ class Samples:
 
     def describe(self, index: Any) -> str:
         """Describe what is being fetched for the batch of ``index``. Called from other threads."""
-        streams, turns = self._batch.streams, self._turns
+        streams, steps = self._batch.streams, self._steps
         if streams is not None:
             place = streams.place
         else:
-            place = -1 if turns is None else len(index) - 1 - turns.__length_hint__()
+            place = -1 if steps is None else len(index) - 1 - steps.__length_hint__()
         if not 0 <= place < len(index):
             return describe_indices(index)
         return f"sample index {describe(index[place])}"

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from ...autotune.workers import AutoWorkers
-from .placing import declares_safe, is_vouched_for, place
+from .placing import declares_safe, is_vouched_for, placement_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -55,7 +55,7 @@ class BaseLoader(TorchDataLoader[T_co]):
         # For loaders with workers alone, as below.
         from ..child_process.start_methods import starts_threads
 
-        return place(
+        return placement_of(
             self.dataset,
             int(self.num_workers),
             isolation=self.isolation,

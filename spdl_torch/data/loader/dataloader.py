@@ -336,8 +336,8 @@ class DataLoader(BaseLoader[T_co]):
 
     def _remark_on_threads(self, report: Report) -> str:
         """Return the remark on threads that the GIL holds up, and that may not move."""
-        place = report.placement
-        if self.isolation != "auto" or place is None or place.num_processes or not self.num_workers:
+        where = report.placement
+        if self.isolation != "auto" or where is None or where.num_processes or not self.num_workers:
             return ""
         from ...observe.verdict.causes import Cause  # the report has brought it
 

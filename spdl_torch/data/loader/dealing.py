@@ -43,7 +43,7 @@ class Dealing:
         is done, while the loop has not had its batch; ``num_outstanding``: of jobs that are not.
 
         Where order does not matter, a worker with its full share of jobs is passed over:
-        otherwise one that is stuck would in the end hold every place.
+        otherwise one that is stuck would in the end have every job.
         """
         for worker in itertools.islice(self._turns, self._num_workers):
             if worker not in self._active:

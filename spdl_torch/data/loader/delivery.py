@@ -30,8 +30,8 @@ def open_device_stage(
 
     Raises: RuntimeError: torch finds no CUDA, or no such device.
     """
-    place = check_device(device)
-    if place is None:
+    target = check_device(device)
+    if target is None:
         return None, None
     # Copies, pinned memory and their threads are imported for a device alone.
     from ...io._transfer.kept import TransferKeeper
@@ -39,7 +39,7 @@ def open_device_stage(
 
     if loader._state.keeper is None:
         loader._state.keeper = TransferKeeper()
-    loan, give_back = loader._state.keeper.lend(place)
+    loan, give_back = loader._state.keeper.lend(target)
     stage = DeviceStage(loan.transfer, stats=stats)
     # When the threads have ended that use it, however the epoch ends.
     weakref.finalize(stage, give_back).atexit = False

@@ -104,7 +104,7 @@ class InlineIterator(EpochIterator):
         if self._pin_memory:
             batch = pinned(batch, self._pin_memory_device)
         if self._device_stage is not None:
-            batch = self._device_stage.move(batch, self._num_taken - 1)
+            batch = self._device_stage.transfer(batch, self._num_taken - 1)
         self._ring.got(self._num_taken - 1)
         # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming.
         if self._maker.items is None:

@@ -229,7 +229,7 @@ class Mover:
         """Note that so many batches come before those of the children."""
         self.num_threads_left = number
         if not number:
-            self._pace.turn()
+            self._pace.warm_up()
 
     def _give_threads(self, jobs: Sequence[Given]) -> None:
         for job in jobs:
@@ -343,7 +343,7 @@ class Mover:
             if self.memory.has_moved:
                 self.go(State.CHILDREN)
                 self._doubts.believe()
-                crew.stats.place(self._say_why())
+                crew.stats.note_placement(self._say_why())
             else:
                 self.return_to_threads(crew)
 

@@ -25,7 +25,7 @@ class Pace:
         self._last_seconds, self._num_warm, self._is_first = seconds, 0, True
         self._memory.begin_epoch()
 
-    def turn(self) -> None:
+    def warm_up(self) -> None:
         """Note that batches come from others from now on: the first are those of their start."""
         self._num_warm = limits.TRIAL_BATCHES
 

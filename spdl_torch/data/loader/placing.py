@@ -21,7 +21,7 @@ _CHECK = "assert_thread_safe checks it"
 _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'
 
 
-def place(
+def placement_of(
     dataset: Any,
     num_workers: int,
     *,

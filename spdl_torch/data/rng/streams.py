@@ -66,7 +66,7 @@ class SampleStreams:
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
         self._borrowing = Borrowing()
         self._batch = BatchSeeds(StreamKey(base_seed), number)
-        self._turns: Any = None  # an iterator over the batch's indices; its progress is the place
+        self._steps: Any = None  # an iterator over the batch's indices; its progress is the place
         self._last = -1  # the place of the last index in it
         self._place = WORKER
 
@@ -128,7 +128,7 @@ class SampleStreams:
 
     def at(self, place: int) -> None:
         """Begin the stream of the sample at ``place`` of the batch."""
-        self._place, self._turns = place, None
+        self._place, self._steps = place, None
         if self._borrowing.is_on:
             self._take_default()
             self._torch.seed(place, self._batch)
@@ -136,30 +136,30 @@ class SampleStreams:
         if self._owned is not None:
             self._seed_owned(self._owned)
 
-    def over(self, turns: Iterator[Any], count: int) -> Iterator[Any]:
-        """Return ``turns`` so that each sample has its own stream while it is made: the caller
+    def over(self, steps: Iterator[Any], count: int) -> Iterator[Any]:
+        """Return ``steps`` so that each sample has its own stream while it is made: the caller
         takes an index, makes its sample, and takes the next one.
 
-        turns: an iterator over a list or tuple, the ``count`` indices of the batch.
+        steps: an iterator over a list or tuple, the ``count`` indices of the batch.
         """
         self._batch.num_samples, self._last = count, count - 1
         if self._borrowing.is_on:
             self._borrowing.note_unseen(count)
-            return self._seeded(turns)
+            return self._seeded(steps)
         if self._owned is not None:
-            return self._placed(turns)
-        self._turns = turns  # its progress is the place, so no code has to run per sample
-        return turns
+            return self._at_each(steps)
+        self._steps = steps  # its progress is the place, so no code has to run per sample
+        return steps
 
     @property
     def place(self) -> int:
         """The place in its batch of the sample that is being made."""
-        turns = self._turns
-        return self._place if turns is None else self._last - turns.__length_hint__()
+        steps = self._steps
+        return self._place if steps is None else self._last - steps.__length_hint__()
 
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
-        self._place, self._turns = COLLATE, None
+        self._place, self._steps = COLLATE, None
         if self._torch.is_default:
             self._draw_elsewhere()
         if self._owned is not None:
@@ -213,20 +213,20 @@ class SampleStreams:
             stream.seed(place, self._batch)
         return stream.generator
 
-    def _seeded(self, turns: Iterator[Any]) -> Iterator[Any]:
+    def _seeded(self, steps: Iterator[Any]) -> Iterator[Any]:
         seeds = self._batch.of_samples(TORCH)
         self._take_default()
         stream, owned = self._torch, self._owned
         manual_seed = stream.generator.manual_seed
-        for place, index in enumerate(turns):
+        for place, index in enumerate(steps):
             self._place = stream.at = place
             manual_seed(seeds[place])
             if owned is not None:
                 self._seed_owned(owned)
             yield index
 
-    def _placed(self, turns: Iterator[Any]) -> Iterator[Any]:
-        for place, index in enumerate(turns):
+    def _at_each(self, steps: Iterator[Any]) -> Iterator[Any]:
+        for place, index in enumerate(steps):
             self.at(place)
             yield index
 
@@ -264,7 +264,7 @@ class SampleStreams:
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""
-        self._place, self._turns = place, None
+        self._place, self._steps = place, None
         self._torch.at = self._python.at = self._numpy.at = None
         if self._torch.is_default:
             self._draw_elsewhere()

@@ -86,8 +86,8 @@ class DatasetCounts:
         counts: Counter[str] = Counter()
         before = self._before
         copies = [(list(counting_datasets(copy)), base) for copy, base in self._copies.copy()]
-        for place, own in enumerate(counting_datasets(self._dataset)):
-            twins = [(each[place], base) for each, base in copies if place < len(each)]
+        for index, own in enumerate(counting_datasets(self._dataset)):
+            twins = [(each[index], base) for each, base in copies if index < len(each)]
             first = own.loading_counts()
             found = [(twin.loading_counts(), _of(twin, b)) for twin, b in twins if twin is not own]
             for name, count in own.loading_counts().items():

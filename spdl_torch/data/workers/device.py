@@ -22,20 +22,20 @@ def check_device(
     if device is None:
         return None
     try:
-        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UnsupportedOptionError(
             f'{where}: device must be None, the CPU or a CUDA device ("cuda", "cuda:1", a number, '
             f"a torch.device), got {device!r}."
         ) from error
-    if place.type not in ("cpu", "cuda"):
+    if target.type not in ("cpu", "cuda"):
         from ...io._transfer.cuda import refusal  # brings the CUDA runtime's calls
 
         raise UnsupportedOptionError(
-            f"{where}: device must be None, the CPU or a CUDA device, got {str(place)!r}: "
-            f"{refusal(place)}"
+            f"{where}: device must be None, the CPU or a CUDA device, got {str(target)!r}: "
+            f"{refusal(target)}"
         )
-    return place if place.type == "cuda" else None
+    return target if target.type == "cuda" else None
 
 
 def most_pieces(max_outstanding: int) -> int:

@@ -75,10 +75,10 @@ class SharedArrays:
         number = len(self._tensors)
         if not number:
             return None
-        for place in range(self._next, self._next + min(number, _MOST_LOOKED_AT)):
-            path, tensor = self._tensors[place % number]
-            if tensor._version != self._versions[place % number]:
-                self._versions[place % number] = tensor._version
+        for index in range(self._next, self._next + min(number, _MOST_LOOKED_AT)):
+            path, tensor = self._tensors[index % number]
+            if tensor._version != self._versions[index % number]:
+                self._versions[index % number] = tensor._version
                 return RuntimeError(
                     f"DataLoader: {path} was changed in place by a sample, or by the loop through "
                     "a batch that views it. All worker threads share this tensor, so the change "

@@ -149,7 +149,7 @@ class EpochStats(ABC):
     ) -> tuple[Measured, ...]:
         """Return what is known of each that had the work; () = nothing has run yet."""
 
-    def _moved(self) -> TaskCounters:
+    def _transferred(self) -> TaskCounters:
         return TaskCounters() if self._transfer is None else self._transfer.counters()
 
     def _remarks(self, num_workers: int, *own: str) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class CrewStats(EpochStats):
         # In this order: a thread that finds the epoch finds a spell.
         self._spells, self._epoch = (first,), epoch
         if placement is not None:
-            self.place(placement)
+            self.note_placement(placement)
 
     def lead(self, source: Source, placement: Placement | None) -> None:
         """Note that the jobs of this epoch go to these workers from now on."""
@@ -213,9 +213,9 @@ class CrewStats(EpochStats):
         spell.placements = last.placements
         self._spells = (*self._spells, spell)
         if placement is not None:
-            self.place(placement)
+            self.note_placement(placement)
 
-    def place(self, placement: Placement) -> None:
+    def note_placement(self, placement: Placement) -> None:
         """Report, and note in the trace, where the workers live from now on."""
         spell = self._spells[-1]
         spell.placements = (*spell.placements, replace(placement, since=time.time()))
@@ -275,7 +275,7 @@ class CrewStats(EpochStats):
         return Queues(
             epoch.results.counters(),
             epoch.outlet.counters(),
-            self._moved(),
+            self._transferred(),
             self.draws.total_ns(),
             self.starts.total_ns(),
         )
@@ -323,7 +323,8 @@ class InlineStats(EpochStats):
         self, *, last_only: bool = False, run_delays: bool = True
     ) -> tuple[Measured, ...]:
         probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
-        fetch, collate, transfer = self._fetch.counters(), self._collate.counters(), self._moved()
+        fetch, collate = self._fetch.counters(), self._collate.counters()
+        transfer = self._transferred()
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
         waited_ns = max(0, self.consumer.waited_ns - sampling_ns)
         measured = Measured(

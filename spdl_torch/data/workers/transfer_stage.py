@@ -2,7 +2,7 @@
 
 The transfer thread takes finished batches in the order of delivery and begins to copy them; the
 trainer's thread receives them on its own stream. The transfer thread is at most two batches ahead
-of the trainer: one waits in the outlet, one is staged and waits for its place there.
+of the trainer: one waits in the outlet, one is staged and waits for room there.
 
 ``break``, an exception and Ctrl-C close the thread's channels, which also ends its wait for a model
 that is far behind. A copy in progress is not interrupted: it ends within milliseconds, and the
@@ -41,7 +41,7 @@ class DeviceStage:
     def __init__(self, transfer: Transfer, *, stats: bool) -> None:
         self._transfer = transfer
         self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
-        # Written by the transfer thread or, without workers, by the trainer's in move().
+        # Written by the transfer thread or, without workers, by the trainer's in transfer().
         self._cell: TaskCell | None = self.hook.new_cell() if stats else None
         self.has_met_device = False
         """Whether a batch, or a part of one, was on a device before it was copied there."""
@@ -122,7 +122,7 @@ class DeviceStage:
                 return Failed(result.number, error, result.progress)
         return result
 
-    def move(self, batch: Any, number: int) -> Any:
+    def transfer(self, batch: Any, number: int) -> Any:
         """Copy a batch without the thread, and return it for the caller's current stream."""
         try:
             return self._stage(batch, number).receive()
