@@ -26,7 +26,7 @@ from .data.lightning_states import (
     want_states,
 )
 from .data.loader.dataloader import DataLoader
-from .data.loader.for_trainers import measured_by, report_again
+from .data.loader.for_trainers import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
 from .observe.store.metrics import legal_name, metrics_of
 from .observe.verdict.epoch_intervals import EpochIntervals
@@ -228,8 +228,8 @@ class PipelineStatsMonitor(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume training's statistics, without the pause."""
-        for name, (source, measured) in self._lent.items():
-            if not report_again(source, measured) and name in self._intervals:
+        for name, (source, of_training) in self._lent.items():
+            if not go_back_to(source, of_training) and name in self._intervals:
                 self._intervals[name].before = None  # its pass of training is over
         self._lent.clear()
         for name, report in self._reports(trainer.train_dataloader):
@@ -312,8 +312,7 @@ class PipelineStatsMonitor(Callback):
             self._file.write_events("train", name, source)
         if trainer.validating:
             # A pass of one of these alone may go on after another one has begun.
-            measured = measured_by(source) if isinstance(source, DataLoader) else None
-            self._lent[name] = source, measured
+            self._lent[name] = source, pass_of(source) if isinstance(source, DataLoader) else None
         yield
         if name in self._intervals and name not in self._lent:
             self._intervals[name].before = None

@@ -53,6 +53,13 @@ class Diary(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
+class ValidatedDiary(Diary):
+    """Looks at what it is validated on, too."""
+
+    def validation_step(self, batch, batch_idx):
+        """Keep nothing of it."""
+
+
 class EndsByAnError(lightning.Callback):
     """Ends training by an error after a step; None = never."""
 

@@ -161,10 +161,14 @@ def fit(
     is_kept=True,
     saved=None,
     fails_after=None,
+    validates=False,
     **options,
 ):
-    """Train; the diary. The first run leaves a checkpoint behind every step and every epoch, if
-    it ``is_kept``, and one that is ``saved`` when it is over."""
+    """Train, and validate on the same loader if it ``validates``; the diary.
+
+    The first run leaves a checkpoint behind every step and every epoch, if it ``is_kept``, and
+    one that is ``saved`` when it is over.
+    """
     added = [
         ours.PipelineStatsMonitor(db_path=folder / "run.db"),
         modules.EndsByAnError(fails_after),
@@ -187,9 +191,10 @@ def fit(
         enable_model_summary=False,
         callbacks=added,
     )
-    model = modules.Diary(touches_estimate)
+    model = (modules.ValidatedDiary if validates else modules.Diary)(touches_estimate)
     with nullcontext() if fails_after is None else pytest.raises(OSError, match="no room"):
-        trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
+        held_out = loader if validates else None
+        trainer.fit(model, loader, held_out, ckpt_path=checkpoint, weights_only=True)
     if saved is not None:
         trainer.save_checkpoint(saved)
     return model.seen
@@ -281,6 +286,21 @@ def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
             part = fit(make(num_workers), tmp_path / f"{number}", is_kept=is_kept, **options)
         rest = fit(make(num_workers), tmp_path / f"{number}", checkpoint=path)
         assert [batch for _, batch in part + rest] == [batch for _, batch in whole]
+
+
+@pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
+@numbers_of_workers
+@pytest.mark.parametrize("limit", [1.0, 2], ids=["whole", "limited"])
+def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limit, num_workers):
+    """In the middle of an epoch, after which the state is training's again. The epoch's own rest
+    is trained on; the order of later ones follows the loader's generator, which validation has
+    drawn from, too."""
+    options = {"val_check_interval": 2, "num_sanity_val_steps": 0, "limit_val_batches": limit}
+    whole = fit(even(num_workers), tmp_path, validates=True, **options)
+    path = tmp_path / "steps" / "step=3.ckpt"
+    rest = fit(even(num_workers), tmp_path / "again", validates=True, checkpoint=path, **options)
+    assert [epoch for epoch, _ in rest] == [epoch for epoch, _ in whole[3:]]
+    assert rest[0] == whole[3]
 
 
 @numbers_of_workers

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...named_tuples import NamedTuple
+
 if TYPE_CHECKING:
+    from ..checkpoint.progress import Progress
     from ..workers.stats import EpochStats
     from .base_loader import BaseLoader
 
@@ -27,15 +30,24 @@ def nothing_was_left(loader: BaseLoader[Any]) -> bool:
     return progress is not None and progress.begun.nothing_left
 
 
-def measured_by(loader: BaseLoader[Any]) -> EpochStats | None:
-    """Return the statistics that the loader reports: of the running epoch, or of the last one."""
-    return loader._state.figures.stats
+class Pass(NamedTuple):
+    """What a loader reports and saves of one pass over it."""
+
+    stats: EpochStats | None
+    progress: Progress | None
 
 
-def report_again(loader: BaseLoader[Any], measured: EpochStats | None) -> bool:
-    """Have the loader report statistics of an earlier epoch again; return False if it does already,
-    or if there are none."""
-    if measured is None or measured_by(loader) is measured:
+def pass_of(loader: BaseLoader[Any]) -> Pass:
+    """Return the running pass, or the last one: of all iterators, that of the last one made."""
+    known = loader._state
+    return Pass(known.figures.stats, known.position.progress)
+
+
+def go_back_to(loader: BaseLoader[Any], earlier: Pass | None) -> bool:
+    """Have the loader report and save an earlier pass again, which goes on; return False if it does
+    already, or if there is none."""
+    known = loader._state
+    if earlier is None or earlier.stats is None or known.figures.stats is earlier.stats:
         return False
-    loader._state.figures.stats = measured
+    known.figures.stats, known.position.progress = earlier
     return True
