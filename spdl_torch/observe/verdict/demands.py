@@ -51,17 +51,11 @@ class Between(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demands:
-    """The seconds that one batch takes of every resource; a pipeline's items count as batches."""
+class Work:
+    """What one batch takes of the workers."""
 
-    rate: float
-    """Batches a second that were delivered."""
-    num_workers: int
-    """0 = the trainer's own thread loads."""
-    num_processes: int
-    """0 = the workers are threads of the training process."""
     cpu: float
-    """CPU seconds in the workers' ops."""
+    """CPU seconds in their ops."""
     waits: Between
     """Seconds in which the ops wait for storage or a network, not for the GIL or a core."""
     overhead: float
@@ -72,10 +66,33 @@ class Demands:
     """Seconds to collate a batch: about those of copying it once."""
     num_fetches: float
     """Calls of the dataset."""
+
+
+class GilUse(NamedTuple):
+    """The GIL of the process in which the workers are."""
+
+    held: Between | None
+    """Seconds for which one batch holds a GIL that the workers share; None = not measured."""
+    is_cause: bool
+    """Whether it holds training back."""
+    is_own: bool
+    """Whether no worker shares it with another."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demands:
+    """The seconds that one batch takes of every resource; a pipeline's items count as batches."""
+
+    rate: float
+    """Batches a second that were delivered."""
+    num_workers: int
+    """0 = the trainer's own thread loads."""
+    num_processes: int
+    """0 = the workers are threads of the training process."""
+    work: Work
     other_cpu: float
     """CPU seconds of everything outside the workers' ops, the trainer included."""
-    gil: Between | None
-    """Seconds for which a GIL that the workers share is held; None = not measured."""
+    gil: GilUse
     step: float
     """The trainer's seconds without waiting, its draws from the sampler included."""
     stages: tuple[tuple[str, float], ...]
@@ -83,9 +100,6 @@ class Demands:
     num_cores: float
     error: float
     """The relative error of these numbers, a standard deviation or two."""
-    is_gil_bound: bool
-    has_own_gil: bool
-    """Whether no worker shares a GIL with another."""
     stage: str
     """The stage whose threads are the workers; "" = a loader's."""
 
@@ -127,14 +141,16 @@ def demands_of(
         rate=num_batches / stats.elapsed,
         num_workers=num_workers,
         num_processes=placement.num_processes if placement else 0,
-        cpu=ops.cpu,
-        waits=_waits(waits, ops.usual, gil, probes, num_workers, is_gil_bound),
-        overhead=max(0.0, has * (1 - idle) - ops.busy) if has_other_work else 0.0,
-        fetch_ratio=fetch.busy_time / max(1e-12, num_batches * ops.busy),
-        copy=sum(stage.tasks.busy_time for stage in own[1:]) / num_batches,
-        num_fetches=fetch.num_tasks / num_batches,
+        work=Work(
+            cpu=ops.cpu,
+            waits=_waits(waits, ops.usual, gil, probes, num_workers, is_gil_bound),
+            overhead=max(0.0, has * (1 - idle) - ops.busy) if has_other_work else 0.0,
+            fetch_ratio=fetch.busy_time / max(1e-12, num_batches * ops.busy),
+            copy=sum(stage.tasks.busy_time for stage in own[1:]) / num_batches,
+            num_fetches=fetch.num_tasks / num_batches,
+        ),
         other_cpu=max(0.0, probes.cores_used * seconds - ops.cpu),
-        gil=gil,
+        gil=GilUse(gil, is_gil_bound, probes.own_gil),
         # The loop draws from the sampler itself: that is a part of its work, whoever loads.
         step=(1 - waits_for_others(stats, probes)) * seconds,
         stages=tuple(
@@ -144,8 +160,6 @@ def demands_of(
         ),
         num_cores=probes.num_cores,
         error=_MODEL_ERROR + _sampling_error(fetch),
-        is_gil_bound=is_gil_bound,
-        has_own_gil=probes.own_gil,
         stage="" if pooled else own[0].name,
     )
 

@@ -268,25 +268,26 @@ def _costs_of(question: Question, now: Demands, side: str) -> _Costs:
     """Return what a batch takes with these settings: the most, for ``low``, the lower rate."""
     most_is = {"low": "high", "likely": "likely", "high": "low"}[side]
     num_workers, num_processes = _places(question, now)
-    cpu, waits = now.cpu, getattr(now.waits, most_is) / question.read_speedup
+    work = now.work
+    cpu, waits = work.cpu, getattr(work.waits, most_is) / question.read_speedup
     if question.cache:
         if now.stage:
             raise NotKnown("a cache is for the samples of a loader")
-        hit = now.copy + _CACHE_HIT_SECONDS * now.num_fetches
+        hit = work.copy + _CACHE_HIT_SECONDS * work.num_fetches
         hit *= {"low": 2.0, "likely": 1.0, "high": 0.1}[side]
-        cpu = (1 - now.fetch_ratio) * cpu + hit
-        waits *= 1 - now.fetch_ratio
-    gil = _gil(num_workers, num_processes, now, most_is) * (cpu / now.cpu if now.cpu else 1.0)
+        cpu = (1 - work.fetch_ratio) * cpu + hit
+        waits *= 1 - work.fetch_ratio
+    gil = _gil(num_workers, num_processes, now, most_is) * (cpu / work.cpu if work.cpu else 1.0)
     if num_processes and not now.num_processes:
         cpu += getattr(_hand_over(now), most_is)
     core = (cpu + now.other_cpu) / now.num_cores
-    return _Costs(num_workers, cpu + waits + now.overhead, core, gil)
+    return _Costs(num_workers, cpu + waits + work.overhead, core, gil)
 
 
 def _hand_over(now: Demands) -> Between:
     """Return the CPU seconds that a batch takes to come out of a process."""
-    fixed, copies = _HAND_OVER_SECONDS, _HAND_OVER_COPIES
-    return Between(*(each + now.copy * times for each, times in zip(fixed, copies, strict=True)))
+    fixed, copies, copy = _HAND_OVER_SECONDS, _HAND_OVER_COPIES, now.work.copy
+    return Between(*(each + copy * times for each, times in zip(fixed, copies, strict=True)))
 
 
 def _places(question: Question, now: Demands) -> tuple[int, int]:
@@ -305,19 +306,19 @@ def _places(question: Question, now: Demands) -> tuple[int, int]:
 
 def _gil(num_workers: int, num_processes: int, now: Demands, most_is: str) -> float:
     """Return the seconds for which a batch keeps the others of its process from running."""
-    if now.gil is None or num_processes or num_workers < 1:
+    if now.gil.held is None or num_processes or num_workers < 1:
         return 0.0
-    held: float = getattr(now.gil, most_is)
+    held: float = getattr(now.gil.held, most_is)
     return held
 
 
 def _assumption(question: Question, now: Demands) -> str:
     parts = []
     num_workers, num_processes = _places(question, now)
-    if now.gil is None and num_workers > 1 and not num_processes:
+    if now.gil.held is None and num_workers > 1 and not num_processes:
         parts.append("the workers do not share a GIL, or release it while they work")
     elif num_processes == 0 and num_workers > now.num_workers and _may_hold_unseen(now):
-        ratio = now.gil.likely * now.rate if now.gil is not None else 0.0
+        ratio = now.gil.held.likely * now.rate if now.gil.held is not None else 0.0
         parts.append(f"the GIL is held for no more than the {100 * ratio:.0f} % that were seen")
     if num_processes and not now.num_processes:
         seconds = _hand_over(now).likely
@@ -331,17 +332,18 @@ def _assumption(question: Question, now: Demands) -> str:
 
 def _may_hold_unseen(now: Demands) -> bool:
     """Return whether calls may hold the GIL too briefly to be seen, and too often to share it."""
-    return now.gil is not None and not now.has_own_gil and not now.is_gil_bound
+    return now.gil.held is not None and not now.gil.is_own and not now.gil.is_cause
 
 
 def _why_unknown(question: Question, now: Demands) -> str:
     if question.cache:
         return "the cost of reading a sample from a cache, beside that of collating it, counts here"
-    if now.waits.high - now.waits.low > _WORTH_NAMING * (now.cpu + now.waits.low):
+    waits, held = now.work.waits, now.gil.held
+    if waits.high - waits.low > _WORTH_NAMING * (now.work.cpu + waits.low):
         return (
             "the threads wait for the GIL, for storage or for both, and the figures do not "
             "separate these. An epoch with num_workers=1 would"
         )
-    if now.gil is not None and now.gil.high > (1 + _WORTH_NAMING) * now.gil.low:
+    if held is not None and held.high > (1 + _WORTH_NAMING) * held.low:
         return "the GIL was sampled too rarely: load for a few more seconds"
     return "the calls' times vary too much, or were too few"
