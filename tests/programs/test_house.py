@@ -246,6 +246,19 @@ def test_rooms_are_printed_from_the_ground_up(capsys):
     assert count == 0
 
 
+def test_what_a_loader_remembers_is_read_in_its_own_room_alone():
+    """Others go through its functions, such as those for trainers."""
+    assert_none(
+        module.at(node.lineno)
+        for module in modules().values()
+        if not module.name.startswith("spdl_torch.data.loader.")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr == "_state"
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    )
+
+
 def test_lightning_is_imported_by_its_own_file_alone():
     """So the package works without it."""
     assert_none(
