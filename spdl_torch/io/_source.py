@@ -32,13 +32,7 @@ def read_source(source: Source) -> Tensor:
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
     if isinstance(source, Tensor):
-        if source.dtype != torch.uint8 or source.dim() != 1:
-            shape = tuple(source.shape)
-            raise TypeError(
-                f"an encoded image as a tensor must be uint8 with one dimension, "
-                f"got {source.dtype} of shape {shape}."
-            )
-        return source.detach().cpu().contiguous()
+        return bytes_of_tensor(source, "image")
     if isinstance(source, str | os.PathLike):
         return _to_tensor(_read_named(source))
     if isinstance(source, bytes | bytearray | memoryview):
@@ -51,6 +45,17 @@ def read_source(source: Source) -> Tensor:
             f"got {type(source).__name__}."
         )
     return _to_tensor(content)
+
+
+def bytes_of_tensor(source: Tensor, kind: str) -> Tensor:
+    """Return a source of encoded bytes on the CPU. Raises: TypeError: it is of another shape or
+    type."""
+    if source.dtype != torch.uint8 or source.dim() != 1:
+        raise TypeError(
+            f"an encoded {kind} as a tensor must be uint8 with one dimension, "
+            f"got {source.dtype} of shape {tuple(source.shape)}."
+        )
+    return source.detach().cpu().contiguous()
 
 
 def is_local(source: str | os.PathLike[str]) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from .._cache.paths import CachedPath
 from .._remote import is_url, read_url
-from .._source import source_name
+from .._source import bytes_of_tensor, source_name
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -46,7 +46,7 @@ def open_memory(source: Source | Buffer) -> Memory:
     if isinstance(source, bytes):
         return source
     if isinstance(source, torch.Tensor):
-        return _from_tensor(source)
+        return cast("Memory", bytes_of_tensor(source, "array").numpy())
     if isinstance(source, CachedPath):
         return source.content()
     if isinstance(source, str | os.PathLike):
@@ -81,15 +81,6 @@ def memory_name(source: Source | Buffer) -> str:
     """Return the source's name in errors: its path, or ``<bytes>`` for memory of any kind."""
     is_named = isinstance(source, str | os.PathLike) or not _has_buffer(source)
     return source_name(cast("Source", source)) if is_named else "<bytes>"
-
-
-def _from_tensor(source: torch.Tensor) -> Memory:
-    if source.dtype != torch.uint8 or source.dim() != 1:
-        raise TypeError(
-            f"an encoded array as a tensor must be uint8 with one dimension, "
-            f"got {source.dtype} of shape {tuple(source.shape)}."
-        )
-    return cast("Memory", source.detach().cpu().contiguous().numpy())
 
 
 def _from_buffer(view: memoryview) -> Memory:

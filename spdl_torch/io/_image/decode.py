@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 
@@ -25,12 +25,15 @@ from .header import ImageHeader, missing_data, read_header
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     from numpy.typing import NDArray
     from PIL.Image import Image
     from torch import Tensor
+
+_K = TypeVar("_K")
+_T = TypeVar("_T")
 
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
@@ -334,10 +337,31 @@ def _reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def none_decoded(num_given: int, errors: Sequence[Exception]) -> DecodeError:
-    """Return the error for a batch none of whose images can be decoded."""
-    error = DecodeError(
-        f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
-    )
-    error.__cause__ = errors[0]
-    return error
+def decode_all(
+    keys: Iterable[_K],
+    decode: Callable[[_K], _T],
+    *,
+    num_given: int,
+    strict: bool,
+    bad: tuple[type[Exception], ...] = (DecodeError,),
+) -> dict[_K, _T]:
+    """Return what ``decode`` returns for each key; unless ``strict``, without those for which it
+    raises one of ``bad``.
+
+    num_given: the images of the batch, for the error.
+    Raises: DecodeError: none is left.
+    """
+    decoded: dict[_K, _T] = {}
+    errors: list[Exception] = []
+    for key in keys:
+        try:
+            decoded[key] = decode(key)
+        except bad as error:
+            if strict:
+                raise
+            errors.append(error)
+    if not decoded:
+        raise DecodeError(
+            f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
+        ) from errors[0]
+    return decoded

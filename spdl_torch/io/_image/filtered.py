@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spdl_torch.errors import DecodeError
-
 from .._video.filters import get_video_filter_desc
 from .._video.frames import convert_frames, decode_packets
 from .._video.image import demux_image
-from .decode import none_decoded
+from .decode import decode_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,25 +43,10 @@ def load_filtered_batch(
     storage: Storage | None,
 ) -> Tensor:
     """Return a batch; arguments, result and errors are those of :func:`load_image_batch`."""
-    frames: list[ImageFrames] = []
-    errors: list[DecodeError] = []
-    for src in srcs:
-        try:
-            frames.append(_decode(src, filter_desc, demux_config, decode_config))
-        except DecodeError as error:
-            if strict:
-                raise
-            errors.append(error)
-    if not frames:
-        raise none_decoded(len(srcs), errors)
-    return convert_frames(frames, storage)
 
+    def decode(number: int) -> ImageFrames:
+        packets = demux_image(srcs[number], demux_config=demux_config)
+        return decode_packets(packets, filter_desc, decode_config)
 
-def _decode(
-    src: Source,
-    filter_desc: str | None,
-    demux_config: DemuxConfig | None,
-    decode_config: DecodeConfig | None,
-) -> ImageFrames:
-    packets = demux_image(src, demux_config=demux_config)
-    return decode_packets(packets, filter_desc, decode_config)
+    frames = decode_all(range(len(srcs)), decode, num_given=len(srcs), strict=strict)
+    return convert_frames([*frames.values()], storage)

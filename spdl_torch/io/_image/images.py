@@ -15,7 +15,7 @@ from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .codec import check_codec, decode_regions, region_library, whole_decoder
-from .decode import decode_image, decode_tensor, header_size, none_decoded
+from .decode import decode_all, decode_image, decode_tensor, header_size
 from .geometry import Crop, check_crop_function, checked_crop
 from .reading import read_sources
 from .scaled import decode_at_least, is_jpeg, load_scaled
@@ -299,51 +299,33 @@ def _measure(
 
     Returns: bytes or decoded picture, and height and width, by place in the batch.
     """
-    measured: dict[int, Tensor] = {}
-    sizes: Sizes = {}
-    errors: list[Exception] = []
-    for k, (content, name) in enumerate(zip(data, names, strict=True)):
-        try:
-            size = header_size(content, name, is_jpeg_decoded=codec == "torchcodec")
-            if size is None:
-                content = decode_tensor(content, name)
-                size = content.shape[1], content.shape[2]
-        except _BAD as error:
-            if strict:
-                raise
-            errors.append(error)
-            continue
-        measured[k], sizes[k] = content, size
-    _check_any(measured, errors, len(names))
-    return measured, sizes
+
+    def measured(k: int) -> tuple[Tensor, tuple[int, int]]:
+        content, name = data[k], names[k]
+        size = header_size(content, name, is_jpeg_decoded=codec == "torchcodec")
+        if size is None:
+            content = decode_tensor(content, name)
+            size = content.shape[1], content.shape[2]
+        return content, size
+
+    found = decode_all(range(len(data)), measured, num_given=len(names), strict=strict, bad=_BAD)
+    contents = {k: content for k, (content, _) in found.items()}
+    return contents, {k: size for k, (_, size) in found.items()}
 
 
 def _decode_each(
     data: dict[int, Tensor], plans: dict[int, PicturePlan], names: list[str], strict: bool
 ) -> dict[int, Tensor]:
-    decoded: dict[int, Tensor] = {}
-    errors: list[Exception] = []
-    for k, content in data.items():
-        try:
-            image = content if content.dim() == 3 else decode_tensor(content, names[k])
-            if image.shape[1:] != plans[k].size:
-                raise DecodeError(
-                    f"{names[k]}: the header says height and width {plans[k].size}, "
-                    f"the codec gave {tuple(image.shape[1:])}."
-                )
-        except _BAD as error:
-            if strict:
-                raise
-            errors.append(error)
-        else:
-            decoded[k] = image
-    _check_any(decoded, errors, len(names))
-    return decoded
+    def decoded(k: int) -> Tensor:
+        image = data[k] if data[k].dim() == 3 else decode_tensor(data[k], names[k])
+        if image.shape[1:] != plans[k].size:
+            raise DecodeError(
+                f"{names[k]}: the header says height and width {plans[k].size}, "
+                f"the codec gave {tuple(image.shape[1:])}."
+            )
+        return image
 
-
-def _check_any(images: dict[int, Tensor], errors: list[Exception], num_given: int) -> None:
-    if not images:
-        raise none_decoded(num_given, errors)
+    return decode_all(data, decoded, num_given=len(names), strict=strict, bad=_BAD)
 
 
 def _fill(
