@@ -1,4 +1,4 @@
-"""The table of types: whose objects cannot change, which hold others, which draw numbers."""
+"""The table of types: whose objects cannot change, which hold others, which draw numbers, which are memory."""
 
 from __future__ import annotations
 
@@ -100,6 +100,20 @@ def is_flat(values: Any) -> bool:
         return not others
     tuples = values if len(kinds) == 1 else (each for each in values if type(each) is tuple)
     return all(map(is_immutable, set(map(type, chain.from_iterable(tuples)))))
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Return whether shape, strides, type and memory describe a tensor completely."""
+    return (
+        tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
+    )
+
+
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Return whether it is torch's own and, as ``is_memory`` says, memory, that of the CPU."""
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and is_memory(tensor)
 
 
 def is_ours(kind: type) -> bool:

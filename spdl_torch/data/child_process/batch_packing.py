@@ -17,8 +17,9 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from ...named_tuples import NamedTuple
+from ...objects.kinds import is_plain_tensor
 from ...pipeline.failures import attach_note
-from ..fetching.stacking import LARGE_BYTES, is_plain
+from ..fetching.stacking import LARGE_BYTES
 from .messages import Span
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class TensorReducer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Reduce tensors in host memory; leave everything else to pickle."""
         if isinstance(obj, torch.Tensor):
-            if is_plain(obj):
+            if is_plain_tensor(obj):
                 return _reduced_tensor(obj)
             return _reduced_sparse(obj) if _is_plain_sparse(obj) else NotImplemented
         if isinstance(obj, torch.storage.TypedStorage) and _is_on_host(obj._untyped_storage):

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 import torch
 
+from ...objects.kinds import is_plain_tensor
 from ...objects.members import members, text_of
 from ...pipeline.failures import attach_note
 from ...shown_text import short_repr
-from ..fetching.stacking import is_plain
 from .batch_packing import TensorReducer
 from .shared_blocks import LEAST_BLOCK_BYTES
 
@@ -148,7 +148,7 @@ def _has_storage(obj: Any) -> TypeGuard[torch.Tensor]:
 
 def _is_most_of_its_storage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is best sent with its whole storage, which is large."""
-    if not is_plain(tensor):
+    if not is_plain_tensor(tensor):
         return False
     num_bytes = tensor.untyped_storage().nbytes()
     return num_bytes >= LEAST_BLOCK_BYTES and 2 * tensor.nbytes >= num_bytes

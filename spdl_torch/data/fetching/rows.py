@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from ...io._storage import room_in_batch
+from ...objects.kinds import is_memory
 from .stacking import has_torchs_types_only, is_torchs_collate
 
 if TYPE_CHECKING:
@@ -107,10 +108,4 @@ def row_reader(dataset: Any, collate_fn: Any) -> RowReader | None:
 
 def _is_plain(tensor: Any) -> bool:
     """Return whether indexing the tensor only takes rows, which torch stacks unchanged."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.ndim > 0
-        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+    return type(tensor) is torch.Tensor and tensor.ndim > 0 and is_memory(tensor)

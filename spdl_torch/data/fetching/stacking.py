@@ -15,6 +15,8 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
+from ...objects.kinds import is_plain_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -93,7 +95,7 @@ def _collate(functions: dict[Any, Callable[..., Any]], samples: Any) -> Any:
 def _stack(memory: Memory, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors, as torch's collate does in its workers: into memory that is shared."""
     first, size = batch[0], len(batch)
-    if is_plain(first) and size * first.nbytes >= LARGE_BYTES and _can_stack(batch):
+    if is_plain_tensor(first) and size * first.nbytes >= LARGE_BYTES and _can_stack(batch):
         if memory.holds(first) and _lie_side_by_side(batch):
             strides = first.numel(), *first.stride()
             shape = (size, *first.shape)
@@ -112,7 +114,7 @@ def _can_stack(batch: Any) -> bool:
     return (
         set(map(type, batch)) == {torch.Tensor}
         and len({each.dtype for each in batch}) == 1
-        and all(is_plain(each) for each in batch)
+        and all(is_plain_tensor(each) for each in batch)
     )
 
 
@@ -123,18 +125,6 @@ def _lie_side_by_side(batch: Any) -> bool:
     return all(
         each.shape == shape and each.is_contiguous() and each.data_ptr() == start + k * num_bytes
         for k, each in enumerate(batch)
-    )
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether shape, strides, type and bytes describe the tensor completely."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized)
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
-        and not tensor.__dict__
     )
 
 

@@ -59,15 +59,6 @@ def is_seen_through(kind: type) -> bool:
     return True
 
 
-def is_memory(tensor: torch.Tensor) -> bool:
-    """Return whether shape, strides, type and memory describe a tensor completely."""
-    return (
-        tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
-    )
-
-
 def can_be_written(array: Any) -> bool:
     """Return whether an array's memory can be written through it, or through what it views."""
     while isinstance(array, np.ndarray):

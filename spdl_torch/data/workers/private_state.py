@@ -17,14 +17,21 @@ import torch
 from torch.utils.data import Dataset
 
 from ...objects.copies import deep_copy, set_state, shallow_copy, unfinalized
-from ...objects.kinds import ARRAYS, GENERATORS, SHARED_MODULES, is_flat, is_immutable, is_ours
+from ...objects.kinds import (
+    ARRAYS,
+    GENERATORS,
+    SHARED_MODULES,
+    is_flat,
+    is_immutable,
+    is_memory,
+    is_ours,
+)
 from ...objects.members import Way, reachable, slots_of, text_of, variables_of
 from .object_state import (
     attributes_of_copy,
     bytes_in,
     can_be_written,
     has_own_attributes,
-    is_memory,
     is_seen_through,
 )
 from .private_memory import PrivateMemory, TornMemory, root_bytes

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...named_tuples import NamedTuple
+from ...objects.kinds import is_plain_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce plain tensors and arrays to their memory, and everything else as pickle does."""
-        if type(value) is torch.Tensor and _is_plain(value):
+        if is_plain_tensor(value) and value.numel():
             return self._of_tensor(value)
         if type(value) is np.ndarray and value.itemsize and not value.dtype.hasobject:
             return self._of_array(value)
@@ -94,19 +95,6 @@ class _Pickler(pickle.Pickler):
         content = pickle.PickleBuffer(memory)
         # The class itself, so that other releases can read it.
         return np.ndarray, (array.shape, array.dtype, content, 0, array.strides)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and tensor.numel() > 0
-        and not vars(tensor)
-    )
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int], unit: int = 1) -> bool:
