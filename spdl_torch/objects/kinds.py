@@ -1,4 +1,6 @@
-"""The table of types: whose objects cannot change, which hold others, which draw numbers, which are memory."""
+"""The table of types: whose objects cannot change, which hold others, which draw numbers, which
+are memory.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.inner_passes import give_dataset_state, has_passes, state_at_beginning
 from ..checkpoint.user_state import ended_early, give_state, keeps_state, state_of
@@ -21,21 +22,32 @@ _VERSION = 1
 _END: Any = object()  # in place of an item, after the last one
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """One source of a mixture, read again and again."""
 
-    name: str
-    num_passes: int
-    """The number of passes that have ended."""
-    num_items: int
-    """The number of items taken in this pass."""
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_passes = 0
+        """The number of passes that have ended."""
+        self.num_items = 0
+        """The number of items taken in this pass."""
+        self._items: Iterator[Any] | None = None
 
     def next(self) -> Any:
         """Return the next item of the pass, or ``_END`` after its last one."""
+        if self._items is None:
+            self._begin(self.num_items)
+        assert self._items is not None, "guaranteed by _begin"
+        item = next(self._items, _END)
+        self.num_items += item is not _END
+        return item
 
     def again(self) -> None:
         """Begin the next pass."""
+        self.num_passes, self.num_items = self.num_passes + 1, 0
+        self._begin(0)
 
+    @abstractmethod
     def skip(self, num_items: int) -> None:
         """Skip items from the beginning of the first pass, through as many passes as that takes.
         Only ``next`` notices the end of a pass.
@@ -43,32 +55,29 @@ class Reader(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the position."""
+        own = self._own_state()
+        return {"num_passes": self.num_passes, "num_items": self.num_items, "state": own}
 
     def load_state(self, state: Mapping[str, Any], where: str) -> None:
         """Go to a position, before anything is read."""
+        self.num_passes, self.num_items = state["num_passes"], state["num_items"]
+
+    @abstractmethod
+    def _begin(self, num_items: int) -> None:
+        """Begin the pass, after so many of its items."""
+
+    def _own_state(self) -> Any:
+        """Return the state that the source itself keeps; None = none."""
+        return None
 
 
-class SourceReader:
+class SourceReader(Reader):
     """Reads a ``DataSource``: every pass is another of its epochs."""
 
     def __init__(self, name: str, source: Any, epoch: int) -> None:
-        self.name = name
-        self.num_passes = self.num_items = 0
+        super().__init__(name)
         self._source = source._with()  # a copy, which has an epoch of its own
         self._epoch = epoch
-        self._items: Iterator[Any] | None = None
-
-    def next(self) -> Any:
-        if self._items is None:
-            self._begin(self.num_items)
-            assert self._items is not None, "guaranteed by _begin"
-        item = next(self._items, _END)
-        self.num_items += item is not _END
-        return item
-
-    def again(self) -> None:
-        self.num_passes, self.num_items = self.num_passes + 1, 0
-        self._begin(0)
 
     def skip(self, num_items: int) -> None:
         try:
@@ -99,43 +108,27 @@ class SourceReader:
                 return  # empty: iteration reports that
             self.again()
 
-    def state(self) -> dict[str, Any]:
-        return {"num_passes": self.num_passes, "num_items": self.num_items, "state": None}
-
-    def load_state(self, state: Mapping[str, Any], where: str) -> None:
-        self.num_passes, self.num_items = state["num_passes"], state["num_items"]
-
     def _begin(self, num_items: int) -> None:
         # No pass of one epoch may have the order of a pass of another.
         self._source.set_epoch((self._epoch << 20) + self.num_passes)
         self._items, self.num_items = self._source.iterate(num_items), num_items
 
 
-class DatasetReader:
+class DatasetReader(Reader):
     """Reads an ``IterableDataset``: every pass is an ``iter()`` of it."""
 
     def __init__(self, name: str, dataset: Any) -> None:
-        self.name = name
-        self.num_passes = self.num_items = 0
+        super().__init__(name)
         self._dataset = dataset
-        self._items: Iterator[Any] | None = None
-
-    def next(self) -> Any:
-        if self._items is None:
-            self._items = iter(self._dataset)
-        item = next(self._items, _END)
-        self.num_items += item is not _END
-        return item
-
-    def again(self) -> None:
-        self.num_passes, self.num_items = self.num_passes + 1, 0
-        self._items = iter(self._dataset)
 
     def skip(self, num_items: int) -> None:
+        self._begin(num_items)
+
+    def _begin(self, num_items: int) -> None:
         self._items = iter(self._dataset)
         self.num_items = sum(1 for _ in islice(self._items, num_items))
 
-    def state(self) -> dict[str, Any]:
+    def _own_state(self) -> Any:
         own: Any = None
         if self._items is None:
             # Not where a PipelineDataset stands: that is somewhere in a pass of the epoch before,
@@ -144,7 +137,7 @@ class DatasetReader:
         keeper = next(filter(keeps_state, (self._items, self._dataset)), None)
         if own is None and keeper is not None:
             own = state_of(keeper)
-        return {"num_passes": self.num_passes, "num_items": self.num_items, "state": own}
+        return own
 
     def load_state(self, state: Mapping[str, Any], where: str) -> None:
         own = state["state"]
@@ -166,7 +159,7 @@ class DatasetReader:
             if self.num_items < state["num_items"]:
                 given = f"{where}.num_items", self._dataset
                 raise ended_early(*given, self.num_items, state["num_items"])
-        self.num_passes, self.num_items = state["num_passes"], state["num_items"]
+        super().load_state(state, where)
 
 
 @dataclass(slots=True)
@@ -177,7 +170,7 @@ class MixedItems:
     if it keeps one, its own state; ``load_state_dict`` goes there before the first item.
     """
 
-    readers: Sequence[Any]
+    readers: Sequence[Reader]
     plan: MixturePlan
     stop: Stop
     position: int = 0
@@ -248,21 +241,21 @@ class MixedItems:
             reader.load_state(sources[reader.name], where)
         self.position = state_dict["position"]
 
-    def _taken(self, reader: Any) -> Any:
+    def _taken(self, reader: Reader) -> Any:
         try:
             return reader.next()
         except Exception as error:
             add_thread_note(error, f"in item {reader.num_items} of the source {reader.name!r}")
             raise
 
-    def _is_last(self, ended: Any) -> bool:
+    def _is_last(self, ended: Reader) -> bool:
         """Return whether the epoch ends where a source has ended."""
         if self.stop == "never":
             return False
         others = (reader for reader in self._drawn() if reader is not ended)
         return self.stop == "first" or all(reader.num_passes > 0 for reader in others)
 
-    def _drawn(self) -> list[Any]:
+    def _drawn(self) -> list[Reader]:
         """Return the sources that the plan ever draws from."""
         return [self.readers[number] for number in self.plan.sources_drawn()]
 
