@@ -57,10 +57,7 @@ def plot_stats(
     """
     if file_format not in get_args(FileFormat):
         raise ValueError(f"plot_stats: file_format must be png, svg or pdf, got {file_format!r}.")
-    _check_matplotlib()
-    recording = load(
-        db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
-    )
+    recording = _loaded(db_path, stages, start_time, end_time, run_id)
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     kinds: dict[Path, Literal["tasks", "queues"]] = {}
@@ -88,11 +85,7 @@ def plot_task_stats(
 
     Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
-    _check_matplotlib()
-    recording = load(
-        db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
-    )
-    return _figure("tasks", recording)
+    return _figure("tasks", _loaded(db_path, stages, start_time, end_time, run_id))
 
 
 def plot_queue_stats(
@@ -108,11 +101,7 @@ def plot_queue_stats(
 
     Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
-    _check_matplotlib()
-    recording = load(
-        db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id
-    )
-    return _figure("queues", recording)
+    return _figure("queues", _loaded(db_path, stages, start_time, end_time, run_id))
 
 
 def _figure(kind: Literal["tasks", "queues"], recording: Recording) -> Figure:
@@ -124,7 +113,13 @@ def _figure(kind: Literal["tasks", "queues"], recording: Recording) -> Figure:
     return draw(recording, series, panels, heading=heading, findings=findings)
 
 
-def _check_matplotlib() -> None:
+def _loaded(
+    db_path: str | os.PathLike[str],
+    stages: Sequence[str] | None,
+    start_time: float | str | None,
+    end_time: float | str | None,
+    run_id: int | None,
+) -> Recording:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -132,3 +127,4 @@ def _check_matplotlib() -> None:
             "Plots need matplotlib, which is not installed: pip install matplotlib (the extra "
             "plot)."
         ) from error
+    return load(db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id)
