@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 PAGE: Final = (b"<!doctype html", b"<html")
+OWN_PAGE: Final = b'<body class="spdl">'
+"""What every page that this package writes has in it, and no other."""
 JSON: Final = (b"{", b"[")
 PICTURE: Final = (b"\x89png", b"<?xml", b"<svg", b"%pdf")
 """The starts of files of each kind, in small letters."""
@@ -51,7 +53,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def check_replaced(path: str | os.PathLike[str], starts: tuple[bytes, ...], kind: str) -> None:
     """Refuse to replace a file that is neither empty nor begins in one of these ways; JSON must be
-    JSON to its end, since a text may begin with a bracket, too.
+    JSON to its end, since a text may begin with a bracket, too, and a page one of this package.
 
     Raises: ValueError; OSError: it cannot be read.
     """
@@ -62,6 +64,8 @@ def check_replaced(path: str | os.PathLike[str], starts: tuple[bytes, ...], kind
         begin = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if begin and not (begin.startswith(starts) and (starts is not JSON or _is_json(path))):
         raise not_replaced(path, kind)
+    if begin and starts is PAGE and OWN_PAGE not in path.read_bytes():
+        raise not_replaced(path, f"{kind} of spdl_torch")
 
 
 def _is_json(path: Path) -> bool:

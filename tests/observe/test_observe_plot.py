@@ -582,7 +582,8 @@ def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):
     for arguments, message in (
         ([str(tmp_path / "no.db")], "no.db does not exist"),
         ([str(foreign)], "notes.txt is not a statistics file"),
-        ([str(db_path), "-o", str(foreign)], "File exists"),
+        ([str(db_path), "-o", str(foreign)], "notes.txt: this file is not a folder; it is left"),
+        ([str(db_path), "-o", str(foreign / "sub")], "notes.txt: this file is not a folder"),
         ([str(db_path), "--stage", "x"], "no stage 'x'"),
     ):
         assert main(["plot", *arguments]) == 2
@@ -590,6 +591,7 @@ def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):
         assert error.startswith("spdl-torch plot: ")
         assert message in error
         assert error.count("\n") == 1
+    assert foreign.read_text() == "hello " * 100
 
 
 def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch, capsys):
