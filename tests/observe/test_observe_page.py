@@ -532,6 +532,7 @@ def test_command_compares_pipelines_by_name_and_says_which_have_no_partner(
     texts, lines = compared_by_command(capsys, "two.db", "--compare", "one.db")
     assert texts[-1] == "Not 'val' of two.db: one.db has none."
     assert [line["comparison"] is None for line in lines] == [True, False]
+    assert [line["not_compared"] for line in lines] == [[texts[-1]], []]  # once
     assert main(["report", "two.db", "--compare", "one.db", "--html", "p.html"]) == 0
     assert "Not 'val' of two.db: one.db has none." in [
         text["text"] for text in read(tmp_path / "p.html").figures["texts"]

@@ -86,15 +86,13 @@ def _report(arguments: argparse.Namespace) -> int:
             return 0
     except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
         raise CommandError(error) from error
-    is_single = len(pairs) == 1
+    if arguments.format == "json":
+        _print_lines(pairs, not_compared)
+        return 0
     for run, other in pairs:
-        if arguments.format == "json":
-            _print_json(run, other, not_compared)
-        else:
-            _print_text(run, other, is_single=is_single)
-    if arguments.format == "text":
-        for sentence in not_compared:
-            print(_compared(sentence))
+        _print_text(run, other, is_single=len(pairs) == 1)
+    for sentence in not_compared:
+        print(_compared(sentence))
     return 0
 
 
@@ -163,16 +161,20 @@ def _named(other: MeasuredRun, path: Path, own_path: Path) -> MeasuredRun:
     return replace(other, name=name)
 
 
-def _print_json(run: MeasuredRun, other: MeasuredRun | None, not_compared: Sequence[str]) -> None:
+def _print_lines(pairs: Pairs, not_compared: Sequence[str]) -> None:
+    """Print a line of JSON for each run; the first says which pipelines have no partner."""
     from ..trace.run_page import comparison_of, too_little_of
 
-    content = json.loads(run.report.as_json())
-    if other is not None or not_compared:
-        comparison = other and comparison_of(run, other)
-        reasons = [too_little_of(run, other)] if other and comparison is None else []
-        content["comparison"] = comparison and asdict(comparison)
-        content["not_compared"] = [*reasons, *not_compared]
-    print(json.dumps(content, allow_nan=False))
+    is_comparing = bool(not_compared) or any(other is not None for _, other in pairs)
+    for run, other in pairs:
+        content = json.loads(run.report.as_json())
+        if is_comparing:
+            comparison = other and comparison_of(run, other)
+            reasons = [too_little_of(run, other)] if other and comparison is None else []
+            content["comparison"] = comparison and asdict(comparison)
+            content["not_compared"] = [*reasons, *not_compared]
+            not_compared = ()
+        print(json.dumps(content, allow_nan=False))
 
 
 def _print_text(run: MeasuredRun, other: MeasuredRun | None, *, is_single: bool) -> None:
