@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import unicodedata
 from typing import Any
@@ -70,6 +71,15 @@ def percent(ratio: float) -> str:
 def shown_rate(per_second: float) -> str:
     """Return ``1,234``, ``12``, ``1.2``: as many digits as a speed is worth."""
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def shown_seconds(seconds: float) -> str:
+    """Return ``12.3 s``, ``10 s``, ``0.12 s``. Never rounded up to the next tenth: 1.96 s are not
+    2 s, where that is a limit.
+    """
+    if seconds < 1:
+        return f"{min(seconds, 0.99):.2g} s"
+    return f"{math.floor(10 * seconds + 1e-6) / 10:.1f}".removesuffix(".0") + " s"
 
 
 def counted(number: int, what: str) -> str:

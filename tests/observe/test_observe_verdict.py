@@ -44,6 +44,7 @@ from spdl_torch.observe import (
 from spdl_torch.observe.verdict.finding import find
 from spdl_torch.pipeline import (
     PipelineBuilder,
+    PipelineStats,
     QueuePerfStats,
 )
 
@@ -276,6 +277,40 @@ def test_errors_that_are_handed_over_are_no_items(pooled):
     )
     assert "Raise" not in shown(report)
     assert "WHAT IF" not in shown(report)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "length"),
+    [(1.96, "1.9 s"), (1.999, "1.9 s"), (0.0084, "0.0084 s"), (0.996, "0.99 s"), (2.3, "2.3 s")],
+)
+def test_length_of_a_window_is_the_same_everywhere(seconds, length):
+    """In the verdict, its evidence and the page; what is too short is not rounded up to enough."""
+    report = make_report(replace(reading(0.5, stage("decode")), elapsed=seconds), QUIET)
+    assert f"window {length}" in shown(report)
+    assert f"over {length}." in report._repr_html_()
+    for text in (report.verdict.finding, report.what_if(num_workers=9).reason):
+        assert seconds >= 2 or length in text
+    nothing = make_report(PipelineStats(elapsed=123.4, consumer_wait_ratio=0.0, stages=()), QUIET)
+    assert "window 123.4 s" in shown(nothing)
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(0.001, False), (1.9, False), (2.0, True)])
+def test_cores_of_helpers_are_named_only_where_they_can_be_known(seconds, is_said):
+    """As garbage collections: of a short window, what came just before it may be most."""
+    probes = replace(QUIET, helper_cores=0.7)
+    report = make_report(replace(reading(0.5, stage("decode")), elapsed=seconds), probes)
+    said = "0.7 cores in use by threads that ops start"
+    assert (said in shown(report)) == (said in report._repr_html_()) == is_said
+
+
+def test_nothing_measured_is_said_to_be_so():
+    """In the words of a loader that has loaded nothing; it was called not input-bound."""
+    stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
+    for report in (make_report(stats), make_report(stats, QUIET, pooled=POOLED)):
+        assert report.verdict.cause is Cause.UNKNOWN
+        assert report.verdict.finding == "There are no figures: nothing was loaded yet."
+        assert "input-bound" not in shown(report)
+        assert report.verdict.finding in report._repr_html_()
 
 
 @pytest.mark.parametrize(

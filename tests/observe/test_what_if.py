@@ -333,6 +333,20 @@ def test_report_shows_predictions_everywhere(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("sampling", "limit"), [(0.6, "the sampler"), (0.01, "the trainer")])
+@pytest.mark.parametrize("num_workers", [64, 0])
+def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sampling, limit):
+    """It is no faster with other workers, and no work of the trainer's."""
+    report = simulated(num_workers=2, num_cores=8, waits=2 * MS, step=0.3 * MS)
+    assert report.stats.consumer_wait_ratio > 0.6
+    probes = replace(report.probes, sampling_ratio=sampling)
+    prediction = make_report(report.stats, probes, pooled=report.pooled).what_if(
+        num_workers=num_workers
+    )
+    assert prediction.limit == limit
+    assert f"then {limit} is the limit" in str(prediction)
+
+
 def test_stored_run_is_asked_like_the_live_one(tmp_path, capsys):
     """The file keeps what the model needs; the command shows it."""
     report = simulated(num_workers=2, num_cores=8, waits=2 * MS)

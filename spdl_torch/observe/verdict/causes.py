@@ -63,11 +63,6 @@ def is_too_short(stats: PipelineStats) -> bool:
     return 0 < stats.elapsed < SHORT_SECONDS
 
 
-def short_seconds(stats: PipelineStats) -> str:
-    """Return the length of a window that is too short, in words that say so: 1.96 s are not 2 s."""
-    return f"{min(stats.elapsed, SHORT_SECONDS - 0.1):.2g} s"
-
-
 def is_inline(stats: PipelineStats, pooled: Sequence[str]) -> bool:
     """Return whether a loader without workers loads, on the consumer's thread: it has no queue."""
     return bool(pooled) and all(stage.queue.elapsed == 0 for stage in stats.stages)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...named_tuples import NamedTuple
+from ...shown_text import shown_seconds
 from .causes import (
     SHORT_SECONDS,
     Cause,
@@ -14,7 +15,6 @@ from .causes import (
     may_wait_for_gil,
     num_delivered,
     others_have_cores,
-    short_seconds,
     waits_for_others,
 )
 from .intervals import thread_seconds
@@ -95,6 +95,8 @@ class Demands:
     gil: GilUse
     step: float
     """The trainer's seconds without waiting, its draws from the sampler included."""
+    loop: str
+    """What takes most of these: ``the trainer``, or ``the sampler``."""
     stages: tuple[tuple[str, float], ...]
     """The other stages, each with the seconds between two of its items if it never waited."""
     num_cores: float
@@ -153,6 +155,7 @@ def demands_of(
         gil=GilUse(gil, is_gil_bound, probes.own_gil),
         # The loop draws from the sampler itself: that is a part of its work, whoever loads.
         step=(1 - waits_for_others(stats, probes)) * seconds,
+        loop=_most_of_step(stats, probes),
         stages=tuple(
             (stage.name, stage.busy_ratio * seconds)
             for stage in stats.stages
@@ -162,6 +165,12 @@ def demands_of(
         error=_MODEL_ERROR + _sampling_error(fetch),
         stage="" if pooled else own[0].name,
     )
+
+
+def _most_of_step(stats: PipelineStats, probes: Probes) -> str:
+    """Return what takes most of the loop's time in which it does not wait for others."""
+    sampling = stats.consumer_wait_ratio - waits_for_others(stats, probes)
+    return "the sampler" if sampling > 1 - stats.consumer_wait_ratio else "the trainer"
 
 
 class _Ops(NamedTuple):
@@ -192,7 +201,7 @@ def _enough_batches(stats: PipelineStats) -> int:
     if not num_batches:
         raise NotKnown("nothing was delivered")
     if stats.elapsed < SHORT_SECONDS:
-        raise NotKnown(f"the window is short, {short_seconds(stats)}")
+        raise NotKnown(f"the window is short, {shown_seconds(stats.elapsed)}")
     if num_batches < _FEW_BATCHES:
         raise NotKnown(f"only {num_batches} batches were delivered")
     return num_batches

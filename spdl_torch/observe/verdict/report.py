@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...machine.readings import Probes
 from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
-from ...shown_text import percent, printable, shown_rate, wrapped
+from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page
-from .causes import Cause
+from .causes import Cause, is_too_short
 from .placement import Placement, lines_of
 from .sections import data_lines, prediction_table, sentences, stage_table
 from .verdict import Verdict, judge
@@ -56,7 +56,8 @@ class Report:
     def __str__(self) -> str:
         """Return the verdict, a line for each stage, the checks, the action to take, and what some
         other settings would give."""
-        lines = [wrapped(self.verdict.finding, "VERDICT  "), f"window {_seconds(self.stats)}", ""]
+        window = shown_seconds(self.stats.elapsed)
+        lines = [wrapped(self.verdict.finding, "VERDICT  "), f"window {window}", ""]
         lines += [*stage_lines(self), "", wrapped(self._checks(), "checks   ")]
         lines += [wrapped(line, "workers  ") for line in lines_of(self.placements)]
         lines += [wrapped(line, "data     ") for line in data_lines(self.stats)]
@@ -213,7 +214,8 @@ class Report:
             checks.append(f"no core for {percent(p.run_delay_ratio)} of the {crew}' time")
         else:
             unknown.append("time without a core")
-        if p.helper_cores is not None and p.helper_cores >= 0.05:
+        # Of a short window, what a thread did beside it, or before, may be most.
+        if (p.helper_cores or 0.0) >= 0.05 and not is_too_short(self.stats):
             checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
         if p.sampling_ratio is not None and p.sampling_ratio >= 0.01:
             checks.append(f"drawing from the sampler {percent(p.sampling_ratio)}")
@@ -288,7 +290,3 @@ def _gain(verdict: Verdict) -> str:
     if not limit or limit == "the trainer":
         return f" At most {most}; then training waits no more."
     return f" At most {most}; then {limiting(limit)}."
-
-
-def _seconds(stats: PipelineStats) -> str:
-    return f"{stats.elapsed:.1f} s" if stats.elapsed >= 1 else f"{stats.elapsed:.2g} s"

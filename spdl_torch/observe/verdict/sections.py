@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...shown_text import shown_seconds
 from ..page.content import Column, Table, Text
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def sentences(verdict: Verdict, gain: str, checks: str, elapsed: float) -> list[
         Text(word="VERDICT", text=verdict.finding, tone="verdict"),
         Text(word="ACTION", text=f"{verdict.action}{gain}", tone="action"),
         *(Text(word="note", text=remark) for remark in verdict.remarks),
-        Text(word="checks", text=f"{checks}; over {elapsed:.1f} s."),
+        Text(word="checks", text=f"{checks}; over {shown_seconds(elapsed)}."),
     ]
 
 

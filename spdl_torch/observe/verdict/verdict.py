@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ...machine.gil import has_gil
 from ...machine.readings import Probes
-from ...shown_text import percent
+from ...shown_text import percent, shown_seconds
 from .advice import advise
-from .causes import SHORT_SECONDS, Cause, is_too_short, num_delivered, short_seconds
+from .causes import SHORT_SECONDS, Cause, is_too_short, num_delivered
 from .finding import find
 
 if TYPE_CHECKING:
@@ -52,6 +52,16 @@ class Verdict:
     longer waits."""
 
 
+_NOTHING_MEASURED = Verdict(
+    cause=Cause.UNKNOWN,
+    stage=None,
+    wait_ratio=0.0,
+    finding="There are no figures: nothing was loaded yet.",
+    action="Load for a while, and look again.",
+    gain=0.0,
+)
+
+
 def judge(
     stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
 ) -> Verdict:
@@ -64,6 +74,8 @@ def judge(
     """
     probes = probes or Probes(switch_interval=sys.getswitchinterval(), own_gil=not has_gil())
     waiting = stats.consumer_wait_ratio
+    if stats.elapsed <= 0:
+        return _NOTHING_MEASURED
     remarks = tuple(_remarks(stats, probes))
     has_nothing, is_short = num_delivered(stats.stages) == 0, is_too_short(stats)
     if has_nothing and (is_short or waiting < _INPUT_BOUND or _num_lost(stats)):
@@ -96,7 +108,7 @@ def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
         cause=Cause.SHORT,
         stage=None,
         wait_ratio=stats.consumer_wait_ratio,
-        finding=f"Training waited for data {waited} of {short_seconds(stats)}, "
+        finding=f"Training waited for data {waited} of {shown_seconds(stats.elapsed)}, "
         "which is too short to say why.",
         action=f"Load for {SHORT_SECONDS:g} seconds or more, and look again.",
         gain=0.0,
@@ -124,7 +136,7 @@ def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdic
         cause=Cause.UNKNOWN,
         stage=None,
         wait_ratio=stats.consumer_wait_ratio,
-        finding=f"Nothing was delivered in {stats.elapsed:.2g} s: {why}.",
+        finding=f"Nothing was delivered in {shown_seconds(stats.elapsed)}: {why}.",
         action=action,
         gain=0.0,
         remarks=remarks,

@@ -62,8 +62,8 @@ class Prediction:
     """The bounds of the rate; None = not even they are known."""
     high: float | None = None
     limit: str = ""
-    """The limit of the rate then: ``the trainer``, ``the cores``, ``the GIL``, ``the workers``, or
-    a stage."""
+    """The limit of the rate then: ``the trainer``, ``the sampler``, ``the cores``, ``the GIL``,
+    ``the workers``, or a stage."""
     assumption: str = ""
     reason: str = ""
     """Why the rate cannot be known; "" = it is."""
@@ -233,7 +233,7 @@ def _as_computed(now: Demands, side: str) -> float:
 def _rate(costs: _Costs, now: Demands, side: str, as_computed: float = 1.0) -> tuple[float, str]:
     """Return the batches a second, and what limits them."""
     if not costs.num_workers:
-        return as_computed / (costs.worker + now.step), "the trainer"
+        return as_computed / (costs.worker + now.step), now.loop
     shared = max(costs.core, costs.gil)
     elsewhere = max(0.0, costs.worker - shared)
     useful = _at_odds(costs, now)
@@ -247,7 +247,7 @@ def _rate(costs: _Costs, now: Demands, side: str, as_computed: float = 1.0) -> t
     limits = [(as_computed * workers, name)]
     limits += [(1 / seconds, f"stage {stage!r}") for stage, seconds in now.stages]
     if now.step > 0:
-        limits.append((1 / now.step, "the trainer"))
+        limits.append((1 / now.step, now.loop))
     return min(limits)
 
 
