@@ -198,13 +198,14 @@ def samples_after_ctrl_c(kind, options, place):
 @pytest.mark.parametrize(
     ("options", "step"),
     [
+        ({}, 1),
         ({"num_workers": 2, "isolation": "thread"}, 1),
         ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 1),
         ({"num_workers": 1, "prefetch_factor": 1, "in_order": False, "isolation": "thread"}, 1),
         ({"num_workers": 2, "isolation": "process"}, 5),
         pytest.param({"num_workers": 2, "isolation": "process"}, 2, marks=pytest.mark.long),
     ],
-    ids=["threads", "one job", "one job, as they come", "processes", "processes, longer"],
+    ids=["none", "threads", "one job", "one job, as they come", "processes", "processes, longer"],
 )
 def test_loop_that_goes_on_after_ctrl_c_gets_each_sample_once(kind, options, step):
     """Wherever it comes while a batch is awaited: only that batch may be missing, and where more
@@ -298,6 +299,83 @@ def test_state_after_ctrl_c_has_what_the_loop_has_not_had(kind, options, step):
             if where is None:
                 break
     assert place > 10
+    assert_threads_end()
+
+
+class Upward(torch.utils.data.Sampler):
+    """Indices in order. It knows where it stands, from one iterator to the next."""
+
+    position = 0
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        while self.position < NUM_SAMPLES:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def samples_resumed_of_sampler(options, place, *, goes_on):
+    """All samples of an epoch that another loader resumes after Ctrl-C at that place of the second
+    batch's way to the loop, which may go on before; where it came, and how many batches are lost by
+    the loop's own choice."""
+    loader = DataLoader(Indices(NUM_SAMPLES), 4, sampler=Upward(), **options)
+    iterator, num_lost = iter(loader), 0
+    seen = next(iterator).tolist()
+    try:
+        with AtCall(place) as ctrl_c:
+            batch = next(iterator)
+        seen += batch.tolist()
+    except KeyboardInterrupt:
+        if goes_on:
+            try:
+                seen += next(iterator).tolist()
+                num_lost = 1
+            except RuntimeError as error:
+                if "Ctrl-C came while a batch was asked for" not in str(error):
+                    raise
+    again = DataLoader(Indices(NUM_SAMPLES), 4, sampler=Upward(), **options)
+    again.load_state_dict(loader.state_dict())
+    for batch in again:
+        seen += batch.tolist()
+    return seen, ctrl_c.where, num_lost
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("goes_on", [False, True], ids=["state at once", "goes on"])
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({}, 1),
+        ({"num_workers": 1, "isolation": "thread"}, 1),
+        ({"num_workers": 1, "isolation": "process"}, 7),
+    ],
+    ids=["none", "thread", "process"],
+)
+def test_state_after_ctrl_c_with_a_sampler_of_its_own_state(caplog, options, step, goes_on):
+    """Each sample comes once, wherever it came; but those that the sampler had passed as Ctrl-C
+    came within it, which is said."""
+    numbers_missing = set()
+    for place in itertools.count(1, step):
+        caplog.clear()
+        seen, where, num_lost = samples_resumed_of_sampler(options, place, goes_on=goes_on)
+        assert len(set(seen)) == len(seen), f"twice, at place {place}: {where}"
+        said = "Ctrl-C came while Upward was asked for an index" in caplog.text
+        num_missing = NUM_SAMPLES - len(seen)
+        assert num_missing <= 4 * num_lost or (said and num_missing < 4), f"at {place}: {where}"
+        numbers_missing.add(num_missing)
+        if where is None:
+            break
+    assert not said
+    assert 0 in numbers_missing
     assert_threads_end()
 
 

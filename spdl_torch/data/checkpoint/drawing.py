@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,14 @@ from .user_state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_PASSED = (
+    "DataLoader.state_dict: Ctrl-C came while %s was asked for an index, and its own state may be "
+    "past indices that the loop has not had, those of one batch at most: resuming leaves them out. "
+    "A state that was saved before Ctrl-C has them."
+)
 
 
 class Drawing:
@@ -57,16 +66,25 @@ class Drawing:
         self._before_last: Any = None
         """The sampler's state before the last of ``_ahead`` was drawn, if it was asked then."""
         self._failure: BaseException | None = None
+        self.given: tuple[Any, ...] = ()
+        """The index given to the loop that nobody has recorded yet; () = there is none. Ctrl-C may
+        come before it is, so it stays until then."""
+        self._is_asking = False
+        """Whether the sampler is at an index or, for ever, Ctrl-C has come while it was."""
 
     def __iter__(self) -> Drawing:
         return self
 
     def __next__(self) -> Any:
-        if not self._ahead:
-            return self._drawn()
-        if len(self._ahead) == 1:
-            self._before_last = None
-        return self._ahead.popleft()
+        if not self.given:
+            if not self._ahead:
+                self._draw()
+            if len(self._ahead) == 1:
+                self._before_last = None
+            # No calls, and so no places where Python looks for Ctrl-C: it is here or there.
+            self.given = (self._ahead[0],)
+            del self._ahead[0]
+        return self.given[0]
 
     def look_ahead(self) -> list[Any]:
         """Return the indices that come next, at least one unless there are no more."""
@@ -78,18 +96,22 @@ class Drawing:
         """Return the indices drawn ahead that the next epoch begins with, and let go of them."""
         if not self.may_go_on:
             return []
-        left, self._before_last = list(self._ahead), None
+        left, self._before_last = [*self.given, *self._ahead], None
         self._ahead.clear()
+        self.given = ()
         return left
 
     def now(self) -> SamplerState:
         """Return the sampler's state here. Raises: what its ``state_dict()`` raises."""
+        if self._is_asking:  # its generator may have ended, which is not the epoch's end
+            _logger.warning(_PASSED, type(self._sampler).__name__)
+            return SamplerState(self.at_end(), (*self.given, *self._ahead))
         if not self._has_begun:
             self._draw_ahead()
         if self._before_last is not None:
             *ahead, _ = self._ahead
-            return SamplerState(copy.deepcopy(self._before_last), tuple(ahead))
-        state, drawn = self.at_end(), tuple(self._ahead)
+            return SamplerState(copy.deepcopy(self._before_last), (*self.given, *ahead))
+        state, drawn = self.at_end(), (*self.given, *self._ahead)
         if self._restored is None and not self._ended and self._draw_ahead():
             self._before_last = copy.deepcopy(state)
         return SamplerState(state, drawn, self._ended)
@@ -105,7 +127,7 @@ class Drawing:
         if self._ended or self._failure is not None:
             return False
         try:
-            self._ahead.append(self._drawn())
+            self._draw()
         except StopIteration:
             return False
         except Exception as error:
@@ -113,19 +135,28 @@ class Drawing:
             return False
         return True
 
-    def _drawn(self) -> Any:
+    def _draw(self) -> None:
+        """Draw an index to the end of those ahead."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
         if self._ended:
             raise StopIteration
         is_first, self._has_begun, self._restored = not self._has_begun, True, None
+        self._is_asking = True
         try:
-            return unshared(next(self._indices))  # it may be kept while the sampler changes it
-        except StopIteration:
-            if not is_first:
-                self._ended, self.may_go_on = True, False
-                raise
+            for index in self._indices:  # as next(), but no place where Python looks for Ctrl-C
+                self._ahead += (index,)
+                self._ahead[-1] = unshared(index)  # the sampler may change it
+                self._is_asking = False
+                return
+        except Exception:
+            self._is_asking = False
+            raise
+        self._is_asking = False
+        if not is_first:
+            self._ended, self.may_go_on = True, False
+            raise StopIteration
         # A sampler that keeps its position, restored at the end of an epoch, has none left.
         self._indices = self._begin()
-        return self._drawn()
+        self._draw()

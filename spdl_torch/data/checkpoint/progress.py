@@ -81,7 +81,12 @@ class Progress:
         ``local_samples`` up to its end."""
         if self.workers:
             return  # iterables have no sampler; their workers report their own progress
-        if self.drawing is None and self.begun.in_batches and type(index) is list:
+        if self.drawing is not None:
+            # Without a call in between, so that Ctrl-C finds it here or there.
+            self._drawn[number] = local_samples, index
+            self.drawing.given = ()
+            return
+        if self.begun.in_batches and type(index) is list:
             index = index[-NUM_LAST:]  # a copy: the dataset gets the list, and may change it
         self._drawn[number] = local_samples, index
 

@@ -119,13 +119,21 @@ class InlineIterator(EpochIterator):
         self._stats.end()
 
     def _make_next(self) -> tuple[Any, Tries | None]:
-        if self._state is EpochState.LOST:
+        # An iterable knows where it stands: of its indices, which say nothing, any may be lost.
+        has_order = self._maker.items is None
+        if self._state is EpochState.LOST or (self._is_cut_short and has_order):
             self._end_epoch()
-        # Before the block below: only the maker's errors stand in place of a batch.
-        taken = self._stats.draws.time(self._take_index)
+        # Ctrl-C may leave an index that the sampler has given and nobody has recorded.
+        self._is_cut_short = self._is_cut_short or has_order
+        try:
+            # Before the block below: only the maker's errors stand in place of a batch.
+            taken = self._stats.draws.time(self._take_index)
+        except Exception:  # the sampler's own
+            self._is_cut_short = False
+            raise
+        self._is_cut_short = self._is_cut_short and taken is None and not has_order
         if taken is None:
-            self._end_epoch()  # as cut short, where Ctrl-C has ended the sampler's generator
-        self._is_cut_short = False
+            self._end_epoch()  # as cut short, where Ctrl-C has ended an iterable's sampler
         index, first = taken
         try:
             batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
