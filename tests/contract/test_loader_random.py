@@ -588,7 +588,7 @@ def test_python_and_numpy_draw_on_the_trainers_thread_as_before():
 def test_spawned_process_takes_over_what_random_is_pickled_as():
     """The object behind ``random`` is pickled as torch's and Python's own classes alone."""
     list(DataLoader([1], num_workers=1))
-    for value in (random.random, random.randint, random._inst, np.random.rand):
+    for value in (random.random, random.randint, random.random.__self__, np.random.rand):
         assert b"spdl" not in pickle.dumps(value)
 
 

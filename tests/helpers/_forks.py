@@ -44,3 +44,20 @@ def outcome(function):
         return function()
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
+
+
+def fork_server():
+    """Python's own: it forks the children that this process asks it for."""
+    from multiprocessing import forkserver  # not every process that forks has one
+
+    return forkserver._forkserver
+
+
+def fork_server_pid():
+    """The number of its process."""
+    return fork_server()._forkserver_pid
+
+
+def end_fork_server():
+    """End its process; whoever asks for a child next starts another one."""
+    fork_server()._stop()

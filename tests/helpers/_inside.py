@@ -110,6 +110,11 @@ def give_out(batches):
     batches._submit_more()
 
 
+def doing_in(batches):
+    """What an iterator's workers do now, as a loop that waits too long is told."""
+    return batches._at_work()
+
+
 def iterator_of(loader):
     """The iterator that a loader with persistent workers keeps."""
     return loader._iterator

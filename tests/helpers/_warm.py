@@ -37,7 +37,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from time import monotonic
 
-from _forks import end_at_once
+from _forks import end_at_once, fork_server
 from _memory import make_cheap_to_fork
 
 CAN_FORK = hasattr(os, "pidfd_open") and hasattr(os, "fork")
@@ -487,7 +487,7 @@ def _run_as_new(code, descriptors, mask):
     """Run what a new interpreter would, with the descriptors and signals that it would have, and
     end the process. What its parent has imported is there.
     """
-    from multiprocessing import forkserver, resource_tracker
+    from multiprocessing import resource_tracker
 
     status = 1
     try:
@@ -504,7 +504,7 @@ def _run_as_new(code, descriptors, mask):
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        forkserver._forkserver.__init__()
+        fork_server().__init__()
         tracker = resource_tracker._resource_tracker
         tracker._fd = tracker._pid = None
         main = types.ModuleType("__main__")

@@ -117,8 +117,8 @@ def server():
         yield f"http://127.0.0.1:{running.server_port}"
         # Connections are kept for the next read; closing them lets the server's threads end.
         fs = fsspec.filesystem("http")
-        if fs._session is not None:
-            fsspec.asyn.sync(fs.loop, fs._session.close)
+        session = fsspec.asyn.sync(fs.loop, fs.set_session)
+        fsspec.asyn.sync(fs.loop, session.close)
         type(fs).clear_instance_cache()
         running.shutdown()
         thread.join()

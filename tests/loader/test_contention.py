@@ -222,8 +222,9 @@ def _is_full(window):
 def soon_alone(*, hold_ns=60_000 * MS):
     """Loaders with several workers leave one alone from the first jobs on; at least so long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contention_module._Window, "is_full", property(_is_full))
-        patch.setattr(contention_module._Window, "is_contended", True)
+        window = contention_module._Window
+        patch.setattr(window, "is_full", property(_is_full))
+        patch.setattr(window, "is_contended", True)
         patch.setattr(contention_module, "_GAIN", 0.0)
         patch.setattr(contention_module, "_FIRST_HOLD_NS", hold_ns)
         patch.setattr(contention_module, "_LONGEST_HOLD_NS", hold_ns)

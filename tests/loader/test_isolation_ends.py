@@ -15,7 +15,7 @@ import sys
 import textwrap
 from collections import deque
 from functools import partial
-from multiprocessing import forkserver, util
+from multiprocessing import util
 
 import _spawned
 import _warm
@@ -24,9 +24,9 @@ import pytest
 import torch
 from _at_call import AtCall
 from _folders import HELPERS
-from _forks import found_in_fork
+from _forks import end_fork_server, fork_server, found_in_fork
 from _gates import shared_memory_of, until
-from _inside import children_of, pids_of, seats_of
+from _inside import children_of, doing_in, pids_of, seats_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Leaving, Noting, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
@@ -198,7 +198,7 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
 
 def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tmp_path):
     """After Ctrl-C has met it: it takes no more requests, and is there for a while yet."""
-    server, wait_for_its_end = forkserver._forkserver, child_process.server_ends
+    server, wait_for_its_end = fork_server(), child_process.server_ends
     list(served(Images(4), 4))  # there is a server, which is put back at the end
     dying = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     errors = []
@@ -219,7 +219,7 @@ def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tm
         assert len(list(served(Images(8), 4))) == 2
         assert errors == [ConnectionRefusedError]
     finally:
-        server._stop()
+        end_fork_server()
         dying.wait()
 
 
@@ -274,8 +274,8 @@ def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
     """One that does not answer does not hide the others."""
     monkeypatch.setattr(process_seats, "_ASK_SECONDS", 0.5)
     batches, pid = held_child(in_order=False)
-    until(lambda: batches._at_work().count("None of its threads is at work") == 2)
-    text = batches._at_work()
+    until(lambda: doing_in(batches).count("None of its threads is at work") == 2)
+    text = doing_in(batches)
     assert text.startswith("Waiting for any batch. ")
     assert text.count("sample index 4") == 1
     children = pids_of(batches)
@@ -283,7 +283,7 @@ def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
     os.kill(other, signal.SIGSTOP)
     try:
         until(lambda: psutil.Process(other).status() == psutil.STATUS_STOPPED)
-        text = batches._at_work()
+        text = doing_in(batches)
     finally:
         os.kill(other, signal.SIGCONT)
     assert f"The worker process (pid {other}) is being started, or did not answer" in text

@@ -514,7 +514,10 @@ def test_nothing_lies_over_anything_when_names_are_long(tmp_path):
     figure.draw_without_rendering()
     (legend,) = figure.legends
     boxes = [legend.get_window_extent(), *(axes.get_window_extent() for axes in figure.axes)]
-    boxes += [figure.axes[0]._left_title.get_window_extent()]
+    title = figure.axes[0].get_title(loc="left")
+    texts = figure.axes[0].findobj(matplotlib.text.Text)
+    boxes += [text.get_window_extent() for text in texts if text.get_text() == title]
+    assert len(boxes) == 1 + len(figure.axes) + 1
     boxes += [text.get_window_extent() for text in figure.texts]
     for n, box in enumerate(boxes):
         assert box.x0 >= 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
 import importlib
@@ -246,7 +245,7 @@ def options(parser):
     """Commands and options of the command line."""
     for action in parser._actions:
         yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action.choices, dict):  # of its commands, whose parsers these are
             for command, subparser in action.choices.items():
                 yield command
                 yield from options(subparser)

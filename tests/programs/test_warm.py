@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from multiprocessing import forkserver, util
+from multiprocessing import util
 from pathlib import Path
 from subprocess import STDOUT, TimeoutExpired
 
 import _spawned
 import _warm
 import pytest
+from _forks import end_fork_server, fork_server, fork_server_pid
 
 LOOKS = """
 import json, os, sys
@@ -227,18 +228,19 @@ def test_process_that_is_spawned_from_the_warm_one_is_as_a_new_one(capfd, tmp_pa
 @pytest.mark.usefixtures("changed_here")
 def test_fork_server_from_the_warm_process_is_as_a_new_one(capfd, monkeypatch, tmp_path):
     """The same of its children, whose parent it is."""
-    server, found = forkserver._forkserver, []
-    monkeypatch.setattr(server, "_preload_modules", [])
+    found = []
+    monkeypatch.setattr(fork_server(), "_preload_modules", [])
     for start in (util.spawnv_passfds, _spawned.start_python):
         monkeypatch.setattr(util, "spawnv_passfds", start)
-        server._stop()
+        end_fork_server()
         try:
             seen, *others = seen_by(multiprocessing.get_context("forkserver"), capfd)
-            assert seen.pop(4) == server._forkserver_pid
-            is_torch_there = "libtorch" in Path(f"/proc/{server._forkserver_pid}/maps").read_text()
+            pid = fork_server_pid()
+            assert seen.pop(4) == pid
+            is_torch_there = "libtorch" in Path(f"/proc/{pid}/maps").read_text()
             found.append((seen, others, is_torch_there))
         finally:
-            server._stop()
+            end_fork_server()
     (forked, *others, is_warm), (new, *others_of_new, is_new_warm) = found
     assert (forked, others) == (new, others_of_new)
     assert (is_warm, is_new_warm) == (True, False)
