@@ -33,6 +33,7 @@ from _loader_helpers import (
     DataLoader,
     ModelLoader,
     ThreadLoader,
+    TorchIterator,
     as_list,
     assert_threads_end,
     epoch_of,
@@ -305,7 +306,7 @@ def test_loader_can_be_copied_and_pickled(duplicate):
 def test_iterator_cannot_be_pickled():
     """As torch's; Lightning leaves iterators out of its state by their base class."""
     batches = iter(DataLoader(data8, num_workers=1))
-    assert isinstance(batches, torch.utils.data.dataloader._BaseDataLoaderIter)
+    assert isinstance(batches, TorchIterator)
     with pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(batches)
 

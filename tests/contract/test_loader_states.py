@@ -22,6 +22,7 @@ from _datasets import (
     Shuffled,
     Uncopyable,
 )
+from _inside import state_of
 from _loader_helpers import DataLoader, no_thread_left, torch_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -511,9 +512,9 @@ def test_epoch_is_running_until_its_last_batch_was_asked_for(num_workers):
     """With workers and without; a move that the table lacks is an error of ours."""
     iterator = iter(DataLoader(list(range(4)), num_workers=num_workers))
     for _ in range(4):
-        assert iterator._state is EpochState.RUNNING
+        assert state_of(iterator) is EpochState.RUNNING
         next(iterator)
     assert next(iterator, None) is None
-    assert iterator._state is EpochState.OVER
+    assert state_of(iterator) is EpochState.OVER
     with pytest.raises(AssertionError, match="cannot become"):
         iterator._advance(EpochState.RUNNING)

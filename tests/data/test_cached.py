@@ -34,6 +34,7 @@ from torch.utils.data import Subset
 
 import spdl_torch
 from spdl_torch.data import cached
+from spdl_torch.data.caching import dataset as dataset_module
 from spdl_torch.data.caching.files import CachedFiles
 from spdl_torch.data.differences import path_of_difference
 from spdl_torch.io import Reader, image_loader
@@ -438,11 +439,13 @@ def read_all_at_once(kept, barrier, num_threads):
 
 
 @pytest.mark.parametrize(("num_programs", "num_threads"), [(3, 1), (1, 3), (2, 3)])
-def test_sample_is_made_once_if_several_ask_for_it_at_once(num_programs, num_threads, tmp_path):
+def test_sample_is_made_once_if_several_ask_for_it_at_once(
+    num_programs, num_threads, tmp_path, monkeypatch
+):
     """Threads or programs, which all begin with the same sample; one has been killed. Of threads
     in several programs, all have every sample."""
     kept = cached(Counted(200, tmp_path / "made"), tmp_path / "cache", version=1)
-    kept._num_compared = {"made": 9, "found": 9}  # nothing is made to compare it
+    monkeypatch.setattr(dataset_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
     reading, writing = os.pipe()
     _, pid = start_program(hold_sample, kept, writing)
     os.read(reading, 1)

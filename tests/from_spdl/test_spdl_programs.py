@@ -166,14 +166,15 @@ CONFIGS = [
 
 def test_data_formats_loads_what_was_saved(formats):
     """004: every format and way to load it, on threads; the arrays are numpy's."""
+    loader_of = formats._get_load_fn
     for data_format, compressed, impl in CONFIGS:
         data = formats.get_mock_data(data_format, compressed)
-        load = formats._get_load_fn(data_format, impl)
+        load = loader_of(data_format, impl)
         pipeline = formats.get_pipeline(formats.DataSource(data, repeat=3), load, 2, "mt")
         num_items, elapsed = formats.run_pipeline(pipeline)
         assert num_items == 3
         assert elapsed > 0
-        peer = formats._get_load_fn(data_format, "torch" if impl == "torch" else "np")
+        peer = loader_of(data_format, "torch" if impl == "torch" else "np")
         for ours, theirs in itertools.zip_longest(load(data), peer(data)):
             assert np.array_equal(ours, theirs)
 

@@ -33,6 +33,11 @@ LATE = 20_000_000
 """GPU clock cycles, some 10 ms: how late kernels run behind their launch."""
 
 
+def keep_busy(num_cycles):
+    """Launch a kernel that takes so many cycles."""
+    torch.cuda._sleep(num_cycles)
+
+
 @dataclass
 class Sample:
     image: Any
@@ -167,7 +172,7 @@ def test_transfer_tensor_is_a_pipeline_stage():
     sums = []
     with pipeline.auto_stop():
         for batch in pipeline:
-            torch.cuda._sleep(LATE // 10)
+            keep_busy(LATE // 10)
             sums.append(batch["x"].sum())
             del batch
     assert torch.stack(sums).tolist() == [k * MEBI for k in range(50)]
@@ -220,7 +225,7 @@ def test_nvjpeg_is_a_pipeline_stage(jpegs):
         PipelineBuilder().add_source(range(40)).pipe(decode, concurrency=3).add_sink().build()
     ).auto_stop() as pipeline:
         for batch in pipeline:
-            torch.cuda._sleep(LATE // 10)
+            keep_busy(LATE // 10)
             sums.append(batch.sum())
             del batch
     assert all(torch.equal(one, expected) for one in sums)
@@ -255,10 +260,10 @@ def test_thread_that_trains_never_waits_for_the_device(num_workers):
         torch.cuda.set_sync_debug_mode("error" if num_workers else "default")
         try:
             batch = next(batches)
-            torch.cuda._sleep(LATE // 4)
+            keep_busy(LATE // 4)
             plain, image, packed, sparse, own = batch
             sums += [plain.sum(), image.double().sum(), packed.data.sum(), own.tensor.sum()]
-            sums.append(sparse._values().sum())
+            sums.append(sparse.values().sum())
             assert isinstance(image, tv_tensors.Image)
             del batch, plain, image, packed, sparse, own
         finally:

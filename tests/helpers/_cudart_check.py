@@ -15,12 +15,13 @@ from unittest.mock import patch
 
 import torch
 from _forks import end_at_once
+from _inside import look_often
 
 from spdl_torch.check_gpu import ways
 from spdl_torch.check_gpu.command import CheckOptions, Extent, run_check_gpu
 from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
-from spdl_torch.io._transfer import cuda, readers, transfer
+from spdl_torch.io._transfer import cuda, readers
 
 
 class CopyingGpu(CudaGpu):
@@ -68,7 +69,7 @@ def main():
     """Run it."""
     torch.set_num_threads(1)
     ctypes.CDLL(None).standin_set(b"looks", ctypes.c_long(30))  # the model is far behind
-    transfer._LONGEST_PAUSE_SECONDS = 0.0  # so that looking often takes no time
+    look_often()
     extent = Extent(num_batches=120, most_bytes=1 << 20, workers=(0, 2))
     status = run_check_gpu(CheckOptions(), sys.stdout, sys.stderr, gpu=CopyingGpu(), extent=extent)
     print(json.dumps(without_guards()), flush=True)

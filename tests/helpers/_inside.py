@@ -2,6 +2,8 @@
 
 from torch.utils.data import DataLoader
 
+from spdl_torch.io._transfer import transfer
+
 
 def run_of(pipeline):
     """The threads and queues of a pipeline."""
@@ -38,9 +40,9 @@ def kept_by(dataset):
     return dataset._store
 
 
-def state_of(loader):
-    """What a loader remembers from epoch to epoch."""
-    return loader._state
+def state_of(source):
+    """What a loader remembers from epoch to epoch; where an iterator is in its epoch."""
+    return source._state
 
 
 def crew_of(source):
@@ -81,6 +83,16 @@ def children_of(source):
 def pids_of(source):
     """Their ids, in the order of their numbers."""
     return [child.connection.pid for child in children_of(source).values()]
+
+
+def regions_of(mappings):
+    """The slabs that the trainer has mapped, by number."""
+    return mappings._slabs.regions
+
+
+def look_often():
+    """Whoever waits for a model looks again at once, so that looking often takes no time."""
+    transfer._LONGEST_PAUSE_SECONDS = 0.0
 
 
 def running_and_waiting(budget):

@@ -13,9 +13,9 @@ import textwrap
 import threading
 import warnings
 from collections import deque
-from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
 import _warm
 import pytest
@@ -24,9 +24,6 @@ from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
 
 from spdl_torch import DataLoader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["DataLoader"]
 
@@ -109,7 +106,11 @@ class ModelLoader(torch_data.DataLoader):
         """No process is started: nothing to warn of."""
 
 
-class _PlayedWorkers(torch_dataloader._BaseDataLoaderIter):
+TorchIterator = torch_dataloader._BaseDataLoaderIter
+"""The base class of torch's iterators."""
+
+
+class _PlayedWorkers(TorchIterator):
     def __init__(self, loader: ModelLoader) -> None:
         super().__init__(loader)
         self._prefetched = loader.prefetch_factor * loader.num_workers
@@ -164,7 +165,7 @@ class _PlayedWorkers(torch_dataloader._BaseDataLoaderIter):
     def _fetch(self, worker, index):
         # Samples are collated by the caller: under a worker info torch's collate goes through
         # shared memory.
-        with _worker_info(self._infos[worker]):
+        with patch.object(torch_worker, "_worker_info", self._infos[worker]):
             if self._fetchers[worker] is None:
                 self._fetchers[worker] = torch_dataloader._DatasetKind.create_fetcher(
                     self._dataset_kind,
@@ -176,15 +177,6 @@ class _PlayedWorkers(torch_dataloader._BaseDataLoaderIter):
             return self._fetchers[worker].fetch(index)
 
 
-@contextmanager
-def _worker_info(info: Any) -> Iterator[None]:
-    torch_worker._worker_info = info
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = None
-
-
 def torch_loader(*args: Any, **kwargs: Any) -> torch_data.DataLoader:
     """torch's own DataLoader, without its advice on how many processes this machine bears."""
     with warnings.catch_warnings():
@@ -194,9 +186,8 @@ def torch_loader(*args: Any, **kwargs: Any) -> torch_data.DataLoader:
 
 def swap_batch_sampler(loader: Any, batch_sampler: Any) -> None:
     """Swap it as timm does: the loader is made to think that it is still being initialised."""
-    loader._DataLoader__initialized = False
-    loader.batch_sampler = batch_sampler
-    loader._DataLoader__initialized = True
+    with patch.object(loader, "_DataLoader__initialized", False):
+        loader.batch_sampler = batch_sampler
 
 
 def loader_threads() -> list[threading.Thread]:

@@ -505,8 +505,7 @@ def _run_as_new(code, descriptors, mask):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         fork_server().__init__()
-        tracker = resource_tracker._resource_tracker
-        tracker._fd = tracker._pid = None
+        resource_tracker._resource_tracker.__init__()
         main = types.ModuleType("__main__")
         main.parents = sys.modules["__main__"]  # who is collected with it would clear its names
         sys.modules["__main__"] = main

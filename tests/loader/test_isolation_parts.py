@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from _forks import found_in_fork
+from _inside import regions_of
 from _isolated import isolated, num_mapped_slabs
 from _isolation_data import Coded, Images, Unportable
 from hypothesis import given, settings
@@ -168,7 +169,7 @@ def test_batches_of_any_form_pass_and_stay():
     check()
     kept.clear()
     passage.tell_freed()
-    assert len(passage.mappings._slabs.regions) <= 3 + 2
+    assert len(regions_of(passage.mappings)) <= 3 + 2
 
 
 class Heirs:
@@ -190,8 +191,7 @@ class Heirs:
 
     def fork(self):
         """The trainer forks a process, which sees nothing of what the trainer does later."""
-        mappings._before_fork()
-        mappings._after_fork_in_parent()
+        assert found_in_fork(int) == 0
 
 
 steps = st.lists(
@@ -219,7 +219,7 @@ def test_batches_stay_when_another_child_has_the_slabs(history):
         elif step == "fork":
             heirs.fork()
             # What it sees: the memory, without holding the trainer's views.
-            regions = list(heirs.now.mappings._slabs.regions.values())
+            regions = list(regions_of(heirs.now.mappings).values())
             views = [
                 (region, batch) for batch in kept for region in regions if lies_in(batch[0], region)
             ]
@@ -251,7 +251,7 @@ def test_slabs_are_used_again_by_the_next_child():
     del second
     assert heirs.now.tell_freed() == (1,)
     assert heirs.now(BIG).data_ptr() in places
-    assert heirs.now.slabs._num_made == 2
+    assert regions_of(heirs.now.mappings).keys() == {0, 1}
 
 
 def test_slabs_that_cannot_be_given_are_made_anew(monkeypatch):
@@ -291,7 +291,7 @@ def test_slab_that_is_too_small_is_replaced():
     for size in (100_000, 200_000, 400_000):
         passage(torch.zeros(size))
         passage.tell_freed()
-    assert list(passage.mappings._slabs.regions) == [2]
+    assert list(regions_of(passage.mappings)) == [2]
 
 
 @pytest.mark.parametrize("is_made_there", [True, False])

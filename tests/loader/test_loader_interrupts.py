@@ -149,7 +149,8 @@ def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, monkeypat
     _ways_of_draws.take(way, monkeypatch)
     for kind in (Draws, DrawsByItself):
         for place in itertools.count(1):
-            iterator = iter(DataLoader(kind(NUM_SAMPLES), 4))
+            dataset = kind(NUM_SAMPLES)
+            iterator = iter(DataLoader(dataset, 4))
             next(iterator)
             before = torch.default_generator.get_state()
             with suppress(KeyboardInterrupt), AtCall(place) as ctrl_c:
@@ -157,7 +158,7 @@ def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, monkeypat
             assert of_thread.streams is None, ctrl_c.where
             assert not is_led(), ctrl_c.where
             assert torch.equal(torch.default_generator.get_state(), before), ctrl_c.where
-            own = getattr(iterator._dataset, "generator", None)
+            own = getattr(dataset, "generator", None)
             assert own is None or torch.equal(own.get_state(), torch.Generator().get_state())
             if ctrl_c.where is None:
                 break

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from _forks import end_at_once
-from _gates import PATIENCE_SECONDS, until
+from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, mover_of, placement_of, state_of
 from _lazy_device import backends, machine
 from _readings import shown
@@ -391,7 +391,8 @@ def test_nothing_is_left_in_any_state_of_moving(moment, way):
         mover.return_to_threads(crew_of(iterator))
         next(iterator)
     children = [child.connection for child in mover.hiring.children.children.values()]
-    threads = [*mover.threads._threads.threads(), *mover.hiring.children._threads.threads()]
+    threads = {thread for thread in spdl_threads() if thread.name != "spdl-probe"} - before
+    assert any(thread.name.startswith("spdl-loader-") for thread in threads)
     if way == "error":
         with pytest.raises(ZeroDivisionError, match="the loop's own"):
             fail_in(iterator)

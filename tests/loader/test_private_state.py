@@ -486,15 +486,17 @@ def test_parts_of_a_pipeline_are_each_workers_own(kind):
 
 def test_part_of_a_pipeline_that_cannot_be_copied_is_shared_alone():
     """The other parts are private, and the position in a pass is."""
-    aggregator, source = Pairs(), {1: 2}.keys()
-    dataset = PipelineDataset(PipelineBuilder().add_source(source).aggregate(aggregator).add_sink())
+    numbers, aggregator = {1: 2, 3: 4}, Pairs()
+    builder = PipelineBuilder().add_source(numbers.keys()).aggregate(aggregator)
+    dataset = PipelineDataset(builder.add_sink())
     private = PrivateState()
     own = private.dataset(dataset)
-    assert own._spec.src.source is source
-    assert own._spec.pipes[0].op.__self__ is not aggregator
-    assert own._state is not dataset._state
-    assert own._state._spec is own._spec
     assert any("source" in each for each in private.shared)
+    numbers[5] = 6  # which whoever has the source sees
+    state = dataset.state_dict()
+    assert [*own, *own] == [(1, [1, 3]), (2, [5]), (3, [1, 3]), (4, [5])]
+    assert aggregator.num_groups == 0
+    assert dataset.state_dict() == state != own.state_dict()
 
 
 class Noting(dict):
