@@ -511,8 +511,8 @@ OUT_OF_SIGHT = {
         *torch.ones(3, 1, 2, 4, 8).unbind(), dropout_p=0.5
     ),
     "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(torch.zeros(3)),
-    "compiled": lambda: COMPILED(torch.zeros(64)),
-    "by inductor": lambda: BY_INDUCTOR(torch.zeros(64)),
+    "compiled": lambda: compiled(backend="aot_eager")(torch.zeros(64)),
+    "by inductor": lambda: compiled()(torch.zeros(64)),
     "module": lambda: torch.nn.Linear(3, 2).weight.detach(),
     "scripted": lambda: SCRIPTED(torch.ones(64)),
     "imported by name": lambda: torch.cat([rand_imported_early(2), torch.randn(1)]),
@@ -523,10 +523,18 @@ OUT_OF_SIGHT = {
 SCRIPTED = torch.jit.CompilationUnit(
     "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
 ).draw
-COMPILED = torch.compile(lambda x: functional.dropout(x + 1), backend="aot_eager")
-with warnings.catch_warnings():  # of torch's own modules, in some releases
-    warnings.simplefilter("ignore", DeprecationWarning)
-    BY_INDUCTOR = torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64))
+
+
+@functools.cache
+def compiled(**options):
+    """A function, compiled. Not before a test wants it: the compiler is 2 s of imports."""
+    with warnings.catch_warnings():  # of torch's own modules, in some releases
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if options:
+            return torch.compile(lambda x: functional.dropout(x + 1), **options)
+        return torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64))
+
+
 NEEDS = {
     "by inductor": pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
 }
