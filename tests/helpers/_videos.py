@@ -52,9 +52,21 @@ KINDS = {
 }
 
 
+_written = {}
+"""What was made before, by all that its kind says, with the kind: its functions stay alive."""
+
+
 def write_video(kind, num_frames=None):
     """The bytes of a moving picture, every frame of which differs from the others; as many as the
-    kind has, or as are asked for."""
+    kind has, or as are asked for. It is made once: dozens of tests want the same ones."""
+    num_frames = num_frames or kind.num_frames
+    key = repr(kind), num_frames
+    if key not in _written:
+        _written[key] = kind, _encoded(kind, num_frames)
+    return _written[key][1]
+
+
+def _encoded(kind, num_frames):
     file = io.BytesIO()
     width, height = kind.size
     with av.open(file, "w", kind.container, options=dict(kind.muxer)) as container:
@@ -66,7 +78,7 @@ def write_video(kind, num_frames=None):
         rng = np.random.default_rng(0)
         packets = []
         canvas = np.kron(rng.integers(0, 256, (30, 60, 3)), np.ones((8, 8, 1))).astype(np.uint8)
-        for number in range(num_frames or kind.num_frames):
+        for number in range(num_frames):
             left = 5 * number % 300
             view = np.ascontiguousarray(canvas[number % 100 :, left:][:height, :width])
             frame = _picture(view, kind.pix_fmt)

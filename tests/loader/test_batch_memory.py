@@ -257,13 +257,17 @@ def new_floats(folder):
 class Clips(Dataset):
     """Clips of a few videos, a batch of them in one call."""
 
-    videos = tuple(write_video(KINDS[kind]) for kind in ("b-frames", "no b-frames"))
+    kinds = ("b-frames", "no b-frames")
+
+    @classmethod
+    def video(cls, number):
+        return write_video(KINDS[cls.kinds[number % 2]])
 
     def __len__(self):
         return 12
 
     def __getitems__(self, indices):
-        sources = [self.videos[index % 2] for index in indices]
+        sources = [self.video(index) for index in indices]
         size = {"width": 64, "height": 48}
         clips = load_clip_batch(sources, uniform_frames(3), **size, storage=batch_storage())
         return list(zip(clips.frames.unbind(), clips.timestamps.unbind(), indices, strict=True))
@@ -540,7 +544,7 @@ def test_region_is_locked_once_there_is_room():
 
 def clips_of(numbers):
     """A batch of clips in the memory that the pipeline offers."""
-    sources = [Clips.videos[number % 2] for number in numbers]
+    sources = [Clips.video(number) for number in numbers]
     frames = load_clip_batch(sources, uniform_frames(3), width=64, storage=batch_storage()).frames
     return {"frames": frames, "numbers": torch.tensor(numbers)}
 
