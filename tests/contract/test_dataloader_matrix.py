@@ -20,6 +20,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import pytest
+from _covering import covering, tuples_of
 from _datasets import BulkData, MapData, RecordingSampler, StreamData, item_of
 from _inside import iterator_of
 from _loader_helpers import DataLoader, ModelLoader, ThreadLoader, frozen
@@ -110,24 +111,6 @@ COMBINATIONS = [
 ACCEPTED = [combination for combination in COMBINATIONS if combination.is_accepted()]
 REFUSED = [combination for combination in COMBINATIONS if not combination.is_accepted()]
 IN_PROCESSES = [c for c in ACCEPTED if c.num_workers and c.in_order]
-
-
-def tuples_of(row, strength):
-    """The values of a row at all choices of so many columns."""
-    return set(itertools.combinations(enumerate(row), strength))
-
-
-def covering(rows, strength):
-    """Few of the rows, with every tuple of values that any of them has: each is the one that has
-    the most new ones."""
-    missing = {row: tuples_of(row, strength) for row in rows}
-    chosen = []
-    while missing:
-        best = max(missing, key=lambda row: len(missing[row]))
-        chosen.append(best)
-        covered = missing.pop(best)
-        missing = {row: rest for row, own in missing.items() if (rest := own - covered)}
-    return chosen
 
 
 class MortalStream(IterableDataset):
