@@ -543,20 +543,33 @@ def short_pipeline():
     return PipelineDataset(builder.aggregate(3).pipe(column, name="collate").add_sink())
 
 
-@pytest.mark.parametrize("every", [0, 1, 2, 7, 100])
+SHORT_ONES = {
+    "none": lambda: DataLoader(Points(9), batch_size=3),
+    "workers": lambda: DataLoader(Points(9), batch_size=3, num_workers=2),
+    "persistent": lambda: DataLoader(
+        Points(9), batch_size=3, num_workers=1, persistent_workers=True
+    ),
+    "pipeline": short_pipeline,
+}
+
+
 @pytest.mark.parametrize(
-    "short",
+    ("short", "every"),
     [
-        lambda: DataLoader(Points(9), batch_size=3),
-        lambda: DataLoader(Points(9), batch_size=3, num_workers=2),
-        lambda: DataLoader(Points(9), batch_size=3, num_workers=1, persistent_workers=True),
-        short_pipeline,
+        *((short, every) for short in SHORT_ONES for every in (0, 2, 7)),
+        # Whether figures are logged at every step or at none is the monitor's matter alone.
+        *((short, every) for short in ("workers", "pipeline") for every in (1, 100)),
+        *(
+            pytest.param(short, every, marks=pytest.mark.long)
+            for short in ("none", "persistent")
+            for every in (1, 100)
+        ),
     ],
 )
 def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short, every):
     """To the item, wherever in a pass figures are logged: three passes in each of two epochs."""
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    pair = {"long": DataLoader(Points(27), batch_size=3), "short": short()}
+    pair = {"long": DataLoader(Points(27), batch_size=3), "short": SHORT_ONES[short]()}
     runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=4)
     runs.fit(modules.Plain(), utilities.CombinedLoader(pair, "max_size_cycle"), ours())
     loaded = num_loaded(tmp_path / "s.db")

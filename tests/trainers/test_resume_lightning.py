@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from _covering import by_pairs
 from _datasets import ShuffledSource
 from _later import later
 from _loader_helpers import DataLoader
@@ -203,6 +204,14 @@ def fit(
 kinds_of_loaders = pytest.mark.parametrize("make", [sized, unsized, pipeline])
 with_the_estimate = pytest.mark.parametrize("touches_estimate", [False, True])
 numbers_of_workers = pytest.mark.parametrize("num_workers", [0, 1])
+in_every_way = {
+    "options": [
+        pytest.param({}, id="epochs"),
+        pytest.param({"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}, id="steps"),
+    ],
+    "touches_estimate": [False, True],
+    "num_workers": [0, 1],
+}
 
 
 @numbers_of_workers
@@ -225,10 +234,7 @@ def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_esti
     assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
 
 
-@numbers_of_workers
-@with_the_estimate
-@pytest.mark.parametrize("options", [{}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}])
-@pytest.mark.parametrize("make", [even, dropping])
+@by_pairs(make=[even, dropping], **in_every_way)
 def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
     tmp_path, make, options, touches_estimate, num_workers
 ):
@@ -238,10 +244,7 @@ def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
     assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
 
 
-@numbers_of_workers
-@with_the_estimate
-@pytest.mark.parametrize("options", [{}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}])
-@pytest.mark.parametrize("make", [replacing, longer, longer_stream, longer_pipeline])
+@by_pairs(make=[replacing, longer, longer_stream, longer_pipeline], **in_every_way)
 def test_later_epochs_are_whole_where_lightning_ends_early(
     tmp_path, make, options, touches_estimate, num_workers
 ):
@@ -252,15 +255,15 @@ def test_later_epochs_are_whole_where_lightning_ends_early(
     assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("short", [shuffled, piped])
-@pytest.mark.parametrize(
-    ("mode", "lengths"),
-    [("min_size", (12, 20)), ("max_size", (9, 12)), ("max_size_cycle", (9, 12))],
-)
-def test_loaders_of_several_lengths_resume(tmp_path, mode, lengths, short, num_workers):
+LENGTHS = {"min_size": (12, 20), "max_size": (9, 12), "max_size_cycle": (9, 12)}
+
+
+@by_pairs(mode=LENGTHS, short=[shuffled, piped], num_workers=[0, 1])
+def test_loaders_of_several_lengths_resume(tmp_path, mode, short, num_workers):
     """One that is over where the epoch is not does not begin another, unless the mode has it
     cycle, and where both are over it does so once."""
+
+    lengths = LENGTHS[mode]
 
     def several(num_workers):
         pair = [short(lengths[0], num_workers), shuffled(lengths[1], num_workers)]
@@ -269,9 +272,7 @@ def test_loaders_of_several_lengths_resume(tmp_path, mode, lengths, short, num_w
     assert_exact(tmp_path, several, False, num_workers, steps=[2, 3, 4, 7, 8], epochs=[0, 1])
 
 
-@numbers_of_workers
-@pytest.mark.parametrize("is_kept", [True, False])
-@pytest.mark.parametrize("make", [sized, unsized, pipeline, stateful])
+@by_pairs(make=[sized, unsized, pipeline, stateful], is_kept=[True, False], num_workers=[0, 1])
 def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
     tmp_path, make, is_kept, num_workers
 ):
