@@ -32,7 +32,17 @@ from _loader_helpers import (
     loader_threads,
     no_thread_left,  # noqa: F401
 )
-from _seats import MOVING, NONE, SEATS, SPAWNED, THREADS, in_every_seat, in_seats, with_workers
+from _seats import (
+    MOVING,
+    NONE,
+    SEATS,
+    SPAWNED,
+    THREADS,
+    in_every_seat,
+    in_every_seat_by_pairs,
+    in_seats,
+    with_workers,
+)
 from torch.utils.data import BatchSampler, Dataset, default_collate, get_worker_info
 
 from spdl_torch import PipelineFailure
@@ -48,7 +58,8 @@ pytestmark = [
 LENGTH, BATCH = 21, 2
 
 of_every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-both_lives = pytest.mark.parametrize("persistent", [False, True], ids=["anew", "persistent"])
+LIVES = [pytest.param(False, id="anew"), pytest.param(True, id="persistent")]
+both_lives = pytest.mark.parametrize("persistent", LIVES)
 
 
 def indices_of(batches):
@@ -79,9 +90,7 @@ def epochs_of_torch(num_workers, kind, persistent):
     return [indices_of(loader) for _ in range(3)]
 
 
-@in_every_seat
-@of_every_kind
-@both_lives
+@in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
 def test_order_and_batches_are_torchs(seat, kind, persistent):
     """Three epochs have torch's batches in torch's order."""
     ours = seat.loader(kind(LENGTH), BATCH, persistent_workers=persistent, **options_of(kind))
@@ -153,9 +162,7 @@ def test_random_bits_are_the_same_in_every_seat(seat, kind, persistent):
         assert bits_of(loader) == bits_of(expected)
 
 
-@in_every_seat
-@of_every_kind
-@both_lives
+@in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
 def test_resumed_epochs_go_on_where_the_state_was_taken(seat, kind, persistent):
     """A new loader with the state gives what the first one would have: batches, bits, and the
     next epoch."""
@@ -415,9 +422,7 @@ def test_broken_off_epoch_leaves_nothing_for_the_next(seat, persistent):
     assert [index for batch in indices_of(loader) for index in batch] == list(range(LENGTH))
 
 
-@in_every_seat
-@pytest.mark.parametrize("kind", [Rows, Stream])
-@both_lives
+@in_every_seat_by_pairs(kind=[Rows, Stream], persistent=LIVES)
 def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     """close() ends threads and processes at once, in mid-epoch and between epochs, twice as well;
     the iterator says so, an ended one goes on being at its end, and the next epoch is whole."""
@@ -442,9 +447,7 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     until(lambda: set(multiprocessing.active_children()) <= processes)
 
 
-@in_every_seat
-@pytest.mark.parametrize("how", ["end", "break", "error"])
-@both_lives
+@in_every_seat_by_pairs(how=["end", "break", "error"], persistent=LIVES)
 def test_dataset_goes_with_its_loader(seat, how, persistent, without_collector):
     """With the last reference to the loader and its iterators, without a garbage collection."""
     dataset = BadRows(LENGTH) if how == "error" else Rows(LENGTH)

@@ -16,6 +16,7 @@ from typing import Any
 
 import _spawned
 import pytest
+from _covering import by_pairs
 from _gates import until
 from _inside import mover_of
 from _loader_helpers import torch_loader
@@ -183,11 +184,20 @@ def in_seats(*seats: Seat) -> Any:
 
 
 def _in_long_forms(seats: tuple[Seat, ...]) -> Any:
+    return pytest.mark.parametrize("seat", _params(seats))
+
+
+def _params(seats: tuple[Seat, ...]) -> list[Any]:
     def marks(seat: Seat) -> Any:
         return [pytest.mark.long] if seat is SPAWNED else []
 
-    given = [pytest.param(seat, id=seat.name, marks=marks(seat)) for seat in seats]
-    return pytest.mark.parametrize("seat", given)
+    return [pytest.param(seat, id=seat.name, marks=marks(seat)) for seat in seats]
+
+
+def in_every_seat_by_pairs(**values: Any) -> Any:
+    """Like ``in_every_seat`` for a test of other parameters, too: every seat meets every value of
+    each, and these meet each other. The whole table is a long form."""
+    return by_pairs(seat=_params(SEATS), **values)
 
 
 in_every_seat = _in_long_forms(SEATS)
