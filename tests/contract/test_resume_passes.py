@@ -8,6 +8,7 @@ import logging
 
 import pytest
 import torch
+from _covering import by_pairs
 from _seats import FORKED, NONE, SERVED, THREADS, in_seats
 from torch.utils.data import ChainDataset, IterableDataset
 
@@ -59,14 +60,21 @@ def batches(loader):
     return [batch.tolist() for batch in loader]
 
 
-@pytest.mark.parametrize(
-    ("kind", "seat"),
-    [
-        *[(kind, seat) for kind in INSIDE for seat in ("no workers", "threads")],
-        *[(kind, "persistent processes") for kind in ("mixture in a mixture", "chain")],
-    ],
-)
-@pytest.mark.parametrize("is_asked_before", [False, True])
+def kinds_in_seats():
+    """Every kind in both places, and two in processes; asked before in one of its places and not in
+    the other. The other rows are long forms."""
+    for number, kind in enumerate(INSIDE):
+        seats = ["no workers", "threads"]
+        if kind in ("mixture in a mixture", "chain"):
+            seats.append("persistent processes")
+        for place, seat in enumerate(seats):
+            for is_asked_before in (False, True):
+                is_long = is_asked_before != ((number + place) % 2 == 0)
+                marks = [pytest.mark.long] if is_long else []
+                yield pytest.param(kind, seat, is_asked_before, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "seat", "is_asked_before"), list(kinds_in_seats()))
 def test_epochs_go_on_from_every_kind_of_state(kind, seat, is_asked_before):
     """Before the first batch, in the middle, before the loop has seen the end, and between epochs;
     whether or not somebody has asked for a state before training.
@@ -215,9 +223,7 @@ def from_every_item(make, num_passes=3):
         assert [had + rest[0], *rest[1:]] == passes[number:], (number, num_had)
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("pipeline", PIPELINES)
-@pytest.mark.parametrize("source", [GoingOn, shuffling_loader])
+@by_pairs(source=[GoingOn, shuffling_loader], pipeline=PIPELINES, part=PARTS)
 def test_source_of_a_pipeline_is_exact_within_each_pass(source, pipeline, part):
     """Alone or as a rank's part, whatever the ops do with its items."""
     from_every_item(lambda: stateful(source, pipeline, part))
