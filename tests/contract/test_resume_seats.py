@@ -24,7 +24,16 @@ from _datasets import (
     indices_alone,
 )
 from _loader_helpers import no_thread_left
-from _seats import DECLARED, FORKED, MOVING, NONE, THREADS, in_every_seat, in_seats
+from _seats import (
+    DECLARED,
+    FORKED,
+    MOVING,
+    NONE,
+    THREADS,
+    in_every_seat,
+    in_every_seat_by_pairs,
+    in_seats,
+)
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, get_worker_info
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -109,9 +118,7 @@ def check_later_epochs(seat, order, stops):
         assert run(*stop) == expected, stop
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("dataset", [SteppedOver, Live])
-@in_every_seat
+@in_every_seat_by_pairs(dataset=[SteppedOver, Live], persistent=[False, True])
 def test_iterables_go_on_whether_their_workers_stay_or_not(seat, dataset, persistent):
     """An iterator's state ends with its epoch; a dataset's is the next one's beginning. So from the
     second epoch on, before every worker has given a batch."""
