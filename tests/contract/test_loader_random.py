@@ -13,6 +13,7 @@ import _ways_of_draws
 import numpy as np
 import pytest
 import torch
+from _covering import by_pairs
 from _datasets import Made
 from _loader_helpers import MixedLoader as DataLoader
 from _loader_helpers import assert_threads_end, run_script, torch_loader
@@ -448,9 +449,14 @@ def flat(value):
 
 
 @pytest.mark.usefixtures("led_by")
-@pytest.mark.parametrize("dataset", [FromWorkers(), IterableFromWorkers()], ids=["map", "iterable"])
-@pytest.mark.parametrize("init_fn", [None, seed_workers])
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@by_pairs(
+    num_workers=[0, 1, 2, 3],
+    init_fn=[None, seed_workers],
+    dataset=[
+        pytest.param(FromWorkers(), id="map"),
+        pytest.param(IterableFromWorkers(), id="iterable"),
+    ],
+)
 def test_worker_streams_are_torchs_own(dataset, init_fn, num_workers):
     """rng="worker": the bits that torch's worker processes draw, from all three libraries."""
     options = {
