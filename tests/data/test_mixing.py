@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 import torchvision.transforms.v2 as transforms
+from _covering import by_pairs
 from _inside import placement_of
 from _readings import html_in_notebook, shown
 from hypothesis import given, settings
@@ -729,10 +730,13 @@ def kept(name, length):
     return Counting(name, length, keeps=True)
 
 
-@pytest.mark.parametrize("kind", [piped, kept])
-@pytest.mark.parametrize("stop", ["first", "all"])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["none", "persistent"]
+@by_pairs(
+    kind=[piped, kept],
+    stop=["first", "all"],
+    options=[
+        pytest.param({}, id="none"),
+        pytest.param({"num_workers": 1, "persistent_workers": True}, id="persistent"),
+    ],
 )
 def test_every_state_of_some_epochs_resumes_them(kind, stop, options):
     """Also where a source was left in the middle of its pass, and was not drawn from since."""

@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+from _covering import by_pairs
 from _datasets import ShuffledSource
 from _gates import Boom
 from _loader_helpers import DataLoader
@@ -81,14 +82,20 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("group", [None, 4])
-@pytest.mark.parametrize(
-    "ops", [(), (ones,), (ones, coroutine), (drops_some,), (fails_some,), (twice,)]
-)
-@pytest.mark.parametrize("source", SOURCES)
+OPS = {
+    "none": (),
+    "ones": (ones,),
+    "coroutine": (ones, coroutine),
+    "drops some": (drops_some,),
+    "fails some": (fails_some,),
+    "twice": (twice,),
+}
+
+
+@by_pairs(source=SOURCES, ops=OPS, group=[None, 4])
 def test_tail_is_exact_from_every_item(source, ops, group):
     """Whatever the source is, and whatever the ops do with its items."""
-    assert_resume_exact(lambda: dataset_of(SOURCES[source](), *ops, group=group))
+    assert_resume_exact(lambda: dataset_of(SOURCES[source](), *OPS[ops], group=group))
 
 
 @pytest.mark.parametrize("loader", [DataLoader, TorchDataLoader])
