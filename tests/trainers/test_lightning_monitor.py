@@ -477,8 +477,17 @@ COLLECTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", COLLECTIONS)
-@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def splits_of_collections():
+    """Every collection in training and in one of the loops that evaluate, by turns: these have
+    their loaders in one way. The other rows are long forms."""
+    evaluations = ("val", "test", "predict")
+    for number, kind in enumerate(COLLECTIONS):
+        for split in ("train", *evaluations):
+            is_short = split in ("train", evaluations[number % 3])
+            yield pytest.param(kind, split, marks=[] if is_short else [pytest.mark.long])
+
+
+@pytest.mark.parametrize(("kind", "split"), list(splits_of_collections()))
 def test_every_loader_is_found_wherever_it_is(tmp_path, kind, split):
     """In the loggers under its name, in the file under its number, with all of its items."""
     make, names = COLLECTIONS[kind]
