@@ -287,7 +287,7 @@ def test_length_of_a_window_is_the_same_everywhere(seconds, length):
     """In the verdict, its evidence and the page; what is too short is not rounded up to enough."""
     report = make_report(replace(reading(0.5, stage("decode")), elapsed=seconds), QUIET)
     assert f"window {length}" in shown(report)
-    assert f"over {length}." in report._repr_html_()
+    assert f"over {length}." in html_in_notebook(report)
     for text in (report.verdict.finding, report.what_if(num_workers=9).reason):
         assert seconds >= 2 or length in text
     nothing = make_report(PipelineStats(elapsed=123.4, consumer_wait_ratio=0.0, stages=()), QUIET)
@@ -300,7 +300,7 @@ def test_cores_of_helpers_are_named_only_where_they_can_be_known(seconds, is_sai
     probes = replace(QUIET, helper_cores=0.7)
     report = make_report(replace(reading(0.5, stage("decode")), elapsed=seconds), probes)
     said = "0.7 cores in use by threads that ops start"
-    assert (said in shown(report)) == (said in report._repr_html_()) == is_said
+    assert (said in shown(report)) == (said in html_in_notebook(report)) == is_said
 
 
 def test_nothing_measured_is_said_to_be_so():
@@ -310,7 +310,7 @@ def test_nothing_measured_is_said_to_be_so():
         assert report.verdict.cause is Cause.UNKNOWN
         assert report.verdict.finding == "There are no figures: nothing was loaded yet."
         assert "input-bound" not in shown(report)
-        assert report.verdict.finding in report._repr_html_()
+        assert report.verdict.finding in html_in_notebook(report)
 
 
 @pytest.mark.parametrize(
