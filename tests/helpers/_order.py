@@ -3,7 +3,7 @@
 Each process of a run takes the next file when it has done one. A long file that begins last would
 leave the others without work. What imports Lightning stays late: it never gets smaller again, and a
 fork of a process takes twice the time then. Of the late ones it comes first all the same, as its
-files are the longest: two of them took a minute more than all else.
+files are the longest, and would end the run by themselves.
 """
 
 LONG = (
