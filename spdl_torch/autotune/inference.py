@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..engine.definition.ops import OpKind
 from ..pipeline.builder import PipelineBuilder
-from ..pipeline.definition.ops import OpKind
 from .model import Budget, Fit, StageShape, budget_of, fit_loader, fit_stages
 from .sizes import ElementSize, size_in_dataset, size_in_pipeline
 
 if TYPE_CHECKING:
+    from ..engine.definition.specs import PipelineSpec, StageSpec
     from ..machine.limits import Limits
-    from ..pipeline.definition.specs import PipelineSpec, StageSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

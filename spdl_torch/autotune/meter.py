@@ -11,8 +11,8 @@ from ..observe.verdict.intervals import interval_between, sum_of_intervals
 from .window import Part
 
 if TYPE_CHECKING:
+    from ..engine.stats.perf_stats import PipelineStats
     from ..machine.readings import Probes
-    from ..pipeline.stats.perf_stats import PipelineStats
 
 PARTS = 4
 """The number of readings of the consumer in a window; their spread gives the noise."""

@@ -7,9 +7,9 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..engine.definition.ops import OpKind
 from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
-from ..pipeline.definition.ops import OpKind
 from .code import manual_call
 from .inference import Wishes, infer, may_run_at_once
 from .pipelines import PipelineTuner
@@ -20,8 +20,8 @@ from .workers import AutoWorkers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from ..engine.definition.specs import StageSpec
     from ..observe.store.entries import LogEntry
-    from ..pipeline.definition.specs import StageSpec
 
 _logger = logging.getLogger("spdl_torch.autotune")
 

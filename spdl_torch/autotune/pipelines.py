@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..engine.definition.specs import default_buffer_size
 from ..machine.limits import Limits
-from ..pipeline.definition.specs import default_buffer_size
 from .code import manual_call
 from .inference import is_transfer
 from .meter import PARTS
@@ -17,9 +17,9 @@ from .window import loads_of, window_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..pipeline.definition.specs import StageSpec
-    from ..pipeline.hooks.context_managers import LazyRunner
-    from ..pipeline.run.tunable import Adjustable
+    from ..engine.definition.specs import StageSpec
+    from ..engine.hooks.context_managers import LazyRunner
+    from ..engine.run.tunable import Adjustable
     from .meter import WindowReadings
     from .tuning import Tuning
     from .window import Decision, Window

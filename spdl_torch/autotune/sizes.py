@@ -10,13 +10,13 @@ from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..engine.definition.ops import OpKind
 from ..objects.generator_states import generators_kept
-from ..pipeline.definition.ops import OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..pipeline.definition.specs import PipelineSpec
+    from ..engine.definition.specs import PipelineSpec
 
 _NUMBER_BYTES = 8  # as a tensor: int64 or float64
 

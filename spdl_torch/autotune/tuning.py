@@ -17,9 +17,9 @@ from .window import Bounds, Decision
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..engine.recorder.flight_recorder import FlightRecorder
     from ..machine.limits import Limits
     from ..observe.store.entries import LogEntry
-    from ..pipeline.recorder.flight_recorder import FlightRecorder
 
 _logger = logging.getLogger("spdl_torch.autotune")
 

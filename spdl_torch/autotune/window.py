@@ -13,7 +13,7 @@ from ..observe.verdict.intervals import thread_seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..pipeline.stats.perf_stats import PipelineStats, StageStats
+    from ..engine.stats.perf_stats import PipelineStats, StageStats
 
 _PAUSE = 3.0
 """A part in which the consumer's own time per item is this many times the usual is left out: it was

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.loader.dataloader import DataLoader
+from ..engine.failures import notes_of
 from ..io._transfer.region import locked_bytes
-from ..pipeline.failures import notes_of
 from .races import KIBI, MEBI, Filled, num_wrong, sizes_between
 
 if TYPE_CHECKING:

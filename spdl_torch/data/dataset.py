@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
+from ..engine.definition.ops import OpKind
+from ..engine.definition.specs import MergeSpec, StageSpec, default_buffer_size
+from ..engine.recorder.flight_recorder import FlightRecorder, new_pipeline_number
+from ..engine.run.build_options import BuildOptions
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
-from ..pipeline.definition.ops import OpKind
-from ..pipeline.definition.specs import MergeSpec, StageSpec, default_buffer_size
 from ..pipeline.pipeline import Pipeline
-from ..pipeline.recorder.flight_recorder import FlightRecorder, new_pipeline_number
-from ..pipeline.run.build_options import BuildOptions
 from .dataset_state import DatasetState
 from .fetching.stacking import collate_into, is_torchs_collate
 from .sampling.parts import length_of_shard, padding_of_shard
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ..engine.definition.specs import MaxFailures, PipelineSpec, SourceSpec
+    from ..engine.hooks.stats_queue import StatsQueue
+    from ..engine.hooks.task_hooks import HookFactory
+    from ..engine.run.tunable import Tuner
+    from ..engine.stats.perf_stats import PipelineStats
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.near import Near
@@ -39,11 +44,6 @@ if TYPE_CHECKING:
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
-    from ..pipeline.definition.specs import MaxFailures, PipelineSpec, SourceSpec
-    from ..pipeline.hooks.stats_queue import StatsQueue
-    from ..pipeline.hooks.task_hooks import HookFactory
-    from ..pipeline.run.tunable import Tuner
-    from ..pipeline.stats.perf_stats import PipelineStats
     from .checkpoint.pass_progress import PassProgress
     from .sampling.sharding import Tail
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..pipeline.failures import notes_of, text_of
+from ..engine.failures import notes_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

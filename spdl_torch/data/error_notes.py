@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.failures import attach_note, describe, notes_of, renew_note, text_of
+from ..engine.failures import attach_note, describe, notes_of, renew_note, text_of
 from .error_copies import copy_of
 
 if TYPE_CHECKING:

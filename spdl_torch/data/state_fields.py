@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..engine.failures import describe
 from ..named_tuples import NamedTuple
-from ..pipeline.failures import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any
 
+from ..engine.failures import attach_note
 from ..errors import DecodeError, SourceChangedError
-from ..pipeline.failures import attach_note
 
 _logger = logging.getLogger("spdl_torch.io")
 

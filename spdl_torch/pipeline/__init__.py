@@ -1,13 +1,7 @@
-"""The engine: stages of worker threads joined by bounded queues. It knows nothing of torch.
+"""Pipelines, as users define, hold and run them: ``builder`` makes a ``pipeline`` of stages, which
+the engine runs.
 
-Users define a pipeline by ``builder``; the result is a ``definition``. ``pipeline`` is
-the object that they hold, ``run`` one run of it: it creates sources and stages (``stage``), and the
-branches and joins between them (``graph``), and owns their ``threads``. They wait for each other at
-a ``channel`` and nowhere else. ``stats``, ``hooks`` and the ``recorder`` show what they do.
-
-From the ground up: ``definition``, ``failures``, ``threads``, ``stats``, ``channel``, ``recorder``,
-``hooks``, ``stage``, ``graph``, ``run``; each uses only those before it. The names below
-are imported when they are first used: a ``DataLoader`` runs no pipeline.
+The names below are imported when they are first used: a ``DataLoader`` runs no pipeline.
 """
 
 from __future__ import annotations
@@ -19,11 +13,9 @@ import spdl_torch.lazy_names as lazy_names
 from ..errors import PipelineFailure, PipelineStopped
 
 if TYPE_CHECKING:
-    from .builder import PipelineBuilder, build_pipeline
-    from .caching import cache_iterator
-    from .channel.sentinels import is_eof, is_epoch_end
-    from .definition.specs import PipelineSpec, SinkSpec, SourceSpec
-    from .definition.stages import (
+    from ..engine.channel.sentinels import is_eof, is_epoch_end
+    from ..engine.definition.specs import PipelineSpec, SinkSpec, SourceSpec
+    from ..engine.definition.stages import (
         Aggregate,
         Aggregator,
         Disaggregate,
@@ -31,12 +23,14 @@ if TYPE_CHECKING:
         PathVariants,
         Pipe,
     )
-    from .hooks.stage_info import StageInfo
-    from .hooks.stats_queue import StatsQueue
-    from .hooks.task_hooks import TaskHook, TaskStatsHook
+    from ..engine.hooks.stage_info import StageInfo
+    from ..engine.hooks.stats_queue import StatsQueue
+    from ..engine.hooks.task_hooks import TaskHook, TaskStatsHook
+    from ..engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+    from .builder import PipelineBuilder, build_pipeline
+    from .caching import cache_iterator
     from .pipeline import Pipeline
     from .profiling import ProfileHook, ProfileResult, profile_pipeline
-    from .stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 __all__ = [
     "Aggregate",
@@ -72,9 +66,9 @@ __all__ = [
 _HOMES = {
     ".builder": ("PipelineBuilder", "build_pipeline"),
     ".caching": ("cache_iterator",),
-    ".channel.sentinels": ("is_eof", "is_epoch_end"),
-    ".definition.specs": ("PipelineSpec", "SinkSpec", "SourceSpec"),
-    ".definition.stages": (
+    "..engine.channel.sentinels": ("is_eof", "is_epoch_end"),
+    "..engine.definition.specs": ("PipelineSpec", "SinkSpec", "SourceSpec"),
+    "..engine.definition.stages": (
         "Aggregate",
         "Aggregator",
         "Disaggregate",
@@ -82,12 +76,12 @@ _HOMES = {
         "PathVariants",
         "Pipe",
     ),
-    ".hooks.stage_info": ("StageInfo",),
-    ".hooks.stats_queue": ("StatsQueue",),
-    ".hooks.task_hooks": ("TaskHook", "TaskStatsHook"),
+    "..engine.hooks.stage_info": ("StageInfo",),
+    "..engine.hooks.stats_queue": ("StatsQueue",),
+    "..engine.hooks.task_hooks": ("TaskHook", "TaskStatsHook"),
     ".pipeline": ("Pipeline",),
     ".profiling": ("ProfileHook", "ProfileResult", "profile_pipeline"),
-    ".stats.perf_stats": ("PipelineStats", "QueuePerfStats", "StageStats", "TaskPerfStats"),
+    "..engine.stats.perf_stats": ("PipelineStats", "QueuePerfStats", "StageStats", "TaskPerfStats"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .definition.specs import PipelineSpec, SinkSpec, SourceSpec
-from .definition.stages import Aggregate, Disaggregate, PathVariants, Pipe
+from ..engine.definition.specs import PipelineSpec, SinkSpec, SourceSpec
+from ..engine.definition.stages import Aggregate, Disaggregate, PathVariants, Pipe
+from ..engine.run.build_options import BuildOptions
 from .pipeline import Pipeline
-from .run.build_options import BuildOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-    from .definition.specs import MaxFailures, OutputOrder, StageSpec
-    from .definition.stages import Aggregator
-    from .hooks.stats_queue import StatsQueue
-    from .hooks.task_hooks import HookFactory
-    from .run.tunable import Tuner
+    from ..engine.definition.specs import MaxFailures, OutputOrder, StageSpec
+    from ..engine.definition.stages import Aggregator
+    from ..engine.hooks.stats_queue import StatsQueue
+    from ..engine.hooks.task_hooks import HookFactory
+    from ..engine.run.tunable import Tuner
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -5,23 +5,23 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
+from ..engine.recorder.flight_recorder import FlightRecorder
+from ..engine.run.build_options import BuildOptions
+from ..engine.run.run import Run
+from ..engine.run.states import RunState
+from ..engine.threads.weakly import weakly
 from ..errors import PipelineStopped
 from ..scopes import scope
-from .recorder.flight_recorder import FlightRecorder
 from .report import profile_of, report_of
-from .run.build_options import BuildOptions
-from .run.run import Run
-from .run.states import RunState
-from .threads.weakly import weakly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..engine.definition.specs import PipelineSpec
+    from ..engine.recorder.timeline import Timeline
+    from ..engine.stats.perf_stats import PipelineStats
     from ..errors import PipelineFailure
-    from .definition.specs import PipelineSpec
-    from .recorder.timeline import Timeline
     from .report import Profile, Report
-    from .stats.perf_stats import PipelineStats
 
 T = TypeVar("T")
 

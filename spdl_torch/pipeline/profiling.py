@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ..engine.definition.ops import OpKind
+from ..engine.definition.specs import MergeSpec, PipelineSpec, SinkSpec, SourceSpec
+from ..engine.hooks.stats_queue import StatsQueue
 from ..scopes import scope
 from .builder import build_pipeline
-from .definition.ops import OpKind
-from .definition.specs import MergeSpec, PipelineSpec, SinkSpec, SourceSpec
-from .hooks.stats_queue import StatsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from .definition.specs import StageSpec
+    from ..engine.definition.specs import StageSpec
+    from ..engine.stats.perf_stats import QueuePerfStats
     from .pipeline import Pipeline
-    from .stats.perf_stats import QueuePerfStats
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 

@@ -1,19 +1,16 @@
-"""The verdict on a pipeline's statistics, and its profile.
-
-Both are made by ``observe``, which stands above the engine and reads its statistics. The engine
-imports it here alone, and only when a user asks for a report.
-"""
+"""The verdict on a pipeline's statistics, and its profile: ``observe`` makes both, and is imported
+only when a user asks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..engine.recorder.timeline import Timeline
+    from ..engine.stats.perf_stats import PipelineStats
     from ..machine.readings import Probes
     from ..observe.trace.profile import Profile as Profile
     from ..observe.verdict.report import Report as Report
-    from .recorder.timeline import Timeline
-    from .stats.perf_stats import PipelineStats
 
 
 def report_of(stats: PipelineStats, probes: Probes | None) -> Report:

@@ -11,8 +11,8 @@ from .names import look_up
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
 
+    from ..engine.definition.specs import OutputOrder
     from ..pipeline import Pipeline
-    from ..pipeline.definition.specs import OutputOrder
 
 __all__ = ["CacheDataLoader", "DataLoader"]
 

@@ -17,7 +17,7 @@ from _idioms_table import RIGHT, SECTIONS, names_of, ours_by_default, rows_of_pa
 
 import spdl_torch
 from spdl_torch.data.loader import vouching
-from spdl_torch.pipeline.threads import thread_group
+from spdl_torch.engine.threads import thread_group
 from spdl_torch.testing._interleaving import threads_interleaved
 
 NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))

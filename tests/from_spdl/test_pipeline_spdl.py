@@ -378,7 +378,7 @@ def test_thread_group_that_cannot_stop_does_not_keep_others_from_it():
     code, out, err = run_child(
         """
         import threading
-        from spdl_torch.pipeline.threads.thread_group import ThreadGroup
+        from spdl_torch.engine.threads.thread_group import ThreadGroup
         groups, is_done = [], threading.Event()
         def broken():
             raise ValueError("mine")

@@ -36,11 +36,11 @@ from spdl_torch.data.loader import delivery
 from spdl_torch.data.workers import transfer_stage
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
+from spdl_torch.engine.channel.channel import Channel
+from spdl_torch.engine.channel.waits import ChannelClosed
 from spdl_torch.io import Transfer, cuda_config, decode_image
 from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
-from spdl_torch.pipeline.channel.channel import Channel
-from spdl_torch.pipeline.channel.waits import ChannelClosed
 
 try:
     from spdl_torch.io._video import torchcodec_video

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.data.child_process import worker_process as child
+from spdl_torch.engine.threads import thread_group as threads
 from spdl_torch.io import Transfer, transfer_tensor
 from spdl_torch.io._transfer import transfer
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.threads import thread_group as threads
 
 __all__ = ["backends", "no_thread_left", "nothing_left"]
 

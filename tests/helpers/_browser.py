@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from itertools import count
 
@@ -57,6 +58,7 @@ class Browser:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(theirs_in)
         os.close(theirs_out)
@@ -74,11 +76,15 @@ class Browser:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is not None:  # such as a test's time that is up: a page that hangs would not answer
-            self._process.kill()
-        with contextlib.suppress(OSError):  # it may have ended by itself
-            self.call("Browser.close")
+        if kind is None:  # else a test's time may be up: a page that hangs would not answer
+            with contextlib.suppress(OSError):  # it may have ended by itself
+                self.call("Browser.close")
         self._writer.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if kind is not None else 60)
+        # Processes of its own may go on without it, and keep the cores busy.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
         self._reader.close()
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PACKAGE = ROOT / "spdl_torch"
 NUM_SHOWN = 15
-LAYERS_WITH_ROOMS = ("machine", "objects", "pipeline", "observe", "io", "data")
+LAYERS_WITH_ROOMS = ("machine", "objects", "engine", "observe", "pipeline", "io", "data")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def cycles(found: Mapping[str, Module]) -> list[frozenset[str]]:
 
 
 def room_of(dotted: str) -> str:
-    """``stage`` of ``spdl_torch.pipeline.stage.source``."""
+    """``stage`` of ``spdl_torch.engine.stage.source``."""
     return [*dotted.split("."), "__init__"][2]
 
 

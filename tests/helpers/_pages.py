@@ -10,13 +10,13 @@ import random
 from functools import cached_property
 from html.parser import HTMLParser
 
+from spdl_torch.engine.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
+from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     Probes,
     make_report,
 )
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
-from spdl_torch.pipeline.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
-from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
 FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"

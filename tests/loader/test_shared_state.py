@@ -13,10 +13,10 @@ from _readings import reading, stage
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest
 from spdl_torch.data.workers.jobs import Job
+from spdl_torch.engine.recorder.rings import Ring
+from spdl_torch.engine.threads.shared_state import LiveObjects, SharedCounter
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge
-from spdl_torch.pipeline.recorder.rings import Ring
-from spdl_torch.pipeline.threads.shared_state import LiveObjects, SharedCounter
 from spdl_torch.testing._interleaving import threads_interleaved
 
 NUM_THREADS = 4

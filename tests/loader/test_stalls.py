@@ -14,9 +14,9 @@ from _loader_helpers import PATIENCE_SECONDS
 from _loader_helpers import ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
+from spdl_torch.engine.threads import stacks, stall
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.threads import stacks, stall
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from spdl_torch import DataLoader
 from spdl_torch.data.fetching import timing as timing_module
 from spdl_torch.data.fetching.timing import timed, timed_sample
+from spdl_torch.engine.hooks import call_clock as call_clock_module
+from spdl_torch.engine.hooks.callbacks import call_back
+from spdl_torch.engine.hooks.context_managers import LazyRunner
+from spdl_torch.engine.hooks.stage_info import StageInfo
+from spdl_torch.engine.hooks.stats_queue import StatsQueue
+from spdl_torch.engine.hooks.task_hooks import TaskCell, TaskStatsHook
+from spdl_torch.engine.stage import op_timing as op_timing_module
+from spdl_torch.engine.stage.op_timing import metered
+from spdl_torch.engine.stats.counters import QueueCounters, TaskCounters
+from spdl_torch.engine.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
 from spdl_torch.machine.histogram import Histogram, percentile
-from spdl_torch.pipeline.hooks import call_clock as call_clock_module
-from spdl_torch.pipeline.hooks.callbacks import call_back
-from spdl_torch.pipeline.hooks.context_managers import LazyRunner
-from spdl_torch.pipeline.hooks.stage_info import StageInfo
-from spdl_torch.pipeline.hooks.stats_queue import StatsQueue
-from spdl_torch.pipeline.hooks.task_hooks import TaskCell, TaskStatsHook
-from spdl_torch.pipeline.stage import op_timing as op_timing_module
-from spdl_torch.pipeline.stage.op_timing import metered
-from spdl_torch.pipeline.stats.counters import QueueCounters, TaskCounters
-from spdl_torch.pipeline.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
 
 durations = st.integers(0, 2**62)
 few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)

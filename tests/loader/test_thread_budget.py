@@ -21,7 +21,7 @@ from spdl_torch import DataLoader
 from spdl_torch.data.workers import budget as module
 from spdl_torch.data.workers.activity import Activity, Permits
 from spdl_torch.data.workers.budget import ThreadBudget, budget
-from spdl_torch.pipeline.channel.waits import ChannelClosed
+from spdl_torch.engine.channel.waits import ChannelClosed
 
 NEVER = 1e6
 PATIENCE_SECONDS = 30

@@ -28,6 +28,8 @@ from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
+from spdl_torch.engine.recorder.moments import TwoClocks
+from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     EventLogEntry,
     Profile,
@@ -48,8 +50,6 @@ from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.sections import OverTime
 from spdl_torch.observe.verdict.comparison import compare
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
-from spdl_torch.pipeline.recorder.moments import TwoClocks
-from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
 
 def write_run(path, *runs, events=(), **config):

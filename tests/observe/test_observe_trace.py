@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from spdl_torch.__main__ import main
+from spdl_torch.engine.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
+from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     Cause,
     Probes,
@@ -41,8 +43,6 @@ from spdl_torch.pipeline import (
     StageStats,
     TaskPerfStats,
 )
-from spdl_torch.pipeline.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
-from spdl_torch.pipeline.recorder.timeline import Part, Row, Timeline, Turn
 
 CLOCK = TwoClocks(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_789)
 MS = 1_000_000

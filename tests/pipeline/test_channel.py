@@ -11,13 +11,13 @@ from _inside import lock_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.pipeline.channel import capacity as capacity_module
-from spdl_torch.pipeline.channel import channel as channel_module
-from spdl_torch.pipeline.channel import occupancy as occupancy_module
-from spdl_torch.pipeline.channel import waits as waits_module
-from spdl_torch.pipeline.channel.channel import Channel
-from spdl_torch.pipeline.channel.waits import ChannelClosed, EndOfChannel
-from spdl_torch.pipeline.stats import perf_stats as stats_module
+from spdl_torch.engine.channel import capacity as capacity_module
+from spdl_torch.engine.channel import channel as channel_module
+from spdl_torch.engine.channel import occupancy as occupancy_module
+from spdl_torch.engine.channel import waits as waits_module
+from spdl_torch.engine.channel.channel import Channel
+from spdl_torch.engine.channel.waits import ChannelClosed, EndOfChannel
+from spdl_torch.engine.stats import perf_stats as stats_module
 
 
 def drain(channel):

@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 from _gates import pipeline_of
 
+from spdl_torch.engine.definition.ops import OpKind, as_op
 from spdl_torch.pipeline import PipelineBuilder, PipelineSpec
-from spdl_torch.pipeline.definition.ops import OpKind, as_op
 
 
 def same(item):

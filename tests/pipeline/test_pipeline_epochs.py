@@ -24,8 +24,8 @@ from _stages import add, evaluate, plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spdl_torch.engine.stage import epoch_barrier
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped
-from spdl_torch.pipeline.stage import epoch_barrier
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -508,7 +508,7 @@ def test_epoch_of_a_merge_waits_for_the_slowest(monkeypatch):
         op.open()
         assert sorted(result_of(loop)) == [1, 2]
         assert sorted(pipeline) == [1, 2]
-    arrive = "spdl_torch.pipeline.graph.merge._EpochBarrier.arrive"
+    arrive = "spdl_torch.engine.graph.merge._EpochBarrier.arrive"
     monkeypatch.setattr(arrive, lambda self: self._when_all_are_there())
     op = GatedOp()
     with run(op).auto_stop() as pipeline:

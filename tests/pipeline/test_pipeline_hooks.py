@@ -20,6 +20,15 @@ from _gates import (
 )
 from _inside import run_of
 
+from spdl_torch.engine.channel import channel as channel_module
+from spdl_torch.engine.channel import occupancy as occupancy_module
+from spdl_torch.engine.channel import waits as waits_module
+from spdl_torch.engine.hooks import call_clock as call_clock_module
+from spdl_torch.engine.hooks import task_hooks as hooks_module
+from spdl_torch.engine.run import run as run_module
+from spdl_torch.engine.stage import op_timing as measure_module
+from spdl_torch.engine.stage import stage as worker_module
+from spdl_torch.engine.stats.perf_stats import queue_stats
 from spdl_torch.pipeline import (
     PipelineBuilder,
     PipelineFailure,
@@ -29,15 +38,6 @@ from spdl_torch.pipeline import (
     TaskHook,
     TaskStatsHook,
 )
-from spdl_torch.pipeline.channel import channel as channel_module
-from spdl_torch.pipeline.channel import occupancy as occupancy_module
-from spdl_torch.pipeline.channel import waits as waits_module
-from spdl_torch.pipeline.hooks import call_clock as call_clock_module
-from spdl_torch.pipeline.hooks import task_hooks as hooks_module
-from spdl_torch.pipeline.run import run as run_module
-from spdl_torch.pipeline.stage import op_timing as measure_module
-from spdl_torch.pipeline.stage import stage as worker_module
-from spdl_torch.pipeline.stats.perf_stats import queue_stats
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -504,7 +504,7 @@ sys.modules["spdl_torch"] = package
 CHILD = """
 import os, sys, threading
 from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
-from spdl_torch.pipeline.threads import thread_group
+from spdl_torch.engine.threads import thread_group
 assert thread_group._EXIT_JOIN_SECONDS == 5.0
 thread_group._EXIT_JOIN_SECONDS = {grace}  # a blocked op is left after so long
 started = threading.Event()

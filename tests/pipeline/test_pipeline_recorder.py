@@ -10,15 +10,15 @@ from _inside import run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.errors import PipelineStopped
-from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.recorder.flight_recorder import (
+from spdl_torch.engine.recorder.flight_recorder import (
     FlightRecorder,
     RecordingSession,
     live_recorders,
 )
-from spdl_torch.pipeline.recorder.moments import Outcome
-from spdl_torch.pipeline.recorder.rings import Ring
+from spdl_torch.engine.recorder.moments import Outcome
+from spdl_torch.engine.recorder.rings import Ring
+from spdl_torch.errors import PipelineStopped
+from spdl_torch.pipeline import PipelineBuilder
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_a_forked_child_starts_with_nothing():
         """
         import os
         from spdl_torch.pipeline import PipelineBuilder
-        from spdl_torch.pipeline.recorder.flight_recorder import live_recorders
+        from spdl_torch.engine.recorder.flight_recorder import live_recorders
 
         def run():
             pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()

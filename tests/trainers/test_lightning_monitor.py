@@ -29,6 +29,12 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main
 from spdl_torch.autotune import PerfParams, tuning
 from spdl_torch.data.loader import held_up, move_limits
+from spdl_torch.engine.stats.perf_stats import (
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
 from spdl_torch.observe import (
     Cause,
     log_stats_summary,
@@ -44,12 +50,6 @@ from spdl_torch.observe.store.recording import path_of_rank
 from spdl_torch.observe.verdict.epoch_intervals import EpochIntervals
 from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.pipeline.stats.perf_stats import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
 
 lightning, modules, callbacks, loggers_of, utilities, monitors = later(
     "lightning",

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from ...engine.failures import attach_note
 from ...named_tuples import NamedTuple
 from ...objects.kinds import is_plain_tensor
-from ...pipeline.failures import attach_note
 from ..fetching.stacking import LARGE_BYTES
 from .messages import Span
 

@@ -22,8 +22,8 @@ from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.threads.once import Once
-from ...pipeline.threads.shared_state import LiveObjects
+from ...engine.threads.once import Once
+from ...engine.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending
 from .framing import receive_descriptor
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import BaseContext
 
-    from ...pipeline.threads.thread_group import ThreadGroup
+    from ...engine.threads.thread_group import ThreadGroup
     from .child import Beginning
     from .mappings import Mappings
 

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 import torch
 
+from ...engine.failures import attach_note
 from ...objects.kinds import is_plain_tensor
 from ...objects.members import members, text_of
-from ...pipeline.failures import attach_note
 from ...shown_text import short_repr
 from .batch_packing import TensorReducer
 from .shared_blocks import LEAST_BLOCK_BYTES

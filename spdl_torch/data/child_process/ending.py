@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from ...pipeline.failures import notes_of, text_of
+from ...engine.failures import notes_of, text_of
 from .error_pickle import unpack_error
 from .signals import TRAINERS
 

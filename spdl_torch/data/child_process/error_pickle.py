@@ -20,8 +20,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...engine.failures import notes_of, text_of
 from ...named_tuples import NamedTuple
-from ...pipeline.failures import notes_of, text_of
 from ..error_copies import attributes_of, of_parts, set_attribute
 from ..workers.jobs import Failed
 

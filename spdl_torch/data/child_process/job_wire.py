@@ -13,8 +13,8 @@ from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.stats.counters import QueueCounters
+from ...engine.channel.waits import ChannelClosed
+from ...engine.stats.counters import QueueCounters
 from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Given, Job
 from .messages import Free, Restart
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-    from ...pipeline.recorder.flight_recorder import FlightRecorder
+    from ...engine.recorder.flight_recorder import FlightRecorder
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.counts import WorkerCounts

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
-    from ...pipeline.threads.thread_group import ThreadGroup
+    from ...engine.threads.thread_group import ThreadGroup
 
 
 class Line:

@@ -8,8 +8,8 @@ import threading
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from ...engine.recorder.flight_recorder import FlightRecorder
 from ...errors import PipelineStopped
-from ...pipeline.recorder.flight_recorder import FlightRecorder
 from ..workers.activity import Activity, describe_activities
 from .questions import answer
 

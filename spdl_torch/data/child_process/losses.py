@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...pipeline.failures import attach_note
+from ...engine.failures import attach_note
 from ..error_notes import describe_batch
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...engine.threads.shared_state import LiveObjects
 from ...io._transfer.region import Region, mapped_file
-from ...pipeline.threads.shared_state import LiveObjects
 from .messages import Free
 from .shared_memory import HAS_DESCRIPTORS, GivenSlabs
 

@@ -11,14 +11,14 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from ...pipeline.channel.channel import Channel
-from ...pipeline.channel.waits import ChannelClosed
+from ...engine.channel.channel import Channel
+from ...engine.channel.waits import ChannelClosed
 from .framing import framed
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from ...pipeline.threads.thread_group import ThreadGroup
+    from ...engine.threads.thread_group import ThreadGroup
 
 _MOST_UNSENT = 1_000_000
 

@@ -12,20 +12,20 @@ from functools import reduce
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...engine.recorder.flight_recorder import FAILURE_EVENT, NO_ANSWER_EVENT
+from ...engine.recorder.moments import Instant
+from ...engine.recorder.rings import read_row
+from ...engine.stats.counters import TaskCounters
+from ...engine.stats.thread_time import ThreadCount
 from ...machine.probes import ProbeCounters
-from ...pipeline.recorder.flight_recorder import FAILURE_EVENT, NO_ANSWER_EVENT
-from ...pipeline.recorder.moments import Instant
-from ...pipeline.recorder.rings import read_row
-from ...pipeline.stats.counters import TaskCounters
-from ...pipeline.stats.thread_time import ThreadCount
 from ..workers.counts import Readings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ...pipeline.recorder.rings import RowCopy
-    from ...pipeline.recorder.timeline import Timeline
-    from ...pipeline.threads.thread_group import ThreadGroup
+    from ...engine.recorder.rings import RowCopy
+    from ...engine.recorder.timeline import Timeline
+    from ...engine.threads.thread_group import ThreadGroup
     from ..workers.epoch import Epoch
     from .worker_process import WorkerProcess
 

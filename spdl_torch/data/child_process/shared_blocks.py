@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...pipeline.threads.shared_state import LiveObjects
+from ...engine.threads.shared_state import LiveObjects
 from .messages import Span
 from .shared_memory import anonymous_file
 

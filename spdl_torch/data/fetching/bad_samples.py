@@ -16,17 +16,17 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...engine.failures import FailureBudget, describe, renew_note, text_of
 from ...errors import PipelineFailure, UnsupportedOptionError
 from ...named_tuples import NamedTuple
 from ...observe.verdict.skipped import MOST_KEPT, remarks_on_left_out
-from ...pipeline.failures import FailureBudget, describe, renew_note, text_of
 from ...shown_text import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...pipeline.definition.specs import MaxFailures
-    from ...pipeline.recorder.flight_recorder import FlightRecorder
+    from ...engine.definition.specs import MaxFailures
+    from ...engine.recorder.flight_recorder import FlightRecorder
 
 _logger = logging.getLogger("spdl_torch.data")
 

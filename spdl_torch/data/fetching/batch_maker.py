@@ -19,7 +19,7 @@ from .samples import Samples, samples_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...engine.hooks.task_hooks import TaskCell
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
-from ...pipeline.failures import describe
+from ...engine.failures import describe
 from ..error_notes import cause_of, noted_call
 from . import stacking
 from .odd_sample import odd_sample
@@ -15,7 +15,7 @@ from .timing import timed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...engine.hooks.task_hooks import TaskCell
     from .batch import Batch
     from .stacking import Memory
 

@@ -6,7 +6,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.failures import attach_note
+from ...engine.failures import attach_note
 from ..checkpoint.inner_passes import (
     give_dataset_state,
     give_state_between_epochs,
@@ -24,7 +24,7 @@ from .timing import END, timed, timed_sample
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...engine.hooks.task_hooks import TaskCell
     from .batch import Batch
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from ...pipeline.failures import describe
+from ...engine.failures import describe
 from ..error_notes import add_thread_note, cause_of, describe_indices, noted_call, noted_sample
 from .bad_samples import MISSING, nothing_good
 from .sample_calls import one_sample_of, samples_at, samples_into, takes_batches
@@ -13,7 +13,7 @@ from .timing import timed, timed_sample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...pipeline.hooks.task_hooks import TaskCell
+    from ...engine.hooks.task_hooks import TaskCell
     from .batch import Batch
     from .rows import RowReader
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...autotune.meter import WindowReadings
     from ...autotune.tuning import TuningState
     from ...autotune.window import Window
-    from ...pipeline.stats.perf_stats import StageStats
+    from ...engine.stats.perf_stats import StageStats
     from .base_loader import BaseLoader
     from .crew import Crew
 

@@ -15,12 +15,12 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from ...engine.channel.channel import Channel
+from ...engine.channel.waits import ChannelClosed
+from ...engine.recorder.flight_recorder import FlightRecorder
+from ...engine.threads.thread_group import ThreadGroup
+from ...engine.threads.weakly import weakly
 from ...errors import PipelineStopped
-from ...pipeline.channel.channel import Channel
-from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.recorder.flight_recorder import FlightRecorder
-from ...pipeline.threads.thread_group import ThreadGroup
-from ...pipeline.threads.weakly import weakly
 from ..workers.activity import describe_activities
 from ..workers.budget import budget
 from ..workers.device import AHEAD

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset
 
+from ...engine.channel.waits import ChannelClosed
+from ...engine.threads import stall
 from ...errors import PipelineStopped
-from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.threads import stall
 from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from ..workers.jobs import Exhausted, Failed, Given, Loaded, NoBatch
 from ..workers.load_spec import Draws, LoadSpec

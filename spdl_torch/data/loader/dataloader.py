@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ...autotune.window import Decision
+    from ...engine.stats.perf_stats import PipelineStats
     from ...observe.trace.profile import Profile
     from ...observe.verdict.report import Report
-    from ...pipeline.stats.perf_stats import PipelineStats
     from ..fetching.bad_samples import SkippedSample
     from ..workers.stats import EpochStats
 

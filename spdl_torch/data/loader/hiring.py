@@ -7,8 +7,8 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
+from ...engine.threads.thread_group import taking_over
 from ...machine.starting import start
-from ...pipeline.threads.thread_group import taking_over
 from ..child_process.signals import handlers_deferred
 from . import move_limits as limits
 from .trial import not_started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ...pipeline.recorder.flight_recorder import new_pipeline_number
+from ...engine.recorder.flight_recorder import new_pipeline_number
 
 if TYPE_CHECKING:
     from ..workers.stats import EpochStats

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import IterableDataset
 
+from ...engine.stats.perf_stats import PipelineStats
 from ...named_tuples import NamedTuple
 from ...pipeline.pipeline import Pipeline
-from ...pipeline.stats.perf_stats import PipelineStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ...engine.definition.specs import PipelineSpec
+    from ...engine.run.build_options import BuildOptions
     from ...objects.generator_states import GeneratorStates
-    from ...pipeline.definition.specs import PipelineSpec
-    from ...pipeline.run.build_options import BuildOptions
 
     Initializer = Callable[[], object]
 

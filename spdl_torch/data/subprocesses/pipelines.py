@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import torch
 
+from ...engine.run.build_options import BuildOptions
 from ...errors import UnsupportedOptionError
 from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
-from ...pipeline.run.build_options import BuildOptions
 from ...shown_text import short_repr
 from ..child_process.dataset_pickle import find_unpicklable
 from ..child_process.process import server_is_anothers
@@ -34,11 +34,11 @@ from .items import NOTHING, Passes, Sent, SubprocessItems
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ...engine.definition.specs import MaxFailures, PipelineSpec
+    from ...engine.hooks.stats_queue import StatsQueue
+    from ...engine.hooks.task_hooks import HookFactory
+    from ...engine.stats.perf_stats import PipelineStats
     from ...observe.verdict.report import Report
-    from ...pipeline.definition.specs import MaxFailures, PipelineSpec
-    from ...pipeline.hooks.stats_queue import StatsQueue
-    from ...pipeline.hooks.task_hooks import HookFactory
-    from ...pipeline.stats.perf_stats import PipelineStats
 
     Initializer = Callable[[], object]
 

@@ -23,16 +23,16 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...engine.channel.waits import ChannelClosed
 from ...machine import gil
 from ...machine.limits import whole_cores
 from ...machine.probes import probe_counters
-from ...pipeline.channel.waits import ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.channel.channel import Channel
     from ...machine.probes import ProbeCounters
-    from ...pipeline.channel.channel import Channel
     from .activity import Activity, Permits
 
 _LOOK_SECONDS = 0.6

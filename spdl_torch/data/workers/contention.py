@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ...engine.channel.channel import Channel
+from ...engine.channel.waits import ChannelClosed
 from ...machine.gil import take_turns
 from ...named_tuples import NamedTuple
-from ...pipeline.channel.channel import Channel
-from ...pipeline.channel.waits import ChannelClosed
 
 try:
     from resource import RUSAGE_THREAD, getrusage

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ...engine.hooks.stage_info import StageInfo
+from ...engine.hooks.task_hooks import TaskStatsHook
+from ...engine.stats.thread_time import ThreadCount
 from ...machine.probes import ProbeCounters, probe_counters
 from ...named_tuples import NamedTuple
-from ...pipeline.hooks.stage_info import StageInfo
-from ...pipeline.hooks.task_hooks import TaskStatsHook
-from ...pipeline.stats.thread_time import ThreadCount
 from ..dataset_stats import counting_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...pipeline.hooks.task_hooks import TaskCell
-    from ...pipeline.stats.counters import TaskCounters
+    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.stats.counters import TaskCounters
     from .epoch import Shift
 
     _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id

@@ -12,9 +12,9 @@ from .jobs import Failed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...pipeline.channel.channel import Channel
-    from ...pipeline.recorder.flight_recorder import FlightRecorder
-    from ...pipeline.recorder.rings import ConsumerRing
+    from ...engine.channel.channel import Channel
+    from ...engine.recorder.flight_recorder import FlightRecorder
+    from ...engine.recorder.rings import ConsumerRing
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .contention import Contention

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...engine.stats.perf_stats import PipelineStats, StageStats, queue_stats, task_stats
 from ...machine.readings import Probes, probes_between
 from ...named_tuples import NamedTuple
-from ...pipeline.stats.perf_stats import PipelineStats, StageStats, queue_stats, task_stats
 from .remarks import with_remarks
 
 if TYPE_CHECKING:
+    from ...engine.stats.counters import TaskCounters
+    from ...engine.stats.perf_stats import QueuePerfStats
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...pipeline.stats.counters import TaskCounters
-    from ...pipeline.stats.perf_stats import QueuePerfStats
     from .measured import Measured
 
 _POOLED = ("fetch", "collate")

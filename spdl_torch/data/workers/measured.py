@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
+    from ...engine.stats.counters import QueueCounters, TaskCounters
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement
-    from ...pipeline.stats.counters import QueueCounters, TaskCounters
     from .counts import Readings
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ...engine.stats.perf_stats import PipelineStats
     from ...machine.probes import ProbeCounters
-    from ...pipeline.stats.perf_stats import PipelineStats
 
 _logger = logging.getLogger("spdl_torch.data")
 

@@ -59,7 +59,7 @@ _OF_USERS = (
     *("_items", "sources"),
 )
 _HOLDERS = (
-    *("spdl_torch.pipeline.definition.specs", "spdl_torch.data.dataset_state"),
+    *("spdl_torch.engine.definition.specs", "spdl_torch.data.dataset_state"),
     *("spdl_torch.data.sources", "spdl_torch.data.mixing"),
 )
 """Packages of ours whose objects hold the user's: each worker has such objects of its own, where a

@@ -14,8 +14,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data._utils.collate import default_convert
 
+from ...engine.failures import attach_note
 from ...io._transfer.tree import map_leaves
-from ...pipeline.failures import attach_note
 
 _MOST_LOOKED_AT = 256
 """The most tensors that are checked after one batch; the next batch checks the next ones."""

@@ -12,26 +12,26 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...engine.hooks.stage_info import StageInfo
+from ...engine.hooks.task_hooks import TaskStatsHook
+from ...engine.stats.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
-from ...pipeline.hooks.stage_info import StageInfo
-from ...pipeline.hooks.task_hooks import TaskStatsHook
-from ...pipeline.stats.counters import QueueCounters, TaskCounters
 from .counts import DatasetCounts, Readings
 from .loop_clock import LoopClock
 from .measured import Measured, Queues
 from .remarks import remarks_on_cores, remarks_on_skipped
 
 if TYPE_CHECKING:
+    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.recorder.flight_recorder import FlightRecorder
+    from ...engine.recorder.timeline import Timeline
+    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.stats.thread_time import ThreadCount
     from ...io._transfer.near import Near
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ...pipeline.hooks.task_hooks import TaskCell
-    from ...pipeline.recorder.flight_recorder import FlightRecorder
-    from ...pipeline.recorder.timeline import Timeline
-    from ...pipeline.stats.perf_stats import PipelineStats
-    from ...pipeline.stats.thread_time import ThreadCount
     from ..fetching.bad_samples import SkippedSamples
     from .epoch import Epoch
     from .figures import Figures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...pipeline.failures import text_of
+from ...engine.failures import text_of
 
 
 class ThreadFailures:

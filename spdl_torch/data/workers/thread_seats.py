@@ -14,14 +14,14 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
 
+from ...engine.channel.channel import Channel
+from ...engine.channel.waits import ChannelClosed
+from ...engine.threads import stall
+from ...engine.threads.once import Once
+from ...engine.threads.thread_group import ThreadGroup
+from ...engine.threads.weakly import weakly
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
-from ...pipeline.channel.channel import Channel
-from ...pipeline.channel.waits import ChannelClosed
-from ...pipeline.threads import stall
-from ...pipeline.threads.once import Once
-from ...pipeline.threads.thread_group import ThreadGroup
-from ...pipeline.threads.weakly import weakly
 from .activity import Activity, Permits, describe_activities
 from .budget import budget
 from .contention import Contention

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import default_convert
 
-from ...pipeline.channel.waits import ChannelClosed, Dismissed
-from ...pipeline.failures import renew_note
-from ...pipeline.recorder.moments import Outcome
+from ...engine.channel.waits import ChannelClosed, Dismissed
+from ...engine.failures import renew_note
+from ...engine.recorder.moments import Outcome
 from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
@@ -35,9 +35,9 @@ from .worker_info import acting_as_worker, rebound
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...pipeline.channel.channel import Channel
-    from ...pipeline.hooks.task_hooks import TaskCell
-    from ...pipeline.recorder.rings import Ring
+    from ...engine.channel.channel import Channel
+    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.recorder.rings import Ring
     from .activity import Activity
     from .dataset_copies import Copying
     from .epoch import Epoch, Shift

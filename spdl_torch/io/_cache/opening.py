@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...pipeline.threads.shared_state import SharedCounter
+from ...engine.threads.shared_state import SharedCounter
 from .hashing import hash_of
 from .memory import MemoryLimit, memory_folder
 from .store import Store

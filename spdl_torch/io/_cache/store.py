@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...engine.threads.shared_state import LiveObjects
 from ...named_tuples import NamedTuple
-from ...pipeline.threads.shared_state import LiveObjects
 from ...scopes import scope
 from .entry_table import EntryTable
 from .own_files import open_own_file, open_own_folder

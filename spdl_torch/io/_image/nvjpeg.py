@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from spdl_torch.engine.failures import attach_note
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
-from spdl_torch.pipeline.failures import attach_note
 
 from .._sizes import check_size
 from .._source import source_name

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 
+from ...engine.threads.thread_group import takes_over
 from ...named_tuples import NamedTuple
-from ...pipeline.threads.thread_group import takes_over
 from ...scopes import scope
 from . import runtime
 from .near import near_to

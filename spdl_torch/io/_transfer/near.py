@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...engine.threads.shared_state import SharedCounter
 from ...machine.limits import Limits, allowed_cores
 from ...machine.numa import bind, may_bind, node_of, nodes
-from ...pipeline.threads.shared_state import SharedCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ...engine.threads.shared_state import LiveObjects, SharedCounter
 from ...machine.numa import call_near
-from ...pipeline.threads.shared_state import LiveObjects, SharedCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from spdl_torch.engine.channel.waits import ChannelClosed
+from spdl_torch.engine.threads.thread_group import exit_has_begun
 from spdl_torch.errors import UnsupportedOptionError
-from spdl_torch.pipeline.channel.waits import ChannelClosed
-from spdl_torch.pipeline.threads.thread_group import exit_has_begun
 
 from ...named_tuples import NamedTuple
 from . import cuda

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...pipeline.threads.thread_group import ThreadGroup
+from ...engine.threads.thread_group import ThreadGroup
 from ...scopes import scope
 
 if TYPE_CHECKING:

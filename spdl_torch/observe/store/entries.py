@@ -6,16 +6,16 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...pipeline.hooks.stage_info import StageInfo
-from ...pipeline.stats.perf_stats import QueuePerfStats
+from ...engine.hooks.stage_info import StageInfo
+from ...engine.stats.perf_stats import QueuePerfStats
 from ..verdict.intervals import interval_between, queue_between, thread_seconds
 from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...engine.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
     from ...machine.readings import Probes
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
     from ..verdict.report import Report
 
 PROBES_EVENT = "probes"

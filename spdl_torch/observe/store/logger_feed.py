@@ -10,7 +10,7 @@ from ..verdict.intervals import sum_of_intervals
 from .metrics import metrics_of
 
 if TYPE_CHECKING:
-    from ...pipeline.stats.perf_stats import PipelineStats
+    from ...engine.stats.perf_stats import PipelineStats
     from ..verdict.placement import Placement
     from ..verdict.report import Report
     from .loggers import Logger

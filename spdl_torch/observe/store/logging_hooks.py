@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...engine.hooks.stats_queue import StatsQueue
+from ...engine.hooks.task_hooks import TaskHook, TaskStatsHook
+from ...engine.recorder.moments import TwoClocks
 from ...machine.garbage import Collections
 from ...machine.probes import is_probing, probe_counters
 from ...machine.readings import probes_between
 from ...machine.starting import start
-from ...pipeline.hooks.stats_queue import StatsQueue
-from ...pipeline.hooks.task_hooks import TaskHook, TaskStatsHook
-from ...pipeline.recorder.moments import TwoClocks
 from ...scopes import scope
 from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
 
 if TYPE_CHECKING:
-    from ...pipeline.hooks.stage_info import StageInfo
-    from ...pipeline.stats.perf_stats import QueuePerfStats, TaskPerfStats
+    from ...engine.hooks.stage_info import StageInfo
+    from ...engine.stats.perf_stats import QueuePerfStats, TaskPerfStats
 
 _logger = logging.getLogger("spdl_torch.observe")
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ...pipeline.threads.thread_group import ThreadGroup
+from ...engine.threads.thread_group import ThreadGroup
 from ...scopes import scope
 from ..verdict.intervals import interval_between
 from .entries import EventLogEntry, entries_of, num_delivered
@@ -28,7 +28,7 @@ from .writer import SQLiteStatsWriter, check_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...pipeline.stats.perf_stats import PipelineStats
+    from ...engine.stats.perf_stats import PipelineStats
     from ..verdict.report import Report
     from .loggers import Logger
 

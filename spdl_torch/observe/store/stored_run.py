@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...machine.readings import Probes
-from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...scopes import scope
 from ...shown_text import printable_line
 from ..page.events import SKIPPED

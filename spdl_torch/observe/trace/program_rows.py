@@ -10,14 +10,14 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...engine.recorder.timeline import Part
 from ...named_tuples import NamedTuple
-from ...pipeline.recorder.timeline import Part
 from .rows import microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ...pipeline.recorder.timeline import Row, Timeline
+    from ...engine.recorder.timeline import Row, Timeline
     from .user_events import Count, Program, Span
 
 Event = dict[str, Any]

@@ -24,8 +24,8 @@ from .what_if import Question, limiting, predict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.stats.perf_stats import PipelineStats, StageStats
     from ...machine.readings import Probes
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
     from .causes import Load
     from .finding import Finding
     from .what_if import Prediction

@@ -16,8 +16,8 @@ from ...named_tuples import NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.stats.perf_stats import PipelineStats, StageStats
     from ...machine.readings import Probes
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
 _RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""

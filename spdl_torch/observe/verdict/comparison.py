@@ -19,7 +19,7 @@ from .noise import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...pipeline.stats.perf_stats import StageStats
+    from ...engine.stats.perf_stats import StageStats
     from ..page.content import Tone
     from .noise import Interval
     from .report import Report

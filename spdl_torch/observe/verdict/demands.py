@@ -22,8 +22,8 @@ from .intervals import thread_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.stats.perf_stats import PipelineStats, StageStats
     from ...machine.readings import Probes
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
     from .causes import Load
     from .placement import Placement
 

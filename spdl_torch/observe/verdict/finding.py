@@ -25,8 +25,8 @@ from .causes import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.stats.perf_stats import PipelineStats, StageStats
     from ...machine.readings import Probes
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
 
 _BUSY = 0.5
 """The share of busy time below which a stage does not hold back the others."""

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...machine.readings import Probes
-from ...pipeline.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.content import Page, Text
 from ..page.document import fragment_of, write_page

@@ -10,7 +10,7 @@ from ..page.content import Column, Table, Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...pipeline.stats.perf_stats import PipelineStats, StageStats
+    from ...engine.stats.perf_stats import PipelineStats, StageStats
     from .verdict import Verdict
     from .what_if import Prediction
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.failures import describe
+from ...engine.failures import describe
 from ...shown_text import shortened
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from .demands import Between, NotKnown, demands_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.stats.perf_stats import PipelineStats
     from ...machine.readings import Probes
-    from ...pipeline.stats.perf_stats import PipelineStats
     from .demands import Demands
     from .placement import Placement
 

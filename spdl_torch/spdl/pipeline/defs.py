@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...pipeline.definition.specs import MergeSpec as MergeConfig
-from ...pipeline.definition.specs import PipelineSpec as PipelineConfig
-from ...pipeline.definition.specs import SinkSpec as SinkConfig
-from ...pipeline.definition.specs import SourceSpec as SourceConfig
-from ...pipeline.definition.specs import StageSpec as PipeConfig
-from ...pipeline.definition.stages import (
+from ...engine.definition.specs import MergeSpec as MergeConfig
+from ...engine.definition.specs import PipelineSpec as PipelineConfig
+from ...engine.definition.specs import SinkSpec as SinkConfig
+from ...engine.definition.specs import SourceSpec as SourceConfig
+from ...engine.definition.specs import StageSpec as PipeConfig
+from ...engine.definition.stages import (
     Aggregate,
     Aggregator,
     Collate,

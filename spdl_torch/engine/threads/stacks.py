@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).parents[2]
 # What is on the way from a thread's start to the user's code: a file, or all files of a folder.
 OURS = (
     threading.__file__,
-    f"{_PACKAGE / 'pipeline'}{os.sep}",
+    *(f"{_PACKAGE / layer}{os.sep}" for layer in ("engine", "pipeline")),
     *(
         f"{_PACKAGE / 'data' / room}{os.sep}"
         for room in ("child_process", "fetching", "rng", "workers")
@@ -31,8 +31,8 @@ OURS = (
 _CHILD = str(_PACKAGE / "data" / "child_process" / "child.py")
 # Files in which a thread waits for others of its run, or only watches.
 WAITING = {
-    *(str(_PACKAGE / "pipeline" / "channel" / f"{n}.py") for n in ("channel", "capacity", "waits")),
-    str(_PACKAGE / "pipeline" / "hooks" / "interval_reporter.py"),
+    *(str(_PACKAGE / "engine" / "channel" / f"{n}.py") for n in ("channel", "capacity", "waits")),
+    str(_PACKAGE / "engine" / "hooks" / "interval_reporter.py"),
     str(_PACKAGE / "machine" / "probes.py"),
     str(_PACKAGE / "observe" / "store" / "writer.py"),
     str(_PACKAGE / "observe" / "trace" / "last_seconds.py"),
