@@ -302,7 +302,7 @@ def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
         profile = profile_of_run(batches.stats().report(), recorder.timeline(), None)
     finally:
         os.kill(silent.connection.pid, signal.SIGCONT)
-    said = f"Worker process {silent.place} (pid {silent.connection.pid}) did not answer within"
+    said = f"Worker process {silent.number} (pid {silent.connection.pid}) did not answer within"
     assert sum(note.startswith(said) for note in profile.report().verdict.remarks) == 1
     assert "did not answer" in shown(profile.report())
     monkeypatch.setattr(process_counts, "_ASK_SECONDS", PATIENCE_SECONDS)

@@ -333,8 +333,11 @@ def samples_resumed_of_sampler(options, place, *, goes_on):
     seen = next(iterator).tolist()
     try:
         with AtCall(place) as ctrl_c:
-            batch = next(iterator)
-        seen += batch.tolist()
+            # As above: no place lies between the end of this statement and the loop.
+            for batch in iterator:
+                received = batch
+                break
+        seen += received.tolist()
     except KeyboardInterrupt:
         if goes_on:
             try:
