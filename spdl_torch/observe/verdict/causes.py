@@ -64,8 +64,13 @@ def is_too_short(stats: PipelineStats) -> bool:
 
 
 def is_inline(stats: PipelineStats, pooled: Sequence[str]) -> bool:
-    """Return whether a loader without workers loads, on the consumer's thread: it has no queue."""
-    return bool(pooled) and all(stage.queue.elapsed == 0 for stage in stats.stages)
+    """Return whether a loader without workers loads, on the consumer's thread."""
+    return bool(pooled) and _has_no_queue(stats.stages)
+
+
+def _has_no_queue(stages: Sequence[StageStats]) -> bool:
+    """Return whether nothing is handed over: the consumer's own thread runs the stages."""
+    return all(stage.queue.elapsed == 0 for stage in stages)
 
 
 def num_delivered(stages: Sequence[StageStats]) -> int | None:
@@ -89,7 +94,7 @@ def waits_for_others(stats: PipelineStats, probes: Probes) -> float:
     """Return the share of the time in which the consumer waited for what others make, not for the
     sampler, from which it draws itself. Without workers nobody else makes anything: it is the time
     that the stages take, since what the loader does for a batch beside them stays."""
-    if stats.stages and all(stage.queue.elapsed == 0 for stage in stats.stages):
+    if stats.stages and _has_no_queue(stats.stages):
         return min(1.0, sum(stage.busy_ratio for stage in stats.stages))
     return max(0.0, stats.consumer_wait_ratio - (probes.sampling_ratio or 0.0))
 
