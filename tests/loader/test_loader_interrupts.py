@@ -303,13 +303,10 @@ def test_state_after_ctrl_c_has_what_the_loop_has_not_had(kind, options, step):
     assert_threads_end()
 
 
-class Upward(torch.utils.data.Sampler):
+class KnowsPosition:
     """Indices in order. It knows where it stands, from one iterator to the next."""
 
     position = 0
-
-    def __len__(self):
-        return NUM_SAMPLES
 
     def __iter__(self):
         while self.position < NUM_SAMPLES:
@@ -322,6 +319,13 @@ class Upward(torch.utils.data.Sampler):
 
     def load_state_dict(self, state):
         self.position = state["position"]
+
+
+class Upward(KnowsPosition, torch.utils.data.Sampler):
+    """A sampler that knows where it stands."""
+
+    def __len__(self):
+        return NUM_SAMPLES
 
 
 def samples_resumed_of_sampler(options, place, *, goes_on):
@@ -383,22 +387,8 @@ def test_state_after_ctrl_c_with_a_sampler_of_its_own_state(caplog, options, ste
     assert_threads_end()
 
 
-class Resumable(IndexStream):
-    """It knows where it stands, from one iterator to the next."""
-
-    position = 0
-
-    def __iter__(self):
-        while self.position < NUM_SAMPLES:
-            self.position += 1
-            yield self.position - 1
-        self.position = 0
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
+class Resumable(KnowsPosition, IndexStream):
+    """An iterable dataset that knows where it stands."""
 
 
 def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
