@@ -112,6 +112,34 @@ def test_tensors_may_be_replaced():
     assert next(batches)[0].tolist() == [8, 9, 10, 11]
 
 
+class Drawn(list):
+    """Rows with noise, or numbers of rows: each draws as it is looked up."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + int(torch.randint(3, ()))
+
+    def size(self, _):
+        return len(self)
+
+
+@pytest.mark.parametrize("of", [TensorDataset, Subset])
+def test_what_draws_though_it_has_the_type_of_rows_draws_from_the_samples_streams(of):
+    """Tensors put in the dataset later, and the indices of a Subset: without workers as with."""
+    found = []
+    for num_workers in (0, 2):
+        data = TensorDataset(torch.arange(LENGTH))
+        if of is Subset:
+            data = Subset(data, Drawn(range(LENGTH - 3)))
+        loader = DataLoader(data, batch_size=3, num_workers=num_workers, seed=5)
+        list(loader)
+        if of is TensorDataset:
+            data.tensors = (Drawn(range(LENGTH)),)
+        batches, before = iter(loader), torch.get_rng_state()
+        found.append([batch[0].tolist() for batch in batches])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert found[0] == found[1] != [batch[0].tolist() for batch in DataLoader(data, batch_size=3)]
+
+
 class TakesRows(Dataset):
     """What its method does is the user's: it may count, print, or be patched."""
 

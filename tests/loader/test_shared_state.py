@@ -25,21 +25,29 @@ EACH = 200
 
 def numbers_of(take):
     """What threads get that take numbers together, and change places between lines."""
-    taken = [[] for _ in range(NUM_THREADS)]
+    taken = []
+
+    def run(_):
+        taken.extend(take() for _ in range(EACH))
+
+    run_together(run)
+    return sorted(taken)
+
+
+def run_together(work):
+    """Run ``work(number)`` on each of some threads, which change places between lines."""
     together = threading.Barrier(NUM_THREADS)
 
-    def run(own):
+    def run(number):
         together.wait()
-        for _ in range(EACH):
-            own.append(take())
+        work(number)
 
     with threads_interleaved():
-        threads = [threading.Thread(target=run, args=(own,)) for own in taken]
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(NUM_THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return sorted(number for own in taken for number in own)
 
 
 class Unlocked:
@@ -65,15 +73,20 @@ def test_each_sample_of_a_job_is_taken_once_and_one_worker_is_last():
     """Also where workers take and finish samples between any two lines of each other."""
     size = NUM_THREADS * EACH
     job = Job(0, list(range(size)), 0, shared=True)
-    lasts = []
+    taken, finished, lasts = [], [], []
 
-    def take():
+    def work(worker):
         number = job.take()
-        lasts.append(job.finish_one())
-        return number
+        while number is not None:
+            taken.append(number)
+            finished.append(number)
+            number = job.take_after(worker)
+        if job.last_worker == worker:
+            lasts.append(list(finished))
 
-    assert numbers_of(take) == list(range(size))
-    assert lasts.count(True) == 1
+    run_together(work)
+    assert sorted(taken) == list(range(size))
+    assert [len(each) for each in lasts] == [size]  # the last one finds all samples finished
     assert job.take() is None
 
 

@@ -14,7 +14,7 @@ from .batch import Batch
 from .collating import Collating
 from .items import Items, SingleItems
 from .rows import row_reader
-from .samples import Samples, samples_of
+from .samples import Rows, Samples, samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,9 @@ class BatchMaker:
             self._samples = samples_of(
                 dataset, batch, fetch_cell, auto_collation=auto_collation, reader=reader
             )
+            self.sample_at = self._samples.fetch_at
+            """Returns a sample of a batch that several threads make, as ``Samples.fetch_at``: the
+            bound method itself, to save a call per sample."""
         self._collating = collating = Collating(
             collate_fn,
             batch,
@@ -80,8 +83,19 @@ class BatchMaker:
             describe=describe_batch if self.items is None else self.items.describe_batch,
         )
         self._memory = collating.memory
+        self._rows: Rows | None = None  # reads batches that need nothing else
+        if isinstance(self._samples, Rows) and memory is None and recipe.tolerance is None:
+            self._rows = self._samples
         self.collate = collating.collate
         """Collates the samples of a batch: the bound method itself, to save a call per batch."""
+
+    def make_plain(self, index: Any) -> Any:
+        """Return the batch of ``index`` where no code of the user's takes part, so that nothing is
+        drawn for it; else None."""
+        if self._rows is None or type(index) is not list:
+            return None
+        rows = self._rows.read(index)
+        return None if rows is None else rows.collated
 
     def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
         """Return batch ``number``, and the tries that it took if samples may fail.
@@ -115,12 +129,6 @@ class BatchMaker:
         self._batch.begin(first, bad)
         if self._memory is not None:
             self._memory.begin()
-
-    def sample_at(self, place: int, index: Any) -> Any:
-        """Return the sample at ``place`` of a batch that several threads make; MISSING for a
-        tolerated failure."""
-        assert self._samples is not None, "guaranteed by LoadSpec.shares_jobs"
-        return self._samples.fetch_at(place, index)
 
     def good_of(self, samples: Any, bad: list[BadSample]) -> tuple[Any, Tries]:
         """Return the samples to collate, without those that failed.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_PLAIN_INDICES = (type(None), list, tuple, range)
+
+
 class RowBatch:
     """Samples that are already one batch."""
 
@@ -56,7 +59,8 @@ class Rows:
 
 
 class RowReader:
-    """Reads rows of a TensorDataset, or of a Subset of one through its ``indices``.
+    """Reads rows of a TensorDataset, or of a Subset of one through its ``indices``, without a call
+    of the user's code.
 
     It looks up the dataset's tensors for every batch: they may be replaced at any time.
     """
@@ -100,7 +104,7 @@ def row_reader(dataset: Any, collate_fn: Any) -> RowReader | None:
     indices = None
     if type(dataset) is Subset:
         dataset, indices = dataset.dataset, dataset.indices
-    if type(dataset) is not TensorDataset:
+    if type(dataset) is not TensorDataset or type(indices) not in _PLAIN_INDICES:
         return None
     reader = RowReader(dataset, indices)
     return None if reader.tensors() is None else reader

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ...engine.hooks.task_hooks import TaskCell
     from .batch import Batch
-    from .rows import RowReader
+    from .rows import RowBatch, RowReader
 
 
 class Samples:
@@ -72,13 +72,15 @@ class Samples:
 
     def fetch_at(self, place: int, index: Any) -> Any:
         """Return the sample at ``place`` of the batch; MISSING for a tolerated failure."""
-        self._batch.at(place)
-        if self._batch.tolerance is None:
+        batch = self._batch
+        if batch.streams is not None:
+            batch.streams.at(place)
+        if batch.tolerance is None:
             return self._sample(index)
         try:
             return self._sample(index)
         except Exception as error:
-            self._batch.note_bad(place, index, error)
+            batch.note_bad(place, index, error)
         return self._instead_of(place, index)
 
     def describe(self, index: Any) -> str:
@@ -170,10 +172,14 @@ class Rows(Samples):
         self._reader = reader
 
     def fetch(self, index: Any) -> Any:
+        batch = self.read(index)
+        # One by one otherwise, so that an error names its sample.
+        return super().fetch(index) if batch is None else batch
+
+    def read(self, index: Any) -> RowBatch | None:
+        """Return the rows of ``index``; None if they cannot be read without the user's code."""
         rows = self._reader.find(index)
-        if rows is None:
-            return super().fetch(index)  # one by one, so that an error names its sample
-        return timed(self._cell, rows.read, tasks=len(index))
+        return None if rows is None else timed(self._cell, rows.read, tasks=len(index))
 
 
 def samples_of(

@@ -135,8 +135,11 @@ class InlineIterator(EpochIterator):
         if taken is None:
             self._end_epoch()  # as cut short, where Ctrl-C has ended an iterable's sampler
         index, first = taken
+        make = self._maker.make
         try:
-            batch, tries = self._within_streams(self._maker.make, first, index, self._num_taken - 1)
+            if (batch := self._maker.make_plain(index)) is not None:
+                return batch, None
+            batch, tries = self._within_streams(make, first, index, self._num_taken - 1)
         except EndOfIterable:
             self._is_cut_short = self._maker.items is not None and self._maker.items.is_cut_off
             self._end_epoch()

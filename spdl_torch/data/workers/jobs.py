@@ -84,6 +84,7 @@ class Job:
             "first",
             "first_error",
             "index",
+            "last_worker",
             "number",
             "samples",
         ),
@@ -105,19 +106,28 @@ class Job:
         # Workers race to lower it. Losing that race only costs fetches: _collate raises the
         # first of all the errors.
         self.first_error = len(index) if shared else 0
-        # Guards the two below: workers take and finish samples at the same time.
+        # Guards the three below: workers take and finish samples at the same time.
         self._lock = threading.Lock()
         self._num_taken = self._num_done = 0
+        self.last_worker: int | None = None  # it finished the last sample, so it collates
 
     def take(self) -> int | None:
         """Take the next sample: return its number in the batch, or None if all are taken."""
         with self._lock:
             number = self._num_taken
+            if number == self.size:
+                return None
             self._num_taken = number + 1
-        return number if number < len(self.index) else None
+            return number
 
-    def finish_one(self) -> bool:
-        """Count a sample as done. Return True for the last one: its worker collates."""
+    def take_after(self, worker: int) -> int | None:
+        """Count a sample of this worker's as done, and take the next one."""
         with self._lock:
-            self._num_done += 1
-            return self._num_done == len(self.index)
+            self._num_done = num_done = self._num_done + 1
+            number = self._num_taken
+            if number == self.size:
+                if num_done == number:
+                    self.last_worker = worker
+                return None
+            self._num_taken = number + 1
+            return number

@@ -339,25 +339,27 @@ class Worker:
 
         Returns: the result, if this worker finished the last sample; the number of samples taken.
         """
-        last, taken = False, 0
         maker.begin(job.first, job.bad)
-        while (number := job.take()) is not None:
+        worker, taken, number = self._number, 0, job.take()
+        sample_at, index, looks = maker.sample_at, job.index, self._private is not None
+        while number is not None:
             # torch fetches nothing after a batch's first error. No lock: see Job.first_error.
             if number < job.first_error:
                 try:
-                    job.samples[number] = maker.sample_at(number, job.index[number])
-                    self._look_at_arrays(job)
+                    job.samples[number] = sample_at(number, index[number])
+                    if looks:
+                        self._look_at_arrays(job)
                 except BaseException as error:
                     self._explain(error)
                     job.errors[number] = error
                     job.first_error = min(job.first_error, number)
             taken += 1
             # Counted after its sample is in place: who counts the last one finds all of them.
-            last = job.finish_one()
+            number = job.take_after(worker)
         maker.forget_bad()
         if not taken:
             return _NOTHING_LEFT, 0
-        return (self._collate(maker, job) if last else None), taken
+        return (self._collate(maker, job) if job.last_worker == worker else None), taken
 
     def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
         """Build the result of a shared job whose samples are all finished."""
