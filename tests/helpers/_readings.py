@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spdl_torch.pipeline import (
     PipelineStats,
     QueuePerfStats,
@@ -27,8 +29,12 @@ def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **count
     )
 
 
-def reading(wait, *stages):
-    """A window of 10 s."""
+def reading(wait, *stages, own=0.0):
+    """A window of 10 s. ``own``: the share in which the loop worked itself in the loader."""
+    if stages and stages[-1].queue.elapsed:
+        *others, last = stages
+        queue = replace(last.queue, get_wait_time=10.0 * max(0.0, wait - own))
+        stages = (*others, replace(last, queue=queue))
     return PipelineStats(elapsed=10.0, consumer_wait_ratio=wait, stages=stages)
 
 

@@ -150,6 +150,7 @@ def report_of(simulation):
     workers = loader.num_workers
     calls, times = len(counts.calls), sorted(counts.calls)
     p50, p90, p99 = (times[int(calls * share)] for share in (0.5, 0.9, 0.99))
+    waited = max(0.0, seconds - counts.step)
     fetch = StageStats(
         name="fetch",
         concurrency=workers,
@@ -157,7 +158,7 @@ def report_of(simulation):
             *(calls, 0, counts.busy / calls, p90, p99, seconds),
             *(counts.cpu / calls, p50, counts.busy),
         ),
-        queue=QueuePerfStats(seconds, counts.taken, 0.0, 0.0, 0.5),
+        queue=QueuePerfStats(seconds, counts.taken, 0.0, 0.0, 0.5, get_wait_time=waited),
         num_dropped=0,
         busy_ratio=min(1.0, counts.busy / seconds / workers),
         wait_in_ratio=counts.idle / seconds / workers,
@@ -174,7 +175,7 @@ def report_of(simulation):
         own_gil=loader.in_processes,
         cores_used=counts.cpu / seconds,
     )
-    stats = PipelineStats(seconds, max(0.0, 1 - counts.step / seconds), (fetch,))
+    stats = PipelineStats(seconds, waited / seconds, (fetch,))
     placement = Placement(
         num_workers=workers,
         num_processes=workers if loader.in_processes else 0,

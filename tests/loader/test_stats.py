@@ -9,13 +9,14 @@ from time import perf_counter
 
 import pytest
 from _gates import FakeClock, until
-from _seats import DECLARED, MOVING, NONE, SEATS, THREADS, WITH_WORKERS, in_seats
+from _seats import DECLARED, MOVING, SEATS, THREADS, WITH_WORKERS, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.data.fetching import timing as timing_module
 from spdl_torch.data.fetching.timing import timed, timed_sample
+from spdl_torch.data.workers.stats import CrewStats
 from spdl_torch.engine.hooks import call_clock as call_clock_module
 from spdl_torch.engine.hooks.callbacks import call_back
 from spdl_torch.engine.hooks.context_managers import LazyRunner
@@ -362,6 +363,12 @@ def test_loop_waits_while_threads_start(seat):
     assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
 
 
+def seconds_in_queue(batches):
+    """What the loop has waited for workers alone."""
+    stats = batches.stats()
+    return seconds_waited(stats.snapshot_of_workers()) if isinstance(stats, CrewStats) else 0.0
+
+
 class WorkingHandler(logging.Handler):
     """Works for each record, and counts how long."""
 
@@ -380,13 +387,17 @@ class Failing(Numbers):
         return super().__getitem__(index)
 
 
-def test_without_workers_all_of_next_is_a_wait():
-    """Also what is in no stage: here the program's own handler of what is logged meanwhile."""
+@in_seats(*(seat for seat in SEATS if seat is not MOVING))
+def test_all_of_next_is_a_wait(seat):
+    """Also what is in no stage or queue: here the program's own handler of what is logged by the
+    loop's thread meanwhile."""
     handler, logger = WorkingHandler(), logging.getLogger("spdl_torch.data")
-    loader = NONE.loader(Failing(), batch_size=4, on_error="skip", error_budget=1.0)
+    loader = seat.loader(Failing(), batch_size=4, on_error="skip", error_budget=1.0)
     logger.addHandler(handler)
     try:
-        inside, batches = 0.0, iter(loader)
+        batches = iter(loader)
+        before, in_queue = seconds_waited(loader.snapshot()), seconds_in_queue(batches)
+        inside = 0.0
         for _ in range(3):
             began = perf_counter()
             next(batches)
@@ -394,16 +405,18 @@ def test_without_workers_all_of_next_is_a_wait():
             work()
     finally:
         logger.removeHandler(handler)
-    stats = loader.snapshot()
     assert handler.seconds > 0
-    assert handler.seconds <= seconds_waited(stats) <= inside
+    in_queue = seconds_in_queue(batches) - in_queue
+    assert handler.seconds + in_queue <= seconds_waited(loader.snapshot()) - before <= inside
 
 
-@in_seats(NONE)
+@in_seats(*(seat for seat in SEATS if seat is not MOVING))
 def test_what_a_loop_does_after_an_error_is_no_wait(seat):
     """An error in place of a batch is handed over as a batch is."""
     loader = seat.loader(Failing(), batch_size=1)
-    batches, inside, num_failed = iter(loader), 0.0, 0
+    began = perf_counter()
+    batches, num_failed = iter(loader), 0
+    inside = perf_counter() - began
     for _ in range(12):
         began = perf_counter()
         try:

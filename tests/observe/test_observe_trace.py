@@ -51,7 +51,7 @@ MS = 1_000_000
 def stage_stats(name, **figures):
     """A stage of a report; its figures are odd numbers, to see that they come back."""
     tasks = TaskPerfStats(10, 1, 0.1 / 3, 0.2, 0.3, 4.0, 1 / 30, 0.05, 0.35)
-    queue = QueuePerfStats(4.0, 9, 0.01, 0.02, 1 / 3)
+    queue = QueuePerfStats(4.0, 9, 0.01, 0.02, 1 / 3, get_wait_time=4.0)
     shares = {"busy_ratio": 0.7, "wait_in_ratio": 0.2, "wait_out_ratio": 0.1}
     content = {"concurrency": 2, "tasks": tasks, "queue": queue, "num_dropped": 3, **shares}
     return StageStats(name=name, **{**content, **figures})

@@ -255,6 +255,51 @@ def test_many_short_waits_are_those_of_handing_over(pooled, num_items, mean, p90
     assert verdict.gain == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize(
+    ("num_items", "busy", "gil_seconds", "own", "cause", "limit"),
+    [
+        (100_000, 0.1, 1e-4, 0.5, Cause.HAND_OVER, ""),
+        (100_000, 0.9, 1e-4, 0.5, Cause.HAND_OVER, ""),
+        (100_000, 0.9, 6e-3, 0.5, Cause.GIL, ""),  # for which the loop may wait, too
+        (100_000, 0.9, 1e-4, 0.2, Cause.THREADS, "the loader's work for each batch"),
+        (5_000, 0.1, 1e-4, 0.5, Cause.START, ""),  # 1 ms each: workers were started
+        (900, 0.1, 1e-4, 0.04, Cause.START, ""),  # too few to tell
+    ],
+)
+def test_loader_s_own_work_is_named_for_half_of_the_waits(
+    num_items, busy, gil_seconds, own, cause, limit
+):
+    """To give out a small batch and to take it over may take the loop longer than it waits."""
+    load = stage("fetch", busy=busy, wait_in=1 - busy, num_delivered=num_items)
+    probes = replace(QUIET, gil_seconds=gil_seconds)
+    verdict = judge(reading(0.6, load, own=own), probes, pooled=POOLED)
+    assert (verdict.cause, verdict.limit) == (cause, limit)
+    assert ("larger batches" in verdict.action) == (cause is Cause.HAND_OVER)
+    if cause is not Cause.THREADS:
+        assert verdict.gain == pytest.approx(1.5)  # all of the waits
+
+
+@pytest.mark.parametrize(
+    ("busy", "run_delay", "cores_used", "cause"),
+    [
+        (0.04, 0.46, 0.4, Cause.CPU),
+        (0.04, 0.55, 0.4, Cause.CPU),
+        (0.04, 0.55, 1.9, Cause.CPU),
+        (0.04, 0.2, 0.4, Cause.START),
+    ],
+)
+def test_workers_that_wait_for_a_core_are_not_called_busy(busy, run_delay, cores_used, cause):
+    """Woken for one small batch after another, they wait outside of every stage."""
+    load = stage("fetch", busy=busy, wait_in=0.9 - run_delay, threads=2)
+    probes = replace(QUIET, run_delay_ratio=run_delay, cores_used=cores_used, num_cores=2)
+    verdict = judge(reading(0.6, load), probes, pooled=POOLED)
+    assert (verdict.cause, verdict.stage) == (cause, None)
+    if cause is Cause.CPU:
+        assert "the workers wait for a core" in verdict.finding
+        assert ("other programs have" in verdict.finding) == (cores_used < 1)
+        assert ("End other programs" in verdict.action) == (cores_used < 1)
+
+
 def test_without_workers_no_wait_is_for_a_start():
     """What the stages do not take of it is the loader's own, for each batch."""
     none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
@@ -340,7 +385,7 @@ def test_sampler_is_named_for_half_of_the_waits(
     probes = replace(QUIET, sampling_ratio=sampling, gil_seconds=gil_seconds)
     if not threads:
         load = replace(load, queue=QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0))
-    verdict = judge(reading(waits, load), probes, pooled=POOLED)
+    verdict = judge(reading(waits, load, own=sampling), probes, pooled=POOLED)
     assert (verdict.cause, verdict.limit) == (cause, limit)
     assert verdict.gain == pytest.approx(gain)
     assert ("sampler is the bottleneck" in verdict.finding) == (cause is Cause.SAMPLER)

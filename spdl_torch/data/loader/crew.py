@@ -154,6 +154,7 @@ class Crew:
         seats.prepare(epoch.key, epoch.workers)
         self.lead = seats
         self._enter(self._new_epoch(epoch.key, epoch.workers), placement)
+        self.ask()  # the loop waits for its first batch
         if self._epochs is not None:
             self._epochs.put(self._running())
 
@@ -210,6 +211,16 @@ class Crew:
             self._running()
             raise
 
+    def ask(self) -> None:
+        """Note that the loop asks for a batch."""
+        if (epoch := self._epoch) is not None:
+            epoch.consumer.ask(epoch.outlet)
+
+    def got(self, number: int) -> None:
+        """Note that the loop has that result, and goes on."""
+        if (epoch := self._epoch) is not None:
+            epoch.consumer.got(number)
+
     def get(self, timeout: float | None) -> Result:
         """Return the next result, in order if the spec says so.
 
@@ -225,7 +236,6 @@ class Crew:
             if not epoch.outlet.has_next:  # a batch that is there comes first
                 seconds = self._tend(deadline)
                 epoch = self._running()  # it may have begun again
-            epoch.consumer.ask(epoch.outlet)
             try:
                 result = epoch.outlet.get_numbered(seconds)[1]
                 break
@@ -235,7 +245,6 @@ class Crew:
             except ChannelClosed:
                 self._raise_loss()
                 raise
-        epoch.consumer.got(result.number)
         if self.lead.errors:
             result = self._or_error(result)
         if self.mover is not None:

@@ -143,7 +143,7 @@ class CrewIterator(EpochIterator):
             max_outstanding=_max_outstanding(loader),
             evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
         )
-        self._submit_more()
+        self._crew.stats.starts.time(self._submit_more)
         self._advance(EpochState.RUNNING)
 
     def _submit_more(self) -> None:
@@ -192,6 +192,7 @@ class CrewIterator(EpochIterator):
         self._num_submitted += 1
 
     def _next_data(self) -> Any:
+        self._crew.ask()
         while self._state is not EpochState.OVER and self._state is not EpochState.LOST:
             if self._held is None:
                 if self._crew.num_taken >= self._num_submitted:
@@ -208,6 +209,8 @@ class CrewIterator(EpochIterator):
             handed = result if type(result) is Loaded and self._skipped is None else None
             if handed is None:
                 handed = self._judged(result)
+            if handed is not None:
+                self._crew.got(result.number)
             # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming. From
             # here to the loop there is no call, and so no place where Python looks for Ctrl-C.
             self._note(result)

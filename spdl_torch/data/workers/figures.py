@@ -73,9 +73,7 @@ def stats_of(measured: Measured) -> PipelineStats:
         stages.append(_stage_stats("transfer", 1, transfer.elapsed_ns, transfer, ready, *waits_ns))
     return PipelineStats(
         elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=_share(
-            measured.waited_ns + queues.sampling_ns + queues.starting_ns, elapsed_ns
-        ),
+        consumer_wait_ratio=_share(queues.waited_ns, elapsed_ns),
         stages=tuple(stages),
         data=readings.data,
     )

@@ -20,9 +20,10 @@ class Queues(NamedTuple):
     outlet: QueueCounters
     transfer: TaskCounters
     sampling_ns: int
-    """The time in which the loop drew from the sampler, which is in no queue's."""
-    starting_ns: int
-    """Likewise, in which it started workers, and waited until they were ready."""
+    """The time in which the loop drew from the sampler."""
+    waited_ns: int
+    """The time that the loop spent in the loader, for whatever reason: to begin the epoch, and
+    until it had each batch."""
 
     def since(self, before: Queues) -> Queues:
         """Return what was counted after ``before``."""
@@ -31,7 +32,7 @@ class Queues(NamedTuple):
             self.outlet.since(before.outlet),
             self.transfer.since(before.transfer),
             self.sampling_ns - before.sampling_ns,
-            self.starting_ns - before.starting_ns,
+            self.waited_ns - before.waited_ns,
         )
 
 
@@ -40,11 +41,8 @@ class Measured(NamedTuple):
 
     readings: Readings
     queues: Queues
-    """Without workers there is no queue: all zero, but for the transfer and the sampler."""
+    """Without workers there is no queue: all zero, but for the transfer and the loop's times."""
     elapsed_ns: int
-    waited_ns: int
-    """The time that the loop waited for batches; without workers it makes them in it. Without what
-    is in ``queues``: drawing from the sampler, and starting workers."""
     has_transfer: bool
     own_probes: tuple[ProbeCounters, ProbeCounters] | None
     """This process's, at the begin and now; None = the workers, if any, are in this process."""
@@ -56,6 +54,7 @@ class Measured(NamedTuple):
 
     @property
     def of_workers(self) -> Measured:
-        """The same where drawing from the sampler, and starting workers, count as the loop's own
-        work: more workers make these no shorter."""
-        return self._replace(queues=self.queues._replace(sampling_ns=0, starting_ns=0))
+        """The same where the loop waits in the queue alone: what it does itself for a batch, draws
+        from the sampler and starts workers among it, gets no shorter with more of them."""
+        waited_ns = self.queues.outlet.get_wait[0]
+        return self._replace(queues=self.queues._replace(sampling_ns=0, waited_ns=waited_ns))

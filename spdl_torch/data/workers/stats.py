@@ -106,7 +106,7 @@ class EpochStats(ABC):
         self.draws = LoopClock()
         """Of drawing from the sampler, in all epochs."""
         self.starts = LoopClock()
-        """Of starting workers: with an epoch that is asked for, not before."""
+        """Of beginning epochs: starting workers, and giving out the first jobs."""
         self._recorder: FlightRecorder | None = None
 
     @property
@@ -262,7 +262,6 @@ class CrewStats(EpochStats):
             readings,
             queues,
             queues.outlet.elapsed_ns,
-            queues.outlet.get_wait[0],
             has_transfer=self._transfer is not None,
             own_probes=None if before is None else (before, probe_counters(run_delays=run_delays)),
             num_workers=workers.count,
@@ -277,7 +276,7 @@ class CrewStats(EpochStats):
             epoch.outlet.counters(),
             self._transferred(),
             self.draws.total_ns(),
-            self.starts.total_ns(),
+            self.starts.total_ns() + epoch.consumer.waited_ns,
         )
 
 
@@ -326,12 +325,10 @@ class InlineStats(EpochStats):
         fetch, collate = self._fetch.counters(), self._collate.counters()
         transfer = self._transferred()
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
-        waited_ns = max(0, self.consumer.waited_ns - sampling_ns)
         measured = Measured(
             Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
-            Queues(no_queue, no_queue, transfer, sampling_ns, 0),
+            Queues(no_queue, no_queue, transfer, sampling_ns, self.consumer.waited_ns),
             elapsed_ns,
-            waited_ns=waited_ns,
             has_transfer=self._transfer is not None,
             own_probes=None,
             num_workers=1,

@@ -165,7 +165,9 @@ class ConsumerRing(Ring):
     def __init__(self, capacity: int, shortest_ns: int) -> None:
         super().__init__(capacity, shortest_ns)
         self._asked_ns = self._got_ns = 0
-        self._waited_ns = 0  # for all items that came
+        # The time of all waits that have ended, and when the present one began; 0 = there is none.
+        # One object: whoever reads meanwhile must not miss a wait, or count it twice.
+        self._waits = (0, 0)
         self._number = -1
         self.queue: weakref.ref[Sized] | None = None
         """The queue that the items come from."""
@@ -183,12 +185,13 @@ class ConsumerRing(Ring):
         else:
             self.thread_id = threading.get_native_id()
         self._asked_ns = now
+        self._waits = self._waits[0], now
 
     def got(self, number: int) -> None:
         """Note that the item came."""
         self._number = number
         self._got_ns = now = perf_counter_ns()
-        self._waited_ns += now - self._asked_ns
+        self._waits = self._waits[0] + now - self._asked_ns, 0
 
     def end(self) -> None:
         """Note that no more items will come."""
@@ -197,14 +200,14 @@ class ConsumerRing(Ring):
             number = self._number
             self.add(self._asked_ns, self._got_ns, now, now, -1, number, -1, None, None)
         if self._asked_ns and not self._got_ns:
-            self._waited_ns += now - self._asked_ns
+            self._waits = self._waits[0] + now - self._asked_ns, 0
         self._asked_ns = self._got_ns = 0
 
     @property
     def waited_ns(self) -> int:
         """The time for which the consumer has waited, up to now. Any thread may ask."""
-        waited_ns, since_ns = self._waited_ns, self.waiting_since_ns
-        return waited_ns + (0 if since_ns is None else perf_counter_ns() - since_ns)
+        waited_ns, since_ns = self._waits
+        return waited_ns + (perf_counter_ns() - since_ns if since_ns else 0)
 
     @property
     def waiting_since_ns(self) -> int | None:

@@ -7,7 +7,6 @@ would give, it decides; elsewhere the free cores are the bound.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...named_tuples import NamedTuple
@@ -17,6 +16,7 @@ from .causes import (
     lacks_gil_probe,
     may_hide_the_gil,
     num_delivered,
+    own_work,
     waits_for_others,
 )
 from .what_if import Question, limiting, predict
@@ -140,15 +140,21 @@ class _Question(NamedTuple):
 def ceiling_of(
     stats: PipelineStats,
     probes: Probes,
-    stage: StageStats | None = None,
-    pooled: Sequence[str] = (),
+    stage: StageStats,
+    pooled: Sequence[str],
+    *,
+    all_waits: bool = False,
 ) -> Ceiling:
-    """Return the gain if the consumer never waited, or as much of it as the sampler and the stages
-    other than ``stage`` allow."""
-    waiting = waits_for_others(stats, probes)
-    ceiling = _without_waits(waiting, "the sampler", probes.sampling_ratio or 0.0)
-    if stage is None:
-        return ceiling
+    """Return the gain if the consumer never waited, or as much of it as its own work in the loader
+    and the stages other than ``stage`` allow. ``all_waits``: that work would be gone, too."""
+    if all_waits:
+        ceiling = _without_waits(stats.consumer_wait_ratio)
+    else:
+        left, limit = max(
+            (probes.sampling_ratio or 0.0, "the sampler"),
+            (own_work(stats, probes, pooled), "the loader's work for each batch"),
+        )
+        ceiling = _without_waits(waits_for_others(stats, pooled), limit, left)
     changed = pooled if stage.name in pooled else (stage.name,)
     others = [each for each in stats.stages if each.name not in changed]
     if not others:
@@ -166,19 +172,20 @@ def _without_waits(waits: float, limit: str = "", others: float = 0.0) -> Ceilin
 def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: Finding) -> Advice:
     """Return what to do about the finding; other arguments as for :func:`judge`."""
     if found.cause is Cause.SAMPLER:
-        others, sampling = waits_for_others(stats, probes), probes.sampling_ratio or 0.0
+        others, sampling = waits_for_others(stats, pooled), probes.sampling_ratio or 0.0
         return Advice(_CHEAPER_SAMPLER, _without_waits(sampling, "the dataset", others))
-    if found.cause is Cause.HAND_OVER and found.is_inline:
+    if found.cause is Cause.HAND_OVER:
         return Advice(_without_stage(found), _without_waits(stats.consumer_wait_ratio))
     if found.stage is None or found.load is None:
-        return Advice(_without_stage(found), ceiling_of(stats, probes))
+        sampling = probes.sampling_ratio or 0.0
+        waits = max(0.0, stats.consumer_wait_ratio - sampling)
+        return Advice(_without_stage(found), _without_waits(waits, "the sampler", sampling))
     asked = _Question(stats, probes, pooled, found, found.load)
     ceiling = ceiling_of(stats, probes, found.stage, pooled)
     if found.cause is Cause.GIL:
-        # What the sampler takes may be waits for the GIL, too.
-        return _against_gil(
-            asked, ceiling_of(stats, replace(probes, sampling_ratio=None), found.stage, pooled)
-        )
+        # What the loop does itself may be waits for the GIL, too.
+        ceiling = ceiling_of(stats, probes, found.stage, pooled, all_waits=True)
+        return _against_gil(asked, ceiling)
     if probes.one_at_a_time:
         action = f"More {asked.crew} will not help: one at a time is faster than several together."
         return Advice(action, Ceiling(0.0))
@@ -199,6 +206,13 @@ def _without_stage(found: Finding) -> str:
         return "Leave stats=False out, and look again."
     if found.cause is Cause.SOURCE:
         return "Make the source cheaper: let it yield paths or indices, and read in a stage."
+    if found.cause is Cause.CPU and found.others_have_cores:
+        return (
+            "End other programs that take the cores, or use larger batches: a worker waits for "
+            "a core once for each."
+        )
+    if found.cause is Cause.CPU:
+        return "Use fewer workers, or larger batches: a worker waits for a core once for each."
     if found.cause is Cause.HAND_OVER and found.is_inline:
         return "Use larger batches: each takes the loop the same, whatever is in it."
     if found.cause is Cause.HAND_OVER and found.is_workers:

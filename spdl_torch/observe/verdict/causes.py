@@ -90,13 +90,24 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
     return last.num_tasks - last.num_failures
 
 
-def waits_for_others(stats: PipelineStats, probes: Probes) -> float:
-    """Return the share of the time in which the consumer waited for what others make, not for the
-    sampler, from which it draws itself. Without workers nobody else makes anything: it is the time
-    that the stages take, since what the loader does for a batch beside them stays."""
+def waits_for_others(stats: PipelineStats, pooled: Sequence[str]) -> float:
+    """Return the share of the time in which the consumer waited for what others make: in a loader
+    not for what its own thread does in it for a batch, such as drawing from the sampler. Without
+    workers nobody else makes anything: it is the time that the stages take.
+    """
     if stats.stages and _has_no_queue(stats.stages):
         return min(1.0, sum(stage.busy_ratio for stage in stats.stages))
-    return max(0.0, stats.consumer_wait_ratio - (probes.sampling_ratio or 0.0))
+    if not pooled or not stats.stages:
+        return stats.consumer_wait_ratio
+    queue = stats.stages[-1].queue
+    return min(stats.consumer_wait_ratio, queue.get_wait_time / max(queue.elapsed, 1e-9))
+
+
+def own_work(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> float:
+    """Return the share of the time that a loader itself takes of the loop's thread, beside drawing
+    from the sampler."""
+    others, sampling = waits_for_others(stats, pooled), probes.sampling_ratio or 0.0
+    return max(0.0, stats.consumer_wait_ratio - others - sampling)
 
 
 def bottleneck_of(stages: Sequence[StageStats]) -> StageStats | None:

@@ -15,6 +15,7 @@ from .causes import (
     may_wait_for_gil,
     num_delivered,
     others_have_cores,
+    own_work,
     waits_for_others,
 )
 from .intervals import thread_seconds
@@ -154,8 +155,8 @@ def demands_of(
         other_cpu=max(0.0, probes.cores_used * seconds - ops.cpu),
         gil=GilUse(gil, is_gil_bound, probes.own_gil),
         # The loop draws from the sampler itself: that is a part of its work, whoever loads.
-        step=(1 - waits_for_others(stats, probes)) * seconds,
-        loop=_most_of_step(stats, probes),
+        step=(1 - waits_for_others(stats, pooled)) * seconds,
+        loop=_most_of_step(stats, probes, pooled),
         stages=tuple(
             (stage.name, stage.busy_ratio * seconds)
             for stage in stats.stages
@@ -167,10 +168,14 @@ def demands_of(
     )
 
 
-def _most_of_step(stats: PipelineStats, probes: Probes) -> str:
+def _most_of_step(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> str:
     """Return what takes most of the loop's time in which it does not wait for others."""
-    sampling = stats.consumer_wait_ratio - waits_for_others(stats, probes)
-    return "the sampler" if sampling > 1 - stats.consumer_wait_ratio else "the trainer"
+    shares = {
+        "the trainer": 1 - stats.consumer_wait_ratio,
+        "the sampler": probes.sampling_ratio or 0.0,
+        "the loader's work for each batch": own_work(stats, probes, pooled),
+    }
+    return max(shares, key=lambda name: shares[name])
 
 
 class _Ops(NamedTuple):

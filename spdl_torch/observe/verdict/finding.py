@@ -20,6 +20,7 @@ from .causes import (
     may_wait_for_gil,
     num_delivered,
     others_have_cores,
+    own_work,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _BUSY = 0.5
 """The share of busy time below which a stage does not hold back the others."""
 _MOSTLY = 0.5
 """The share of the waits from which the sampler is named for them."""
+_WITHOUT_CORE = 0.25
+"""The share of their time from which waits for a core are named though no stage is busy. To wake a
+worker takes some of it on idle cores, too: 0.1 (measured)."""
 _MANY_ITEMS = 1000
 _HANDED_OVER_SECONDS = 5e-4
 """The mean wait up to which waking the threads that hand an item over may be all of it: 0.03 to
@@ -77,7 +81,9 @@ class Finding:
         if self.stage is None and self.is_inline and self.cause is Cause.HAND_OVER:
             return "most of it is what the loader itself does for every batch, however small"
         if self.stage is None:
-            return _WITHOUT_STAGE[self.cause]
+            return (
+                _WITHOUT_STAGE[self.cause] + ", which other programs have" * self.others_have_cores
+            )
         return f"stage {self.stage.name!r} is the bottleneck{self._because()}"
 
     def _because(self) -> str:
@@ -103,6 +109,7 @@ _WITHOUT_STAGE = {
     Cause.SOURCE: "the source is the bottleneck; every stage waits for it",
     Cause.SAMPLER: "the sampler is the bottleneck, from which the loop itself draws",
     Cause.START: "no stage is short of threads; the wait is the start of the pass",
+    Cause.CPU: "no stage is short of threads; the workers wait for a core",
     Cause.HAND_OVER: "no stage is short of threads; the wait is for many small results to be "
     "handed over",
 }
@@ -117,19 +124,26 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
     if stage is None:
         return Finding(cause=Cause.START, is_workers=bool(pooled))
     is_for_sampler = _is_for_sampler(stats, probes)
+    is_for_loader = _is_for_loader(stats, probes, pooled)
     load = load_of(stage, stats.stages, pooled, probes)
     is_workers = stage.name in pooled
     if load.busy < _BUSY and not pooled and stats.stages[0].wait_in_ratio >= _BUSY:
         return Finding(cause=Cause.SOURCE)
+    waits_for_core = bool(pooled) and _waits_for_core(load, probes)
+    if waits_for_core and not (is_for_sampler or is_for_loader):
+        taken = others_have_cores(load, probes)
+        return Finding(cause=Cause.CPU, is_workers=True, others_have_cores=taken)
     if _has_spare_time(load, stats, probes, pooled):
         inline = is_inline(stats, pooled)  # then there is no start to wait for
-        cause = Cause.HAND_OVER if inline or _is_for_all_items(stats) else Cause.START
+        is_for_items = inline or is_for_loader or _is_for_all_items(stats)
+        cause = Cause.HAND_OVER if is_for_items else Cause.START
         cause = Cause.SAMPLER if is_for_sampler else cause
         return Finding(cause=cause, is_workers=bool(pooled), is_inline=inline)
     cause = cause_of(load, probes)
-    # A sampler takes long, too, where it has to wait for a GIL that others have.
-    if is_for_sampler and cause is not Cause.GIL:
-        return Finding(cause=Cause.SAMPLER, is_workers=bool(pooled))
+    # What the loop does itself takes long, too, where it has to wait for a GIL that others have.
+    if (is_for_sampler or is_for_loader) and cause is not Cause.GIL:
+        cause = Cause.SAMPLER if is_for_sampler else Cause.HAND_OVER
+        return Finding(cause=cause, is_workers=bool(pooled))
     may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
     if cause is Cause.GIL or may_be_gil:
         stage = holder_of_gil(stage, stats.stages, pooled)
@@ -150,6 +164,16 @@ def _is_for_sampler(stats: PipelineStats, probes: Probes) -> bool:
     return sampling > 0 and sampling >= _MOSTLY * stats.consumer_wait_ratio
 
 
+def _is_for_loader(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> bool:
+    """Return whether the loop's waits are mostly what it does itself for many small batches that
+    workers make, in giving out their jobs and taking them over; not the start of the workers."""
+    own = own_work(stats, probes, pooled)
+    num_items = num_delivered(stats.stages) or 0
+    is_short = own * stats.elapsed <= _HANDED_OVER_SECONDS * num_items
+    is_many = not is_inline(stats, pooled) and num_items >= _MANY_ITEMS
+    return is_many and is_short and own >= _MOSTLY * stats.consumer_wait_ratio
+
+
 def _is_for_all_items(stats: PipelineStats) -> bool:
     """Return whether the waits are many and alike, not a few long ones, as at the start of passes:
     with these nine in ten are far below the mean, or of short passes one in ten is far above it.
@@ -160,6 +184,12 @@ def _is_for_all_items(stats: PipelineStats) -> bool:
     mean, long = queue.ave_get_time, queue.p90_get_time
     is_short = 0 < mean <= _HANDED_OVER_SECONDS
     return queue.num_items >= _MANY_ITEMS and is_short and mean / 2 <= long <= 5 * mean
+
+
+def _waits_for_core(load: Load, probes: Probes) -> bool:
+    """Return whether workers wait for a core more than they are in their ops at all: for many small
+    batches they wake for each, and where others have the cores, each time they wait for one."""
+    return (probes.run_delay_ratio or 0.0) >= max(load.busy, _WITHOUT_CORE)
 
 
 def _has_spare_time(
