@@ -1,9 +1,11 @@
-"""The counts of a crew's workers in an epoch, from which its statistics are made."""
+"""What is counted in an epoch, from which its figures are computed: by a crew's workers, by the
+clocks of the loop, and all of it as it is read at one moment."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.hooks.stage_info import StageInfo
 from ...engine.hooks.task_hooks import TaskStatsHook
@@ -13,13 +15,16 @@ from ...named_tuples import NamedTuple
 from ..dataset_stats import counting_datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.stats.counters import TaskCounters
+    from ...engine.stats.counters import QueueCounters, TaskCounters
+    from ...observe.verdict.placement import Placement
     from .epoch import Shift
 
     _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
+
+T = TypeVar("T")
 
 
 class Readings(NamedTuple):
@@ -173,3 +178,79 @@ class WorkerCounts:
     def remarks(self) -> tuple[str, ...]:
         """Return what a report has to say on the workers."""
         return (self.shared,) if self.shared else ()
+
+
+class LoopClock:
+    """Times calls of one kind that the loop makes before it can wait for a batch: drawing from the
+    sampler, starting workers. It is no nearer to a batch in that time than where it waits. Only the
+    loop's thread makes them; any may read.
+    """
+
+    __slots__ = ("_reading",)
+
+    def __init__(self) -> None:
+        # The time of the calls that have ended, and when the present one began; 0 = there is none.
+        # One object: whoever reads meanwhile must not miss a call, or count it twice.
+        self._reading = (0, 0)
+
+    def time(self, call: Callable[[], T]) -> T:
+        """Return ``call()``, and count its time."""
+        total_ns, began_ns = self._reading[0], perf_counter_ns()
+        self._reading = total_ns, began_ns
+        try:
+            return call()
+        finally:
+            self._reading = total_ns + perf_counter_ns() - began_ns, 0
+
+    def total_ns(self) -> int:
+        """Return the time of all calls, with that of the present one so far."""
+        total_ns, began_ns = self._reading
+        return total_ns + (perf_counter_ns() - began_ns if began_ns else 0)
+
+
+class Queues(NamedTuple):
+    """Readings of the way of an epoch's batches from the workers to the loop."""
+
+    results: QueueCounters
+    outlet: QueueCounters
+    transfer: TaskCounters
+    sampling_ns: int
+    """The time in which the loop drew from the sampler, which is in no queue's."""
+    starting_ns: int
+    """Likewise, in which it started workers, and waited until they were ready."""
+
+    def since(self, before: Queues) -> Queues:
+        """Return what was counted after ``before``."""
+        return Queues(
+            self.results.since(before.results),
+            self.outlet.since(before.outlet),
+            self.transfer.since(before.transfer),
+            self.sampling_ns - before.sampling_ns,
+            self.starting_ns - before.starting_ns,
+        )
+
+
+class Measured(NamedTuple):
+    """What the figures on some workers in an epoch are computed from, read at one moment."""
+
+    readings: Readings
+    queues: Queues
+    """Without workers there is no queue: all zero, but for the transfer and the sampler."""
+    elapsed_ns: int
+    waited_ns: int
+    """The time that the loop waited for batches; without workers it makes them in it. Without what
+    is in ``queues``: drawing from the sampler, and starting workers."""
+    has_transfer: bool
+    own_probes: tuple[ProbeCounters, ProbeCounters] | None
+    """This process's, at the begin and now; None = the workers, if any, are in this process."""
+    num_workers: int
+    thread_ns: int
+    """The time that all workers together had."""
+    placements: tuple[Placement, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def of_workers(self) -> Measured:
+        """The same where drawing from the sampler, and starting workers, count as the loop's own
+        work: more workers make these no shorter."""
+        return self._replace(queues=self.queues._replace(sampling_ns=0, starting_ns=0))

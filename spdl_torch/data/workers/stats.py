@@ -17,9 +17,7 @@ from ...engine.hooks.task_hooks import TaskStatsHook
 from ...engine.stats.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
-from .counts import DatasetCounts, Readings
-from .loop_clock import LoopClock
-from .measured import Measured, Queues
+from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
 from .remarks import remarks_on_cores, remarks_on_skipped
 
 if TYPE_CHECKING:

@@ -28,10 +28,9 @@ from .contention import Contention
 from .counts import WorkerCounts
 from .dataset_copies import Copying
 from .device import most_pieces
-from .epoch import Epoch, Shift
+from .epoch import Epoch, Rest, Shift
 from .jobs import Given, Job
 from .private_state import shared_remark
-from .resting import Rest
 from .thread_failures import ThreadFailures
 from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .worker_thread import Worker
