@@ -24,9 +24,8 @@ from .batch_packing import unpack
 from .connection import start_all
 from .equipment import Equipment
 from .error_pickle import unpack_errors_of
-from .losses import Losses
 from .process_counts import ProcessCounts
-from .roster import Roster
+from .roster import Losses, Roster
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from ..child_process.signals import handlers_deferred
 if TYPE_CHECKING:
     from ..workers.moving import Moving
 
-
 LOOK_SECONDS = 0.6
 """The time between two checks of the threads: the probe of the GIL needs half a second."""
 LEAST_WAIT = 0.2
