@@ -27,7 +27,7 @@ from spdl_torch import ImageFolder, PipelineDataset
 from spdl_torch.data.child_process import equipment
 from spdl_torch.data.child_process.batch_packing import SlabWriter
 from spdl_torch.data.child_process.shared_memory import _Slab
-from spdl_torch.data.fetching.stacking import collate_into
+from spdl_torch.data.fetching.collating import collate_into
 from spdl_torch.data.workers import transfer_stage
 from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames

@@ -33,7 +33,7 @@ from ..checkpoint.resume_state import (
 from ..checkpoint.user_state import WorkerState
 from ..error_notes import add_thread_note, not_an_end
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
-from ..fetching.batch_recipe import BatchRecipe
+from ..fetching.batch import BatchRecipe
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.indices import unshared
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of

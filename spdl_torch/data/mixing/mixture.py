@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..error_notes import add_thread_note
-from ..fetching.sample_calls import takes_batches
+from ..fetching.samples import takes_batches
 from ..rng.sample_contexts import borrowers_in, contexts_of_part
 from ..sampling.distributed_sampler import DistributedSampler
 from ..sources._base import checked_epoch, seed_of
