@@ -14,7 +14,7 @@ from ...observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
 from ..fetching.samples import is_read_at_once
-from ..sampling.division import divides_itself, is_shared_out
+from ..sampling.sampler_chain import divides_itself, is_shared_out
 from ..user_warnings import warn_once
 from ..workers.remarks import start_remark, with_remarks, with_remarks_of
 from .arguments import (

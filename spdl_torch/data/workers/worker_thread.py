@@ -24,8 +24,7 @@ from ..fetching.collating import collate_read_only, is_torchs_collate
 from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
-from ..rng.sample_contexts import SampleContexts, borrowers_in
-from ..rng.streams import SampleStreams
+from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
 from .budget import budget
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
