@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from ...engine.threads.once import Once
+from ...engine.threads.calls import Once
 from ...engine.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.hooks.stage_info import StageInfo
 from ...engine.hooks.task_hooks import TaskStatsHook
-from ...engine.stats.thread_time import ThreadCount
+from ...engine.stats.counters import ThreadCount
 from ...machine.probes import ProbeCounters, probe_counters
 from ...named_tuples import NamedTuple
 from ..dataset_stats import counting_datasets

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ...engine.hooks.task_hooks import TaskCell
     from ...engine.recorder.flight_recorder import FlightRecorder
     from ...engine.recorder.timeline import Timeline
+    from ...engine.stats.counters import ThreadCount
     from ...engine.stats.perf_stats import PipelineStats
-    from ...engine.stats.thread_time import ThreadCount
     from ...io._transfer.near import Near
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, cast
 from ...engine.channel.channel import Channel
 from ...engine.channel.waits import ChannelClosed
 from ...engine.threads import stall
-from ...engine.threads.once import Once
+from ...engine.threads.calls import Once, weakly
 from ...engine.threads.thread_group import ThreadGroup
-from ...engine.threads.weakly import weakly
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from .activity import Activity, Permits, describe_activities
