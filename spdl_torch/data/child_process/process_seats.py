@@ -22,11 +22,10 @@ from ..workers.jobs import Failed, Given, Loaded, Result
 from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .batch_packing import unpack
 from .connection import start_all
-from .equipment import Equipment
 from .error_pickle import unpack_errors_of
 from .process_counts import ProcessCounts
 from .roster import Losses, Roster
-from .worker_process import WorkerProcess
+from .worker_process import Equipment, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
