@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from .data.loader.dataloader import DataLoader
-from .data.sampling.division import divides_itself, is_shared_out
+from .data.sampling.sampler_chain import divides_itself, is_shared_out
 from .objects.copies import shallow_copy
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.tables import Refused, load_table
-from spdl_torch.measuring.lifeline import end_with_the_parent
-from spdl_torch.measuring.reporter import Reporter
+from spdl_torch.measuring.reporter import Reporter, end_with_the_parent
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from ..io._storage import batch_room
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..pipeline.pipeline import Pipeline
 from .dataset_state import DatasetState
-from .fetching.stacking import collate_into, is_torchs_collate
+from .fetching.collating import collate_into, is_torchs_collate
 from .sampling.parts import length_of_shard, padding_of_shard
 from .sampling.sharding import OwnRank, check_tail
 from .workers.device import AHEAD, check_device, most_pieces

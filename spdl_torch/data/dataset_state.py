@@ -13,8 +13,8 @@ from .checkpoint.keeping_stride import keeping
 from .checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from .checkpoint.pass_progress import PassProgress
 from .checkpoint.pipeline_state import PassState, unordered_stage
-from .sampling.division import deals_in_turn, is_shared_out
 from .sampling.parts import take_shard
+from .sampling.sampler_chain import deals_in_turn, is_shared_out
 from .sampling.sharding import worker_shard
 from .user_warnings import warn
 

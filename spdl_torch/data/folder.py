@@ -21,7 +21,7 @@ from spdl_torch.io._storage import BatchStorage
 
 from .caching.files import CachedFiles
 from .rng.dispatch import not_redirected
-from .rng.sample_contexts import torch_seeds
+from .rng.streams import torch_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.geometry import Generators
     from spdl_torch.io._image.kernel import PicturePlan
 
-    from .rng.sample_contexts import SampleContext
+    from .rng.streams import SampleContext
 
 
 class CollatedSamples(list[tuple[Any, Any]]):

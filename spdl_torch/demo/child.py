@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..machine.limits import whole_cores
-from ..measuring.lifeline import end_with_the_parent
-from ..measuring.reporter import Reporter
+from ..measuring.reporter import Reporter, end_with_the_parent
 from ..scopes import scope
 from .jobs import POOL, Environment, decode_job, encode, resnet_amount, spread
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..command_options import CommandError
 from ..machine.limits import whole_cores
-from ..measuring.child_process import ChildFailure
+from ..measuring.child_process import ChildFailure, answers_of
 from ..progress_bar import ProgressBar, duration, time_left
 from ..scopes import scope
 from ..shown_text import counted, wrapped
 from ..whole_files import JSON, PAGE, check_replaced, write_text
-from .children import run_job
 from .jobs import (
     PHOTOGRAPHS,
     VARIANTS,
@@ -28,13 +28,15 @@ from .jobs import (
     Environment,
     Measurement,
     Prepare,
+    decode_answer,
+    encode,
     expected_seconds,
 )
 from .outcome import Outcome, as_json
 from .text import ending_text, workload_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from .jobs import Measure, WorkloadPlan
 
@@ -283,3 +285,17 @@ class _Demo:
 
 def _name(job: Measure) -> str:
     return f"{job.workload}, {VARIANTS[job.variant].name}"
+
+
+def run_job(
+    job: Comparison, on_line: Callable[[dict[str, Any]], None]
+) -> Generator[tuple[Environment | Measurement, float | None]]:
+    """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
+    the process tree since the one before.
+
+    Otherwise as :func:`~spdl_torch.measuring.child_process.answers_of`.
+    """
+    argument = json.dumps(encode(job))
+    with contextlib.closing(answers_of(f"{__package__}.child", argument, on_line)) as answers:
+        for answer, peak in answers:
+            yield decode_answer(answer), peak

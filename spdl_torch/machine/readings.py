@@ -1,4 +1,5 @@
-"""What the probes' counters say of a window: the difference of two of them, in shares and seconds.
+"""What the probes' counters say of a window, the difference of two of them, in shares and seconds;
+and those of one run.
 
 By itself, because only who reports or steers needs it, and most epochs end with nobody asking.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from .gil import could_go_without_gil, has_gil
 from .histogram import bucket_of, percentile
 from .limits import usable_cores
+from .probes import probe_counters, start_probing, stop_probing
 
 if TYPE_CHECKING:
     from .probes import ProbeCounters
@@ -78,3 +80,27 @@ def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
         cores_used=(after.cpu_ns - before.cpu_ns) / wall_ns if wall_ns > 0 else None,
         could_go_without_gil=could_go_without_gil(),
     )
+
+
+class Probing:
+    """Probing from the start of a run to its end; dropping this ends it, too."""
+
+    def __init__(self) -> None:
+        self._before: ProbeCounters | None = None  # it has not begun
+        self._after: ProbeCounters | None = None  # it goes on
+
+    def begin(self) -> None:
+        """Start probing."""
+        start_probing(self)
+        self._before = probe_counters()
+
+    def end(self) -> None:
+        """Take the last reading. Never blocks."""
+        if self._before is not None and self._after is None:
+            self._after = probe_counters()
+        stop_probing(self)
+
+    def readings(self) -> Probes | None:
+        """Return the readings since the start, up to the end; None = it never began."""
+        before, after = self._before, self._after
+        return None if before is None else probes_between(before, after or probe_counters())

@@ -2,7 +2,7 @@
 
 ::
 
-    command ─▶ child_process ─▶ the measuring process, which ends by its lifeline
+    command ─▶ child_process ─▶ the measuring process, which ends with the command
        ▲            └─ answers and progress, as JSON lines from its reporter
        └─ memory (of a process tree)
 

@@ -45,7 +45,7 @@ def answers_of(
     Cancellation: an exception in the caller's thread, Ctrl-C included, and closing the iterator
     kill the process and all its workers at once; nothing of them is left afterwards. The child is a
     session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
-    it calls :func:`~spdl_torch.measuring.lifeline.end_with_the_parent`.
+    it calls :func:`~spdl_torch.measuring.reporter.end_with_the_parent`.
 
     Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """

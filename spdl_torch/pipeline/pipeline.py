@@ -9,7 +9,7 @@ from ..engine.recorder.flight_recorder import FlightRecorder
 from ..engine.run.build_options import BuildOptions
 from ..engine.run.run import Run
 from ..engine.run.states import RunState
-from ..engine.threads.weakly import weakly
+from ..engine.threads.calls import weakly
 from ..errors import PipelineStopped
 from ..scopes import scope
 from .report import profile_of, report_of

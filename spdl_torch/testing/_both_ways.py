@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import IterableDataset
 
+from ..data.fetching.batch import BatchRecipe
 from ..data.fetching.batch_maker import BatchMaker
-from ..data.fetching.batch_recipe import BatchRecipe
 from ..data.fetching.items import EndOfIterable
 from ..data.loader.dataloader import DataLoader
 from ..data.rng.keys import StreamKey, epoch_seed

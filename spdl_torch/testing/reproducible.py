@@ -12,8 +12,7 @@ from torch.utils.data import IterableDataset
 from ..data.differences import first_difference, path_of_difference
 from ..objects.copies import deep_copy
 from ..objects.generator_states import GeneratorStates, generators_kept
-from ._generators import changed_since, seed_all
-from ._own_generators import OwnGenerators, alike_on_workers
+from ._generators import OwnGenerators, alike_on_workers, changed_since, seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

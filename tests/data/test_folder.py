@@ -16,8 +16,7 @@ from torchvision.transforms import v2
 import spdl_torch
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
 from spdl_torch.data.rng.keys import StreamKey
-from spdl_torch.data.rng.sample_contexts import SampleContexts, contexts_of_part
-from spdl_torch.data.rng.streams import SampleStreams
+from spdl_torch.data.rng.streams import SampleContexts, SampleStreams, contexts_of_part
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_loader
 from spdl_torch.io._image import kernel

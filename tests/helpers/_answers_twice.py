@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from spdl_torch.measuring.lifeline import end_with_the_parent
-from spdl_torch.measuring.reporter import Reporter
+from spdl_torch.measuring.reporter import Reporter, end_with_the_parent
 
 if __name__ == "__main__":
     end_with_the_parent()

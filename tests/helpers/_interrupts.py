@@ -24,7 +24,7 @@ from time import monotonic
 from _datasets import BulkIndices, IndexStream, Indices
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader import held_up, move_limits
+from spdl_torch.data.loader import held_up, trial
 from spdl_torch.observe.verdict.verdict import Cause
 
 PATIENCE_SECONDS = 30
@@ -63,9 +63,9 @@ KINDS = {
 def move_at_once():
     """Let any verdict lead to a trial of processes, which ends with the first look at it."""
     for name in ("LEAST_WAIT", "LOOK_SECONDS", "LEAST_BATCHES", "TRIAL_SECONDS"):
-        setattr(move_limits, name, 0)
+        setattr(trial, name, 0)
     for name in ("TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):
-        setattr(move_limits, name, 0)
+        setattr(trial, name, 0)
     held_up.HOLDS_UP = tuple(Cause)
 
 
@@ -91,7 +91,7 @@ class Rounds:
     def loader(self):
         """One of many kinds."""
         pick = self.random.choice
-        move_limits.GAIN = pick([0.0, math.inf])
+        trial.GAIN = pick([0.0, math.inf])
         options = {"num_workers": pick([1, 2, 4]), "isolation": self.isolation}
         if self.random.random() < 0.3:
             options["worker_init_fn"] = set_up

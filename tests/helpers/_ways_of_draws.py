@@ -28,8 +28,8 @@ def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = "spdl_torch.data.rng.streams"
     monkeypatch.setattr(f"{streams}.install", see)
     monkeypatch.setattr(f"{streams}.can_see_draws", lambda: are_seen)
-    default_generator = "spdl_torch.data.rng.default_generator"
-    monkeypatch.setattr(f"{default_generator}._num_unseen", 0)
+    generators = "spdl_torch.data.rng.thread_generators"
+    monkeypatch.setattr(f"{generators}._num_unseen", 0)
     if "then" in way:
-        monkeypatch.setattr(f"{default_generator}._MOST_UNSEEN", FEW_SAMPLES)
-        monkeypatch.setattr(f"{default_generator}._BATCH_UNSEEN", 0)
+        monkeypatch.setattr(f"{generators}._MOST_UNSEEN", FEW_SAMPLES)
+        monkeypatch.setattr(f"{generators}._BATCH_UNSEEN", 0)

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import held_up, move_limits
+from spdl_torch.data.loader import held_up, trial
 from spdl_torch.observe import Cause
 
 pytestmark = [
@@ -102,7 +102,7 @@ def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random,
         "TRIAL_BATCHES": 2,
         "GAIN": gain,
     }.items():
-        monkeypatch.setattr(move_limits, name, value)
+        monkeypatch.setattr(trial, name, value)
     options = {"batch_size": 2, "seed": 3, "shuffle": True}
     torch.manual_seed(5)
     loader = DataLoader(SafeAugmented(), num_workers=auto(at_random), **options)

@@ -24,10 +24,10 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from spdl_torch import ImageFolder, PipelineDataset
-from spdl_torch.data.child_process import equipment
+from spdl_torch.data.child_process import worker_process
 from spdl_torch.data.child_process.batch_packing import SlabWriter
 from spdl_torch.data.child_process.shared_memory import _Slab
-from spdl_torch.data.fetching.stacking import collate_into
+from spdl_torch.data.fetching.collating import collate_into
 from spdl_torch.data.workers import transfer_stage
 from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames
@@ -503,7 +503,7 @@ def test_pinned_memory_of_equal_batches_has_their_exact_size(backends, most, opt
 @pytest.mark.parametrize("most", [0, 1, 2, 100])
 def test_slabs_of_all_processes_share_one_bound(backends, most, monkeypatch):
     """Those beyond it are packed; batches are the same, and nothing stays locked."""
-    monkeypatch.setattr(equipment, "most_regions", lambda *_: most)
+    monkeypatch.setattr(worker_process, "most_regions", lambda *_: most)
     monkeypatch.setattr(transfer_stage, "most_regions", lambda *_: most)
     locked, lock = [], LimitedLocker.lock_pages
 

@@ -27,7 +27,7 @@ from spdl_torch.data.child_process.child import _seed_process
 from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
 from spdl_torch.data.child_process.mappings import Mappings
 from spdl_torch.data.child_process.shared_memory import SlabPool
-from spdl_torch.data.fetching.stacking import LARGE_BYTES
+from spdl_torch.data.fetching.collating import LARGE_BYTES
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
 from spdl_torch.io import Transfer

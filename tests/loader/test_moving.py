@@ -34,7 +34,7 @@ from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
 from spdl_torch.data.child_process import connection, process_seats
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import held_up, move_limits
+from spdl_torch.data.loader import held_up, trial
 from spdl_torch.data.loader.mover import FOLLOWING, State
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
@@ -161,7 +161,7 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
 ):
     """They are copies of its thread, and keep what is its own. If they are not ready either, the
     threads keep the work."""
-    monkeypatch.setattr(move_limits, "LONGEST_START_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "LONGEST_START_SECONDS", 0.0)
     locals_of = {"loop": threading.local(), "another": threading.local()}
     locals_of["loop"].kept = HoldsUpForks()
     done = threading.Event()
@@ -181,7 +181,7 @@ def test_loop_forks_the_children_if_those_beside_it_are_never_ready(
         batches = [next(iterator)]
         assert not first & pids_of_all()
         if can_loop:
-            monkeypatch.setattr(move_limits, "LONGEST_START_SECONDS", PATIENCE_SECONDS)
+            monkeypatch.setattr(trial, "LONGEST_START_SECONDS", PATIENCE_SECONDS)
             end = monotonic() + PATIENCE_SECONDS
             while not mover.hiring.children.is_up:
                 assert monotonic() < end, "children that are never ready"
@@ -451,8 +451,8 @@ class Python(Dataset):
 def moves(monkeypatch):
     """Any verdict leads to a trial, whose gain is accepted: on a busy machine they are its own."""
     monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
-    monkeypatch.setattr(move_limits, "LEAST_WAIT", 0.0)
-    monkeypatch.setattr(move_limits, "GAIN", 0.0)
+    monkeypatch.setattr(trial, "LEAST_WAIT", 0.0)
+    monkeypatch.setattr(trial, "GAIN", 0.0)
 
 
 def settle(loader):
@@ -669,7 +669,7 @@ def test_report_says_why_threads_that_the_gil_holds_up_may_not_move(dataset, opt
 def test_stays_on_threads_where_there_are_no_cores(monkeypatch, num_ranks):
     """Children would take the one core from each other as threads do."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
-    monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "LOOK_SECONDS", 0.0)
     loader = loader_of(Draws(400))
     iterator = iter(loader)
     while not state_of(loader).moving.is_on_trial and not state_of(loader).moving.is_settled:
@@ -723,9 +723,9 @@ def test_bits_stay_when_epochs_begin_elsewhere(
 def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
     """Each is too short to be judged by itself. Any outcome of the trial is a gain here: other
     programs may take the cores."""
-    monkeypatch.setattr(move_limits, "GAIN", 0.0)
-    monkeypatch.setattr(move_limits, "TRIAL_SECONDS", 0.05)
-    monkeypatch.setattr(move_limits, "LONG_TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr(trial, "GAIN", 0.0)
+    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr(trial, "LONG_TRIAL_SECONDS", 0.05)
     loader = DataLoader(
         Python(40), batch_size=4, num_workers=2, persistent_workers=persistent, seed=1
     )
@@ -743,7 +743,7 @@ def test_short_epochs_lead_to_a_trial_and_its_end(monkeypatch, persistent):
 def test_iterable_dataset_moves_between_epochs(monkeypatch):
     """Never within one, and not after the first, which warms up."""
     for name in ("LOOK_SECONDS", "TRIAL_SECONDS", "LONG_TRIAL_SECONDS"):
-        monkeypatch.setattr(move_limits, name, 0.0)
+        monkeypatch.setattr(trial, name, 0.0)
     loader, seen = loader_of(Stream()), []
     while not state_of(loader).moving.is_settled:
         list(loader)
@@ -945,10 +945,10 @@ def test_children_may_die_just_before_the_trial_is_decided(monkeypatch, decision
         assert rows_of([*batches, *iterator]) == expected
         assert loader.report().placement.reason.count("0.61 times") == 1
     else:
-        monkeypatch.setattr(move_limits, "GAIN", 0.0)
-        monkeypatch.setattr(move_limits, "TRIAL_BATCHES", 0)
-        monkeypatch.setattr(move_limits, "TRIAL_SECONDS", 0.0)
-        monkeypatch.setattr(move_limits, "LONG_TRIAL_SECONDS", 0.0)
+        monkeypatch.setattr(trial, "GAIN", 0.0)
+        monkeypatch.setattr(trial, "TRIAL_BATCHES", 0)
+        monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.0)
+        monkeypatch.setattr(trial, "LONG_TRIAL_SECONDS", 0.0)
         mover.memory.is_on_trial, mover.due_seconds = True, 0.0
         with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
             list(iterator)
@@ -1083,7 +1083,7 @@ class Elsewhere(torch.Tensor):
 @pytest.mark.parametrize("is_on_device", [True, False])
 def test_dataset_whose_batches_are_on_a_device_is_not_tried(monkeypatch, is_on_device):
     """In a forked process there is no device; a control shows that others are tried."""
-    monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "LOOK_SECONDS", 0.0)
     loader = loader_of(OnDevice(400) if is_on_device else Draws(400), collate_fn=list)
     iterator = iter(loader)
     while not state_of(loader).moving.is_on_trial and not state_of(loader).moving.is_settled:
@@ -1098,7 +1098,7 @@ def test_dataset_that_makes_its_batches_on_the_device_of_the_loader_is_not_tried
     backends, monkeypatch, is_on_device
 ):
     """What the loader has copied there is no sign of it."""
-    monkeypatch.setattr(move_limits, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(OnThisDevice, "backends", backends, raising=False)
     dataset = OnThisDevice(400) if is_on_device else Draws(400)
     loader = loader_of(dataset, collate_fn=list, device="cuda")

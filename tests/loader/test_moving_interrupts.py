@@ -21,7 +21,7 @@ from test_moving import HoldsUpForks
 
 from spdl_torch import DataLoader
 from spdl_torch.data.child_process import process_seats, roster
-from spdl_torch.data.loader import crew, held_up, hiring, move_limits, mover
+from spdl_torch.data.loader import crew, held_up, hiring, mover, trial
 from spdl_torch.data.loader.mover import State
 from spdl_torch.observe.verdict.verdict import Cause
 
@@ -119,9 +119,9 @@ def moves(monkeypatch):
     """Every verdict leads to a trial, which ends with the first look at it."""
     monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
     for name in ("LEAST_WAIT", "LOOK_SECONDS", "LEAST_BATCHES", "LONGEST_START_SECONDS"):
-        monkeypatch.setattr(move_limits, name, 0)
+        monkeypatch.setattr(trial, name, 0)
     for name in ("TRIAL_SECONDS", "TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):
-        monkeypatch.setattr(move_limits, name, 0)
+        monkeypatch.setattr(trial, name, 0)
     # Ctrl-C in a finalizer is printed and dropped; pytest would keep it, and all it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
 
@@ -185,7 +185,7 @@ def interrupt_everywhere(state, step):
 @pytest.mark.parametrize("state", STATES)
 def test_loop_goes_on_after_ctrl_c_while_workers_move(monkeypatch, state):
     """At some of the places, the same in every run."""
-    monkeypatch.setattr(move_limits, "GAIN", STATES[state][1])
+    monkeypatch.setattr(trial, "GAIN", STATES[state][1])
     interrupt_everywhere(state, 8)
 
 
@@ -194,7 +194,7 @@ def test_loop_goes_on_after_ctrl_c_while_workers_move(monkeypatch, state):
 @pytest.mark.parametrize("state", STATES)
 def test_loop_goes_on_after_ctrl_c_at_every_place_while_workers_move(monkeypatch, state):
     """At all of them."""
-    monkeypatch.setattr(move_limits, "GAIN", STATES[state][1])
+    monkeypatch.setattr(trial, "GAIN", STATES[state][1])
     interrupt_everywhere(state, 1)
 
 
@@ -203,7 +203,7 @@ def test_loop_goes_on_after_ctrl_c_at_every_place_while_workers_move(monkeypatch
 def test_work_is_handed_over_as_a_whole_or_not_at_all(monkeypatch, name):
     """Ctrl-C at every line of the hand-over itself leaves no job without a worker, and nobody at
     work of whom the report does not know."""
-    monkeypatch.setattr(move_limits, "GAIN", STATES[name][1])
+    monkeypatch.setattr(trial, "GAIN", STATES[name][1])
     steps = mover.Mover.hand_over, mover.Mover.return_to_threads, crew.Crew.hand_over
     codes = {step.__code__ for step in steps}
     for number in itertools.count(1):

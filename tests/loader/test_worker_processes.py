@@ -53,7 +53,7 @@ from torchvision.transforms import v2
 from spdl_torch import DistributedSampler, ImageFolder
 from spdl_torch.data.child_process import connection
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.child_process.framing import (
+from spdl_torch.data.child_process.messages import (
     framed,
     receive_descriptor,
     send_descriptor,

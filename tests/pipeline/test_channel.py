@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from spdl_torch.engine.channel import capacity as capacity_module
 from spdl_torch.engine.channel import channel as channel_module
-from spdl_torch.engine.channel import occupancy as occupancy_module
 from spdl_torch.engine.channel import waits as waits_module
 from spdl_torch.engine.channel.channel import Channel
 from spdl_torch.engine.channel.waits import ChannelClosed, EndOfChannel
@@ -529,7 +528,7 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    modules = channel_module, capacity_module, occupancy_module, stats_module, waits_module
+    modules = channel_module, capacity_module, stats_module, waits_module
     clock.install(monkeypatch, *modules)
     return clock
 

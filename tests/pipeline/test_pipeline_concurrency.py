@@ -19,11 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import spdl_torch.engine.stats.thread_time as headcount_module
+import spdl_torch.engine.stats.counters as headcount_module
 from spdl_torch.autotune import PerfParams
 from spdl_torch.engine.channel.channel import Channel
 from spdl_torch.engine.channel.waits import ChannelClosed, Dismissed, EndOfChannel
-from spdl_torch.engine.stats.thread_time import ThreadCount
+from spdl_torch.engine.stats.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder
 
 

@@ -20,8 +20,8 @@ from _gates import (
 )
 from _inside import run_of
 
+from spdl_torch.engine.channel import capacity as capacity_module
 from spdl_torch.engine.channel import channel as channel_module
-from spdl_torch.engine.channel import occupancy as occupancy_module
 from spdl_torch.engine.channel import waits as waits_module
 from spdl_torch.engine.hooks import call_clock as call_clock_module
 from spdl_torch.engine.hooks import task_hooks as hooks_module
@@ -497,7 +497,7 @@ def clock(monkeypatch):
     clock = FakeClock()
     clock.install(
         monkeypatch,
-        *(channel_module, occupancy_module, hooks_module, run_module),
+        *(channel_module, capacity_module, hooks_module, run_module),
         *(waits_module, measure_module, worker_module, call_clock_module),
     )
     return clock

@@ -66,7 +66,6 @@ ROOMS = {
         "garbage",
         "probes",
         "readings",
-        "probing",
         "__init__",
     ],
     "objects": [
@@ -102,7 +101,6 @@ ROOMS = {
         *(
             "state_fields",
             "user_warnings",
-            "error_copies",
             "error_notes",
             "dataset_stats",
             "rng",

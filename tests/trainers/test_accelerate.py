@@ -14,7 +14,7 @@ from _later import later
 from torch.utils import data as torch_data
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader.accelerate import AcceleratePrepared
+from spdl_torch.data.loader.for_trainers import AcceleratePrepared
 
 accelerate, prepares = later("accelerate", "spdl_torch.accelerate")
 

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main
 from spdl_torch.autotune import PerfParams, tuning
-from spdl_torch.data.loader import held_up, move_limits
+from spdl_torch.data.loader import held_up, trial
 from spdl_torch.engine.stats.perf_stats import (
     PipelineStats,
     QueuePerfStats,
@@ -261,8 +261,8 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
-    monkeypatch.setattr(move_limits, "LEAST_WAIT", 0.0)
-    monkeypatch.setattr(move_limits, "GAIN", 0.0)
+    monkeypatch.setattr(trial, "LEAST_WAIT", 0.0)
+    monkeypatch.setattr(trial, "GAIN", 0.0)
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     board = loggers_of.TensorBoardLogger(tmp_path, name="", version="board")

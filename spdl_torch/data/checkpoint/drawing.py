@@ -7,8 +7,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..sampling.indices import unshared
-from .sampler_state import SamplerState
+from ..sampling.sampler_chain import unshared
+from .epoch_start import SamplerState
 from .user_state import state_of
 
 if TYPE_CHECKING:

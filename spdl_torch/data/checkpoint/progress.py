@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...named_tuples import NamedTuple
+from .epoch_start import SamplerState
 from .last_indices import NUM_LAST, last_of
 from .resume_state import encoded, packed_index
-from .sampler_state import SamplerState
 from .user_state import WorkerState
 
 if TYPE_CHECKING:

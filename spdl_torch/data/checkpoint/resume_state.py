@@ -18,10 +18,9 @@ import torch
 
 from ...scopes import scope
 from ..rng.patches import drawn_from
-from ..sampling.indices import unshared
-from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, shard_of
+from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, shard_of, unshared
+from .epoch_start import SamplerState
 from .last_indices import NUM_LAST, differing_order, last_of
-from .sampler_state import SamplerState
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:

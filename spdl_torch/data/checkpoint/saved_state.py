@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..rng.keys import epoch_seed
 from ..sampling.sampler_chain import num_ranks
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
-from .base_seed import BaseSeed
+from .epoch_start import BaseSeed, SamplerState
 from .last_indices import NUM_LAST, LastOfRank, rank_of
 from .made_by import FIELDS as MADE_BY_FIELDS
-from .sampler_state import SamplerState
 from .user_state import WorkerState
 
 if TYPE_CHECKING:

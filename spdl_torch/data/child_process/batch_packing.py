@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from ...engine.failures import attach_note
 from ...named_tuples import NamedTuple
 from ...objects.kinds import is_plain_tensor
-from ..fetching.stacking import LARGE_BYTES
+from ..fetching.collating import LARGE_BYTES
 from .messages import Span
 
 if TYPE_CHECKING:

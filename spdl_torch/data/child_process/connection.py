@@ -22,13 +22,12 @@ from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from ...engine.threads.once import Once
+from ...engine.threads.calls import Once
 from ...engine.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending
-from .framing import receive_descriptor
 from .line import Line
-from .messages import Answer, Fatal, LogLine, Up
+from .messages import Answer, Fatal, LogLine, Up, receive_descriptor
 from .process import ChildProcess, start_child
 from .signals import handlers_deferred
 from .start_methods import forks

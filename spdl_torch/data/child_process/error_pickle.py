@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.failures import notes_of, text_of
 from ...named_tuples import NamedTuple
-from ..error_copies import attributes_of, of_parts, set_attribute
+from ..error_notes import attributes_of, of_parts, set_attribute
 from ..workers.jobs import Failed
 
 if TYPE_CHECKING:

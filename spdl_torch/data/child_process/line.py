@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from .framing import socket_of
+from .messages import socket_of
 from .outgoing import Outgoing
 from .questions import Questions
 

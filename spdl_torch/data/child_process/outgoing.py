@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.channel.channel import Channel
 from ...engine.channel.waits import ChannelClosed
-from .framing import framed
+from .messages import framed
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

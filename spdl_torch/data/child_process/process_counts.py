@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...engine.recorder.flight_recorder import FAILURE_EVENT, NO_ANSWER_EVENT
 from ...engine.recorder.moments import Instant
 from ...engine.recorder.rings import read_row
-from ...engine.stats.counters import TaskCounters
-from ...engine.stats.thread_time import ThreadCount
+from ...engine.stats.counters import TaskCounters, ThreadCount
 from ...machine.probes import ProbeCounters
 from ..workers.counts import Readings
 

@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.channel.waits import ChannelClosed
 from ...engine.recorder.flight_recorder import is_tracing
+from ...engine.threads.calls import weakly
 from ...engine.threads.thread_group import ThreadGroup, exit_has_begun
-from ...engine.threads.weakly import weakly
 from ..rng.patches import install_for_copies
 from ..workers.jobs import Failed, Given, Loaded, Result
 from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .batch_packing import unpack
 from .connection import start_all
-from .equipment import Equipment
 from .error_pickle import unpack_errors_of
-from .losses import Losses
 from .process_counts import ProcessCounts
-from .roster import Roster
-from .worker_process import WorkerProcess
+from .roster import Losses, Roster
+from .worker_process import Equipment, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

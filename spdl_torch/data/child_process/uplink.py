@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from .error_pickle import pack_error, pack_errors_of
-from .framing import send_descriptor, socket_of
-from .messages import Answer, Fatal, Free, LogLine
+from .messages import Answer, Fatal, Free, LogLine, send_descriptor, socket_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

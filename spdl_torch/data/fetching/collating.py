@@ -1,14 +1,24 @@
-"""From samples to their batch: ``collate_fn``, its random stream, its time and its errors."""
+"""From samples to their batch: ``collate_fn``, its random stream, its time and its errors; and
+``default_collate`` into memory that is given."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
+import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import (
+    collate_numpy_array_fn,
+    collate_tensor_fn,
+    default_collate_fn_map,
+)
 
 from ...engine.failures import describe
+from ...objects.kinds import is_plain_tensor
 from ..error_notes import cause_of, noted_call
-from . import stacking
 from .odd_sample import odd_sample
 from .timing import timed
 
@@ -17,7 +27,135 @@ if TYPE_CHECKING:
 
     from ...engine.hooks.task_hooks import TaskCell
     from .batch import Batch
-    from .stacking import Memory
+
+LARGE_BYTES = 64 * 1024
+
+_TORCHS_TYPES = {
+    kind: function
+    for kind, function in default_collate_fn_map.copy().items()
+    if getattr(function, "__module__", None) == default_collate.__module__
+}
+
+
+def has_torchs_types_only() -> bool:
+    """Return whether ``default_collate`` knows torch's own types and no other. Takes 0.2 µs: a
+    library may register its types at any time, such as when the first sample imports it.
+    """
+    return bool(default_collate_fn_map == _TORCHS_TYPES)
+
+
+def is_torchs_collate(collate_fn: Any) -> bool:
+    """Return whether this is ``default_collate`` without types that others have registered so far.
+
+    A user's function for a type could keep views of a batch's memory, about which nobody knows.
+    """
+    return collate_fn is default_collate and has_torchs_types_only()
+
+
+class Memory(Protocol):
+    """Memory in which batches are made, so that they need not be copied into it."""
+
+    def begin(self) -> None:
+        """Begin a batch on this thread."""
+        ...
+
+    def room(self, num_bytes: int) -> torch.Tensor | None:
+        """Return memory for a tensor of the thread's batch: uint8, one dimension; None = use other
+        memory.
+        """
+        ...
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in what ``room`` gave for the thread's batch."""
+        ...
+
+    def end(self) -> None:
+        """Let go of the thread's batch, which is complete."""
+        ...
+
+
+def collate_into(memory: Memory) -> Callable[[Any], Any]:
+    """Return ``default_collate`` that stacks large tensors into memory of the batch, where there is
+    room; those that already lie there side by side stay where they are.
+    """
+    functions: dict[Any, Callable[..., Any]] = {
+        **_TORCHS_TYPES,
+        torch.Tensor: partial(_stack, memory),
+        np.ndarray: _collate_arrays,
+    }
+    return partial(_collate, functions)
+
+
+def collate_read_only(samples: Any) -> Any:
+    """Return ``default_collate(samples)``, without torch's warning of read-only arrays: nothing is
+    written here, and the batch has memory of its own.
+    """
+    return _collate(_READ_ONLY, samples)
+
+
+def _collate(functions: dict[Any, Callable[..., Any]], samples: Any) -> Any:
+    """Collate by these functions, unless somebody has registered others meanwhile."""
+    if not has_torchs_types_only():
+        return cast("Any", default_collate)(samples)
+    return torch_collate(samples, collate_fn_map=functions)
+
+
+def _stack(memory: Memory, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    """Stack tensors, as torch's collate does in its workers: into memory that is shared."""
+    first, size = batch[0], len(batch)
+    if is_plain_tensor(first) and size * first.nbytes >= LARGE_BYTES and _can_stack(batch):
+        if memory.holds(first) and _lie_side_by_side(batch):
+            strides = first.numel(), *first.stride()
+            shape = (size, *first.shape)
+            whole: torch.Tensor = first.as_strided(shape, strides, first.storage_offset())
+            return whole
+        room = memory.room(size * first.nbytes)
+        if room is not None:
+            out = room.view(first.dtype).view(size, *first.shape)
+            return torch.stack(batch, 0, out=out)
+    stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return stacked
+
+
+def _can_stack(batch: Any) -> bool:
+    """Return whether ``torch.stack`` gives the same bits into memory that is given to it."""
+    return (
+        set(map(type, batch)) == {torch.Tensor}
+        and len({each.dtype for each in batch}) == 1
+        and all(is_plain_tensor(each) for each in batch)
+    )
+
+
+def _lie_side_by_side(batch: Any) -> bool:
+    """Return whether tensors are, in turn, the rows of a batch that was made as one."""
+    first = batch[0]
+    start, shape, num_bytes = first.data_ptr(), first.shape, first.nbytes
+    return all(
+        each.shape == shape and each.is_contiguous() and each.data_ptr() == start + k * num_bytes
+        for k, each in enumerate(batch)
+    )
+
+
+def _collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """Collate arrays as torch does, read-only ones included. What is beside the first array may be
+    anything that torch makes a tensor of: a list, a number, a tensor."""
+    return collate_numpy_array_fn(
+        [_writable(each) for each in batch], collate_fn_map=collate_fn_map
+    )
+
+
+def _writable(value: Any) -> Any:
+    """Return a view of an array that can be written, where numpy allows that; others unchanged."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        try:
+            value = value.view()
+            value.flags.writeable = True
+        except ValueError:  # its memory is not ours to write
+            pass
+    return value
+
+
+_READ_ONLY = {**_TORCHS_TYPES, np.ndarray: _collate_arrays}
 
 
 class Collating:
@@ -42,9 +180,9 @@ class Collating:
         self._is_torchs = collate_fn is default_collate
         # All large tensors of torch's batches go to the device. Another function could keep views
         # of the memory, from which the loop might begin copies that nobody knows of.
-        self.memory = memory if stacking.is_torchs_collate(collate_fn) else None
+        self.memory = memory if is_torchs_collate(collate_fn) else None
         if self.memory is not None:
-            into = stacking.collate_into(self.memory)
+            into = collate_into(self.memory)
         self._collate = into or collate_fn
         self._batch = batch
         self._cell = cell

@@ -18,7 +18,7 @@ from ..checkpoint.inner_passes import (
 from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
 from ..error_notes import add_thread_note
 from .bad_samples import too_many_in_a_row
-from .sample_calls import items_into
+from .samples import items_into
 from .timing import END, timed, timed_sample
 
 if TYPE_CHECKING:

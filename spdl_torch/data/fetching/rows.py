@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from ...io._storage import room_in_batch
 from ...objects.kinds import is_memory
-from .stacking import has_torchs_types_only, is_torchs_collate
+from .collating import has_torchs_types_only, is_torchs_collate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from ...engine.channel.channel import Channel
 from ...engine.channel.waits import ChannelClosed
 from ...engine.recorder.flight_recorder import FlightRecorder
+from ...engine.threads.calls import weakly
 from ...engine.threads.thread_group import ThreadGroup
-from ...engine.threads.weakly import weakly
 from ...errors import PipelineStopped
 from ..workers.activity import describe_activities
 from ..workers.budget import budget

@@ -21,7 +21,7 @@ from .dealing import Dealing
 from .delivery import open_device_stage, pinned
 from .epoch_iterator import EpochIterator
 from .epoch_states import EpochState
-from .loader_figures import WorkersStart
+from .loader_state import WorkersStart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

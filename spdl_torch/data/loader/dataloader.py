@@ -13,11 +13,10 @@ from ...machine.limits import Limits
 from ...observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
-from ..fetching.sample_calls import is_read_at_once
-from ..sampling.division import divides_itself, is_shared_out
+from ..fetching.samples import is_read_at_once
+from ..sampling.sampler_chain import divides_itself, is_shared_out
 from ..user_warnings import warn_once
 from ..workers.remarks import start_remark, with_remarks, with_remarks_of
-from .accelerate import AcceleratePrepared
 from .arguments import (
     check_arguments,
     check_error_options,
@@ -27,6 +26,7 @@ from .arguments import (
 from .base_loader import BaseLoader
 from .crew_iterator import CrewIterator
 from .crew_opening import import_workers
+from .for_trainers import AcceleratePrepared
 from .inline_iterator import InlineIterator
 from .loader_state import LoaderState
 

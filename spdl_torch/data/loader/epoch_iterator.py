@@ -17,8 +17,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...errors import PipelineFailure, PipelineStopped
-from ..checkpoint.base_seed import BaseSeed
-from ..checkpoint.epoch_start import EpochStart
+from ..checkpoint.epoch_start import BaseSeed, EpochStart
 from ..checkpoint.last_indices import LastOfRank, rank_of
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
@@ -33,10 +32,9 @@ from ..checkpoint.resume_state import (
 from ..checkpoint.user_state import WorkerState
 from ..error_notes import add_thread_note, not_an_end
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
-from ..fetching.batch_recipe import BatchRecipe
+from ..fetching.batch import BatchRecipe
 from ..rng.keys import StreamKey, epoch_seed
-from ..sampling.indices import unshared
-from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
+from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of, unshared
 from .epoch_states import FOLLOWING, EpochState
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ...observe.verdict.causes import (
     use_one_core,
 )
 from ...observe.verdict.finding import find
-from . import move_limits as limits
+from . import trial
 
 if TYPE_CHECKING:
     from ..workers.moving import Moving
@@ -33,7 +33,7 @@ def are_held_up(threads: CrewStats, memory: Moving) -> bool:
     """
     figures = threads.figures()
     stats, probes, pooled = figures.stats, figures.probes, figures.pooled
-    if stats.elapsed < limits.LOOK_SECONDS and memory.stats is not None:
+    if stats.elapsed < trial.LOOK_SECONDS and memory.stats is not None:
         assert memory.probes_before is not None, "set when the first epoch began"
         alone, stats = probes.one_at_a_time, memory.stats
         probes = probes_between(memory.probes_before, probe_counters())
@@ -41,7 +41,7 @@ def are_held_up(threads: CrewStats, memory: Moving) -> bool:
     # Not the verdict's: of a short window that names none, and the trial will show.
     found = find(stats, probes, pooled)
     cause = found.cause
-    if stats.consumer_wait_ratio < limits.LEAST_WAIT:
+    if stats.consumer_wait_ratio < trial.LEAST_WAIT:
         return found.keeps_the_gil_taken
     if cause in HOLDS_UP:
         return True

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ...engine.threads.thread_group import taking_over
 from ...machine.starting import start
 from ..child_process.signals import handlers_deferred
-from . import move_limits as limits
-from .trial import not_started
+from . import trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +59,7 @@ class Hiring:
                 children.prepare(key, ())
         except Exception as error:  # not Ctrl-C, where this is the loop's thread
             if not self._is_stopped:  # the end of the loop says nothing about later epochs
-                self._memory.stays(not_started(error))
+                self._memory.stays(trial.not_started(error))
         else:
             # Last of all: once the loop sees it, the children get jobs.
             self.are_open = True
@@ -86,8 +85,8 @@ class Hiring:
         if children.is_up:
             return children
         if (death := children.early_death) is not None:
-            self._memory.stays(not_started(death))
-        elif children.are_copies and now - self._opened_seconds >= limits.LONGEST_START_SECONDS:
+            self._memory.stays(trial.not_started(death))
+        elif children.are_copies and now - self._opened_seconds >= trial.LONGEST_START_SECONDS:
             with handlers_deferred():
                 self._start_again(children, key)
         return None
@@ -105,7 +104,7 @@ class Hiring:
         _logger.info(
             "DataLoader: worker processes that were forked beside the training loop did not begin "
             "within %g s; the loop forks others.",
-            limits.LONGEST_START_SECONDS,
+            trial.LONGEST_START_SECONDS,
         )
         self.open(key)
 

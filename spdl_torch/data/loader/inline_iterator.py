@@ -12,8 +12,7 @@ from ..fetching.items import EndOfIterable, Items
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
-from ..rng.sample_contexts import Lending, borrowers_in
-from ..rng.streams import SampleStreams
+from ..rng.streams import Lending, SampleStreams, borrowers_in
 from ..workers.stats import InlineStats
 from .delivery import open_device_stage, pinned
 from .epoch_iterator import EpochIterator

@@ -27,10 +27,8 @@ from ...machine.probes import probe_counters
 from ..child_process.signals import handlers_deferred
 from ..workers.doubts import Doubtful, Doubts, error_in
 from ..workers.jobs import Loaded
-from . import move_limits as limits
+from . import trial
 from .hiring import Hiring
-from .pace import Pace
-from .trial import failed_alone, is_on_device, not_started, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +96,7 @@ class Mover:
         self._stage = stage
         self._within_epochs = within_epochs
         self.key: Any = None  # the running epoch's
-        self._pace = Pace(memory)
+        self._pace = trial.Pace(memory)
         self.num_threads_left = 0
         """The batches that threads have under way while children get the jobs."""
         self._is_due = False  # a trial, if the next batch is not on a device
@@ -112,7 +110,7 @@ class Mover:
         if memory.probes_before is None:
             memory.probes_before = probe_counters()
         if self.state is State.TRIAL:
-            settle(memory)
+            trial.settle(memory)
             if memory.is_settled:
                 self.go(State.CHILDREN if memory.has_moved else State.STAYED)
                 self._say_why()
@@ -141,7 +139,7 @@ class Mover:
             self.hiring.new().prepare(key, workers)
         except Exception as error:
             self.hiring.children = None
-            self.memory.stays(not_started(error))
+            self.memory.stays(trial.not_started(error))
             self.go(State.STAYED)
             return False
         self.go(State.TRIAL)
@@ -153,7 +151,7 @@ class Mover:
         self._doubts.begin(on=is_trial)
         self._replays = [] if is_trial and not self._within_epochs else None
         self._is_due, self.num_threads_left = False, 0
-        left = limits.LOOK_SECONDS - self.memory.unlooked_seconds
+        left = trial.LOOK_SECONDS - self.memory.unlooked_seconds
         self.due_seconds = perf_counter() + (0.0 if is_trial else left)
 
     def gives(self, job: Given) -> None:
@@ -169,7 +167,7 @@ class Mover:
         if now < self.due_seconds:
             return
         if self.state is State.THREADS:
-            self.due_seconds = now + limits.LOOK_SECONDS
+            self.due_seconds = now + trial.LOOK_SECONDS
             self.look_at_threads(crew)
         elif self.state is State.STARTING:
             self._look_for_children(crew, now)
@@ -205,7 +203,7 @@ class Mover:
             crew.begin_again(self.threads, self._say_why())
             self._give_threads(replays)
             return
-        self.memory.stays(failed_alone(error))
+        self.memory.stays(trial.failed_alone(error))
         _believe(crew, found)
 
     def after(self, crew: Crew, result: Result) -> None:
@@ -246,7 +244,7 @@ class Mover:
     def _stop_children(self, error: BaseException) -> list[Given]:
         """End the trial for an error of the children, if it is on; return their jobs."""
         if self.state is State.TRIAL:
-            self.memory.stays(failed_alone(error))
+            self.memory.stays(trial.failed_alone(error))
             self.go(State.STAYED)
         children = self.hiring.children
         given_up = [] if children is None else children.give_up()
@@ -282,7 +280,7 @@ class Mover:
         memory = self.memory
         tally = memory.threads
         memory.unlooked_seconds = 0.0
-        if tally.num_batches + tally.num_epochs < limits.LEAST_BATCHES:
+        if tally.num_batches + tally.num_epochs < trial.LEAST_BATCHES:
             return
         from .held_up import are_held_up  # judges: no first batch waits for its import
 
@@ -303,7 +301,7 @@ class Mover:
             return
         # What a stage has copied is there in any case.
         stage = self._stage
-        if is_on_device(result.batch) if stage is None else stage.has_met_device:
+        if trial.is_on_device(result.batch) if stage is None else stage.has_met_device:
             memory.stays("batches are on a device, which a forked process cannot use")
             self.go(State.STAYED)
         elif self._within_epochs:
@@ -336,7 +334,7 @@ class Mover:
     def _judge_children(self, crew: Crew) -> None:
         if self.num_threads_left:
             return
-        settle(self.memory)
+        trial.settle(self.memory)
         if not self.memory.is_settled:
             return
         with handlers_deferred():

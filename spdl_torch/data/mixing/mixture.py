@@ -8,8 +8,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..error_notes import add_thread_note
-from ..fetching.sample_calls import takes_batches
-from ..rng.sample_contexts import borrowers_in, contexts_of_part
+from ..fetching.samples import takes_batches
+from ..rng.streams import borrowers_in, contexts_of_part
 from ..sampling.distributed_sampler import DistributedSampler
 from ..sources._base import checked_epoch, seed_of
 from .epochs import MixturePart
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..rng.sample_contexts import SampleContext
+    from ..rng.streams import SampleContext
     from ..sampling.sharding import Tail
     from .weights import Shares
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from ..error_notes import add_thread_note
-from ..fetching.sample_calls import takes_batches
+from ..fetching.samples import takes_batches
 from ..mixing.mixture import Mixture
-from ..rng.sample_contexts import borrowers_in
+from ..rng.streams import borrowers_in
 from ..sampling.distributed_sampler import DistributedSampler
 from ..state_fields import is_whole_number
 from .collate import Document, PackCollate

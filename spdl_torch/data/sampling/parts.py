@@ -8,7 +8,7 @@ from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UnsupportedOptionError
-from .division import is_shared_out
+from .sampler_chain import is_shared_out
 from .sharding import Shard
 
 if TYPE_CHECKING:

@@ -1,10 +1,15 @@
-"""What a loader's sampler, or one inside it, knows: the rank, the epoch, a length."""
+"""What a loader's sampler, or one inside it, knows: the rank, the epoch, a length, whether each
+rank has a part of its own already. And an index as it was when the sampler gave it."""
 
 from __future__ import annotations
 
 import operator
 import sys
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,3 +83,62 @@ def nested_samplers(sampler: Any) -> Iterator[Any]:
         yield sampler
         inner = getattr(sampler, "sampler", None)
         sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+
+
+_MOST_WRAPPERS = 8
+
+
+def is_shared_out(source: Any) -> bool:
+    """Return whether each rank already has its own part: a DistributedSampler, one of
+    ``spdl_torch.spdl.source``, or a wrapper of one, such as a batch sampler or a loader.
+    """
+    for _ in range(_MOST_WRAPPERS):  # an object with any attribute name would never end
+        if source is None or _is_one_ranks(source):
+            break
+        inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
+        source = next((part for part in inner if part is not None), None)
+    return _is_one_ranks(source)
+
+
+def divides_itself(dataset: object) -> bool:
+    """Return whether the dataset gives each rank its own part: a ``PipelineDataset``.
+
+    Its class says so, and is not asked for by name: its module brings the engine, which most
+    loaders do not need. The class is asked, as an object may answer to any attribute name.
+    """
+    return getattr(type(dataset), "_divides_itself", False) is True
+
+
+def deals_in_turn(source: object) -> bool:
+    """Return whether part ``r`` of ``n`` that the source makes is every ``n``-th item, from item
+    ``r`` on: how far all ranks have come then says where any other number of them goes on.
+    """
+    return getattr(type(source), "_deals_in_turn", False) is True
+
+
+def _is_one_ranks(source: Any) -> bool:
+    if isinstance(source, DistributedSampler):
+        return True
+    return getattr(source, "is_shared_out", False) is True
+
+
+_MUTABLE = (list, dict, set, bytearray, np.ndarray, torch.Tensor)
+
+
+def unshared(index: Any) -> Any:
+    """Return an index that the sampler cannot change any more.
+
+    A sampler may yield one list, array or tensor again and again and change it in between. Loaded
+    at once, each batch has its own indices; so it must in whatever loads later.
+    """
+    kind = type(index)
+    if kind is list:
+        inner = type(index[0]) if index else int
+        if inner is int or not issubclass(inner, _MUTABLE):
+            return index.copy()
+        return [unshared(each) for each in index]
+    if kind is torch.Tensor:
+        return index.clone()
+    if kind is np.ndarray or kind is dict or kind is set or kind is bytearray:
+        return index.copy()
+    return index

@@ -1,25 +1,30 @@
-"""The counts of a crew's workers in an epoch, from which its statistics are made."""
+"""What is counted in an epoch, from which its figures are computed: by a crew's workers, by the
+clocks of the loop, and all of it as it is read at one moment."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.hooks.stage_info import StageInfo
 from ...engine.hooks.task_hooks import TaskStatsHook
-from ...engine.stats.thread_time import ThreadCount
+from ...engine.stats.counters import ThreadCount
 from ...machine.probes import ProbeCounters, probe_counters
 from ...named_tuples import NamedTuple
 from ..dataset_stats import counting_datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.stats.counters import TaskCounters
+    from ...engine.stats.counters import QueueCounters, TaskCounters
+    from ...observe.verdict.placement import Placement
     from .epoch import Shift
 
     _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
+
+T = TypeVar("T")
 
 
 class Readings(NamedTuple):
@@ -173,3 +178,78 @@ class WorkerCounts:
     def remarks(self) -> tuple[str, ...]:
         """Return what a report has to say on the workers."""
         return (self.shared,) if self.shared else ()
+
+
+class LoopClock:
+    """Times calls of one kind that the loop makes before it can wait for a batch: drawing from the
+    sampler, starting workers. It is no nearer to a batch in that time than where it waits. Only the
+    loop's thread makes them; any may read.
+    """
+
+    __slots__ = ("_reading",)
+
+    def __init__(self) -> None:
+        # The time of the calls that have ended, and when the present one began; 0 = there is none.
+        # One object: whoever reads meanwhile must not miss a call, or count it twice.
+        self._reading = (0, 0)
+
+    def time(self, call: Callable[[], T]) -> T:
+        """Return ``call()``, and count its time."""
+        total_ns, began_ns = self._reading[0], perf_counter_ns()
+        self._reading = total_ns, began_ns
+        try:
+            return call()
+        finally:
+            self._reading = total_ns + perf_counter_ns() - began_ns, 0
+
+    def total_ns(self) -> int:
+        """Return the time of all calls, with that of the present one so far."""
+        total_ns, began_ns = self._reading
+        return total_ns + (perf_counter_ns() - began_ns if began_ns else 0)
+
+
+class Queues(NamedTuple):
+    """Readings of the way of an epoch's batches from the workers to the loop."""
+
+    results: QueueCounters
+    outlet: QueueCounters
+    transfer: TaskCounters
+    sampling_ns: int
+    """The time in which the loop drew from the sampler."""
+    waited_ns: int
+    """The time that the loop spent in the loader, for whatever reason: to begin the epoch, and
+    until it had each batch."""
+
+    def since(self, before: Queues) -> Queues:
+        """Return what was counted after ``before``."""
+        return Queues(
+            self.results.since(before.results),
+            self.outlet.since(before.outlet),
+            self.transfer.since(before.transfer),
+            self.sampling_ns - before.sampling_ns,
+            self.waited_ns - before.waited_ns,
+        )
+
+
+class Measured(NamedTuple):
+    """What the figures on some workers in an epoch are computed from, read at one moment."""
+
+    readings: Readings
+    queues: Queues
+    """Without workers there is no queue: all zero, but for the transfer and the loop's times."""
+    elapsed_ns: int
+    has_transfer: bool
+    own_probes: tuple[ProbeCounters, ProbeCounters] | None
+    """This process's, at the begin and now; None = the workers, if any, are in this process."""
+    num_workers: int
+    thread_ns: int
+    """The time that all workers together had."""
+    placements: tuple[Placement, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def of_workers(self) -> Measured:
+        """The same where the loop waits in the queue alone: what it does itself for a batch, draws
+        from the sampler and starts workers among it, gets no shorter with more of them."""
+        waited_ns = self.queues.outlet.get_wait[0]
+        return self._replace(queues=self.queues._replace(sampling_ns=0, waited_ns=waited_ns))

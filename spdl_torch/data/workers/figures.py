@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...engine.stats.perf_stats import QueuePerfStats
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from .measured import Measured
+    from .counts import Measured
 
 _POOLED = ("fetch", "collate")
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...named_tuples import NamedTuple
 from ..fetching.rows import row_reader
-from ..fetching.sample_calls import takes_batches
+from ..fetching.samples import takes_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..fetching.batch_recipe import BatchRecipe
-    from ..fetching.stacking import Memory
+    from ..fetching.batch import BatchRecipe
+    from ..fetching.collating import Memory
 
 
 class Draws(NamedTuple):

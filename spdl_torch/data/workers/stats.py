@@ -17,17 +17,15 @@ from ...engine.hooks.task_hooks import TaskStatsHook
 from ...engine.stats.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
-from .counts import DatasetCounts, Readings
-from .loop_clock import LoopClock
-from .measured import Measured, Queues
+from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
 from .remarks import remarks_on_cores, remarks_on_skipped
 
 if TYPE_CHECKING:
     from ...engine.hooks.task_hooks import TaskCell
     from ...engine.recorder.flight_recorder import FlightRecorder
     from ...engine.recorder.timeline import Timeline
+    from ...engine.stats.counters import ThreadCount
     from ...engine.stats.perf_stats import PipelineStats
-    from ...engine.stats.thread_time import ThreadCount
     from ...io._transfer.near import Near
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement

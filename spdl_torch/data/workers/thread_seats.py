@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, cast
 from ...engine.channel.channel import Channel
 from ...engine.channel.waits import ChannelClosed
 from ...engine.threads import stall
-from ...engine.threads.once import Once
+from ...engine.threads.calls import Once, weakly
 from ...engine.threads.thread_group import ThreadGroup
-from ...engine.threads.weakly import weakly
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from .activity import Activity, Permits, describe_activities
@@ -28,10 +27,9 @@ from .contention import Contention
 from .counts import WorkerCounts
 from .dataset_copies import Copying
 from .device import most_pieces
-from .epoch import Epoch, Shift
+from .epoch import Epoch, Rest, Shift
 from .jobs import Given, Job
 from .private_state import shared_remark
-from .resting import Rest
 from .thread_failures import ThreadFailures
 from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .worker_thread import Worker

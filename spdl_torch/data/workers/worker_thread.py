@@ -19,14 +19,12 @@ from ...engine.failures import renew_note
 from ...engine.recorder.moments import Outcome
 from ..error_notes import add_thread_note, describe_batch
 from ..fetching.bad_samples import NoGoodSample, Tries
-from ..fetching.batch_maker import BatchMaker
-from ..fetching.broken import Broken
+from ..fetching.batch_maker import BatchMaker, Broken
+from ..fetching.collating import collate_read_only, is_torchs_collate
 from ..fetching.items import EndOfIterable
-from ..fetching.stacking import collate_read_only, is_torchs_collate
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
-from ..rng.sample_contexts import SampleContexts, borrowers_in
-from ..rng.streams import SampleStreams
+from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
 from .budget import budget
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...scopes import scope
 from .async_methods import AsyncMethods
-from .capacity import Capacity
-from .occupancy import Occupancy
+from .capacity import Capacity, Occupancy
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
 from .waits import ChannelClosed, Dismissed, EndOfChannel, Waiter, wait_for
 

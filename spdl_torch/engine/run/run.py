@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import PipelineStopped
 from ...machine.probes import join_probing
-from ...machine.probing import Probing
+from ...machine.readings import Probing
 from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind

@@ -1,4 +1,4 @@
-"""Create the nodes and queues of a run from a definition.
+"""The network of a run: its nodes and queues, created from a definition.
 
 A node is a stage or a merge. Sources and nodes are created, and numbered, upstream first: a node,
 the queue after it and its rows in a trace share one *stage number*.
@@ -6,8 +6,8 @@ the queue after it and its rows in a trace share one *stage number*.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..definition.ops import OpKind
 from ..definition.specs import (
@@ -28,11 +28,10 @@ from ..stage.async_stage import AsyncStage
 from ..stage.generator_stage import ExpandingStage
 from ..stage.source import Source, SourceOwner
 from ..stage.stage import Stage
-from .network import Network, QueueAt
 from .sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..channel.channel import Channel
     from ..definition.specs import MaxFailures
@@ -40,7 +39,44 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
-    from .network import Node
+
+
+class Node(Protocol):
+    """A stage or a merge: it takes from queues and puts into queues, on threads of its own."""
+
+    def enter(self) -> None:
+        """Enter the hooks, before any thread starts."""
+
+    def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return name and target of each thread that it begins with."""
+
+    def request_stop(self) -> None:
+        """End the waits that closed queues do not end. Never blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAt:
+    """A queue and the number of the stage that fills it."""
+
+    stage_number: int
+    queue: StatsQueue
+    is_given: bool
+    """Whether the user gave the size; then it never changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The sources, stages and queues of a run, upstream first."""
+
+    sources: list[Source] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    """The stages, and what joins their paths."""
+    queues: list[QueueAt] = field(default_factory=list)
+
+    def queue_at(self, queue: StatsQueue) -> QueueAt:
+        """Return where a queue of the run stands."""
+        return next(at for at in self.queues if at.queue is queue)
 
 
 class Wiring:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterable, Iterator
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +12,6 @@ from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed
 from ..failures import attach_note
 from ..hooks.checks import enter_queue_hook
-from .source_items import iterate
 from .tally import StageOwner
 
 if TYPE_CHECKING:
@@ -109,3 +110,26 @@ def as_exception(error: BaseException) -> Exception:
     wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
     wrapped.__cause__ = error
     return wrapped
+
+
+def iterate(source: SourceSpec) -> Iterator[Any]:
+    """Return an iterator over a plain or an asynchronous source."""
+    if isinstance(source.source, AsyncIterable):
+        return _iterate_async(source.source)
+    return iter(source.source)
+
+
+def _iterate_async(iterable: AsyncIterable[Any]) -> Iterator[Any]:
+    """Iterate over an async source by a loop of its own, which pauses between items."""
+    iterator = aiter(iterable)
+
+    async def advance() -> Any:
+        return await anext(iterator)
+
+    with asyncio.Runner() as runner:
+        while True:
+            try:
+                item = runner.run(advance())
+            except StopAsyncIteration:
+                return
+            yield item

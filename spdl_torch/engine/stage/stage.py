@@ -24,8 +24,7 @@ from ..hooks.context_managers import LazyRunner
 from ..hooks.stage_hooks import StageHooks
 from ..recorder.moments import Outcome
 from .epoch_barrier import Turnstile
-from .executor_calls import ExecutorCalls
-from .forked_executor import fork_processes
+from .executors import ExecutorCalls, fork_processes
 from .op_timing import Measured, measure, measure_list, metered, unmeasured
 from .stage_threads import Slot, StageThreads
 from .tally import Tally

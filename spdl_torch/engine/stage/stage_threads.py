@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..stats.thread_time import ThreadCount
+from ..stats.counters import ThreadCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable

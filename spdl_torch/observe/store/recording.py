@@ -18,8 +18,7 @@ from ...scopes import scope
 from ..verdict.intervals import interval_between
 from .entries import EventLogEntry, entries_of, num_delivered
 from .epoch_watchers import is_telling, watched
-from .logger_feed import LoggerFeed
-from .loggers import opened
+from .loggers import LoggerFeed, opened
 from .logging_hooks import recording_gc
 from .metrics import legal_name
 from .skipped import SkippedLog

@@ -1,4 +1,4 @@
-"""Callbacks that do not keep alive what they are for."""
+"""Callables that happen once, or that do not keep alive what they are for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class Once:
+    """A call that happens once, however often it is made."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
 
 def weakly(method: Any) -> Callable[..., None]:
