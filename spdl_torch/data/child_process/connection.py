@@ -19,7 +19,6 @@ import pickle
 import threading
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from ...engine.threads.calls import Once
@@ -27,7 +26,7 @@ from ...engine.threads.shared_state import LiveObjects
 from .child import main
 from .ending import NO_GUARD, Ending
 from .line import Line
-from .messages import Answer, Fatal, LogLine, Up, receive_descriptor
+from .messages import Answer, Arrivals, Fatal, LogLine, Up, receive_descriptor
 from .process import ChildProcess, start_child
 from .signals import handlers_deferred
 from .start_methods import forks
@@ -269,11 +268,9 @@ class ChildConnection:
         """Read messages until one side hangs up, or the child is gone."""
         own = self.line.connection
         assert own is not None, "guaranteed by _connect"
-        while True:
-            # The connection alone may never end: what the dataset forked may hold it open.
-            ready = connection.wait([own, *child.ends])
-            if own not in ready and not own.poll(0):
-                return
+        # The connection alone may never end: what the dataset forked may hold it open.
+        arrivals = Arrivals(own, child.ends)
+        while arrivals.wait():
             try:
                 content = own.recv_bytes()
             except (EOFError, OSError):

@@ -8,7 +8,6 @@ asks for the GIL.
 from __future__ import annotations
 
 import pickle
-import select
 from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from ...engine.channel.waits import ChannelClosed
 from ...engine.stats.counters import QueueCounters
 from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Given, Job
-from .messages import Free, Restart
+from .messages import Arrivals, Free, Restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,9 +67,7 @@ class JobWire:
         self._new_recorder = new_recorder
         self._waiting: deque[Any] = deque()  # messages read before their turn
         self._waited_ns = 0
-        self._poll = getattr(select, "poll", None) and select.poll()
-        if self._poll is not None:
-            self._poll.register(connection.fileno(), select.POLLIN)
+        self._arrivals = Arrivals(connection)
 
     def get(self) -> Job:
         """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
@@ -127,7 +124,7 @@ class JobWire:
     def _has_more(self) -> bool:
         if self._waiting and self._waiting[-1] is None:
             return False
-        return bool(self._poll.poll(0)) if self._poll is not None else self._connection.poll(0)
+        return self._arrivals.have_come()
 
     def _read(self) -> None:
         try:

@@ -1,12 +1,14 @@
 """The messages between the trainer and the worker process, small, whatever the batch size: what
-they say, how a ``Connection`` frames them, and its descriptor as a socket."""
+they say, how a ``Connection`` frames them, whether one has come, and its descriptor as a socket."""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from ...named_tuples import NamedTuple
@@ -89,6 +91,36 @@ _MOST_SIZE = 0x7FFFFFFF
 
 _size = struct.Struct("!i").pack
 _large_size = struct.Struct("!iQ").pack
+
+
+class Arrivals:
+    """Whether a message has come by a connection, or one of ``ends`` is reported.
+
+    It registers these once. ``multiprocessing.connection.wait``, which takes its place where there
+    is no ``poll``, does so in each call: 25 calls of Python code for each message.
+    """
+
+    def __init__(self, own: Connection, ends: Sequence[Any] = ()) -> None:
+        self._own, self._ends = own, ends
+        self._number = own.fileno()
+        self._poll: Any = getattr(select, "poll", None) and select.poll()
+        if self._poll is not None:
+            for each in (self._number, *ends):
+                self._poll.register(each, select.POLLIN)
+
+    def wait(self) -> bool:
+        """Wait for one of them; return whether it is a message, or the end of the connection."""
+        if self._poll is None:
+            connection.wait([self._own, *self._ends])
+        else:
+            for number, _ in self._poll.poll():
+                if number == self._number:
+                    return True
+        return self._own.poll(0)
+
+    def have_come(self) -> bool:
+        """Return whether a message is there. Requires that there are no ``ends``."""
+        return bool(self._poll.poll(0)) if self._poll is not None else self._own.poll(0)
 
 
 def framed(content: bytes) -> bytes:

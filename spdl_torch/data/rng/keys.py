@@ -22,6 +22,9 @@ class Purpose(enum.IntEnum):
     """``iter(dataset)`` on a worker; the worker's number stands in place of a position."""
 
 
+_NUM_PURPOSES = len(Purpose)  # once: it is a call of Python's each time
+
+
 class StreamKey(NamedTuple):
     """The key of an epoch's random streams: with a sample's position it gives the stream's seed.
 
@@ -53,7 +56,7 @@ class StreamKey(NamedTuple):
         the seeds of neighbours independent.
         """
         state = mix(mix(self.epoch_seed & _MASK) ^ self.place_of(position))
-        return mix(state ^ (purpose + len(Purpose) * generator)) >> 1
+        return mix(state ^ (purpose + _NUM_PURPOSES * generator)) >> 1
 
     def seeds(self, first: int, count: int, generator: int = 0) -> list[int]:
         """Return ``seed(position, generator=generator)`` for ``count`` consecutive samples, in a
@@ -62,7 +65,7 @@ class StreamKey(NamedTuple):
         places = np.arange(count, dtype=np.uint64) * np.uint64(self.num_replicas)
         places += np.uint64(self.place_of(first) & _MASK)
         states = _mix_all(places ^ np.uint64(mix(self.epoch_seed & _MASK)))
-        states ^= np.uint64(Purpose.SAMPLE + len(Purpose) * generator)
+        states ^= np.uint64(Purpose.SAMPLE + _NUM_PURPOSES * generator)
         seeds: list[int] = (_mix_all(states) >> np.uint64(1)).tolist()
         return seeds
 
