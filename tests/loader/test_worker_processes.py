@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -176,6 +177,17 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog, proc
     assert "killed" in str(loader.report())
     assert epochs_of(loader, 1) == expected[1:]
     assert "killed" not in str(loader.report())
+
+
+def test_system_without_poll_loads_the_same(tmp_path, monkeypatch):
+    """Windows has none: batches, and the end of a child that is killed, come in another way."""
+    (tmp_path / "died").touch()
+    expected = epochs_of(DataLoader(DiesOnce(tmp_path), 4, seed=1), 1)
+    (tmp_path / "died").unlink()
+    monkeypatch.delattr(select, "poll")
+    options = {"seed": 1, "timeout": PATIENCE_SECONDS}
+    assert epochs_of(divided(DiesOnce(tmp_path), 4, processes=2, **options), 1) == expected
+    assert (tmp_path / "died").exists()
 
 
 def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach():
