@@ -224,8 +224,10 @@ def probe_counters(*, run_delays: bool = True) -> ProbeCounters:
 
 
 def probe_counters_of(native_id: int, *, run_delays: bool = True) -> ProbeCounters:
-    """Return the same for one thread, for which nobody probes: of waits its run delay alone."""
-    counters, delay_ns = probe_counters(run_delays=run_delays), run_delay_ns(native_id)
+    """Return the same for one thread, for which nobody probes: of waits its run delay alone, which
+    is unknown with ``run_delays=False``."""
+    counters = probe_counters(run_delays=run_delays)
+    delay_ns = run_delay_ns(native_id) if run_delays else None
     thread_ns = 0 if delay_ns is None else counters.wall_ns
     return counters._replace(late=(), run_delay_ns=delay_ns or 0, thread_ns=thread_ns, gc_ns=None)
 

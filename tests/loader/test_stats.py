@@ -9,11 +9,13 @@ from time import perf_counter
 
 import pytest
 from _gates import FakeClock, until
-from _seats import DECLARED, MOVING, SEATS, THREADS, WITH_WORKERS, in_seats
+from _seats import DECLARED, FORKED, MOVING, SEATS, SERVED, SPAWNED, THREADS, WITH_WORKERS, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
+from spdl_torch.data.child_process import connection
+from spdl_torch.data.child_process.process import start_child
 from spdl_torch.data.fetching import timing as timing_module
 from spdl_torch.data.fetching.timing import timed, timed_sample
 from spdl_torch.data.workers.stats import CrewStats
@@ -361,6 +363,27 @@ def test_loop_waits_while_threads_start(seat):
     whole, of_workers = loader.snapshot(), batches.stats().snapshot_of_workers()
     assert seconds[0] <= seconds_waited(whole) <= inside
     assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
+
+
+@in_seats(FORKED, SPAWNED, SERVED)
+def test_loop_waits_while_processes_are_started(seat, monkeypatch):
+    """Before the first of them has begun the epoch, too: a fork server itself has to be started."""
+    seconds = []
+
+    def start_slowly(*args):
+        seconds.append(work())
+        return start_child(*args)
+
+    monkeypatch.setattr(connection, "start_child", start_slowly)
+    loader = seat.loader(Numbers(), batch_size=4, num_workers=1)
+    began = perf_counter()
+    batches, own = iter(loader), 0.0
+    for _ in batches:
+        own += work()
+    inside = perf_counter() - began - own
+    whole = loader.snapshot()
+    assert seconds[0] + seconds_in_queue(batches) <= seconds_waited(whole) <= inside
+    assert whole.elapsed >= seconds_waited(whole) + own
 
 
 def seconds_in_queue(batches):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
+    from ..workers.counts import Queues
     from ..workers.load_spec import LoadSpec
     from ..workers.seats import Seats
     from ..workers.transfer_stage import DeviceStage
@@ -135,11 +136,10 @@ class Crew:
         if self._epoch is not None or self._is_stopped:
             self._running().close()
         try:
-            if self.mover is None:
-                self.lead.prepare(key, workers)
-            else:
-                self.lead = self.mover.prepare(key, workers)
-            self._enter(self._new_epoch(key, workers), self.lead.placement)
+            epoch = self._new_epoch(key, workers)
+            before = self.stats.queues_of(epoch)
+            self.lead = self.stats.starts.time(partial(self._prepared, key, workers))
+            self._enter(epoch, before, self.lead.placement)
             if self._stage is not None:
                 self._transfer_for(self._stage)
         except BaseException:  # Ctrl-C too
@@ -149,17 +149,27 @@ class Crew:
     def begin_again(self, seats: Seats, placement: Placement) -> None:
         """Begin the epoch once more, for other workers. Requires that the loop has had none of its
         batches."""
-        epoch = self._running()
-        epoch.close()
-        seats.prepare(epoch.key, epoch.workers)
+        last = self._running()
+        last.close()
+        epoch = self._new_epoch(last.key, last.workers)
+        before = self.stats.queues_of(epoch)
+        seats.prepare(last.key, last.workers)
         self.lead = seats
-        self._enter(self._new_epoch(epoch.key, epoch.workers), placement)
+        self._enter(epoch, before, placement)
         self.ask()  # the loop waits for its first batch
         if self._epochs is not None:
             self._epochs.put(self._running())
 
-    def _enter(self, epoch: Epoch, placement: Placement | None) -> None:
-        self.stats.begin(epoch, self.lead.counts, placement)
+    def _prepared(self, key: StreamKey, workers: Sequence[WorkerState]) -> Seats:
+        """Have workers there for an epoch that begins, and return where they sit."""
+        if self.mover is not None:
+            return self.mover.prepare(key, workers)
+        self.lead.prepare(key, workers)
+        return self.lead
+
+    def _enter(self, epoch: Epoch, before: Queues, placement: Placement | None) -> None:
+        """Begin the epoch, of which ``before`` was read when its workers were not there yet."""
+        self.stats.begin(epoch, before, self.lead.counts, placement)
         self._present, self._num_given = (self.lead,), 0
         # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
         # epoch that request_stop cannot close.

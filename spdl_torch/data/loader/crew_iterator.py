@@ -80,8 +80,8 @@ class CrewIterator(EpochIterator):
             finalizer.atexit = False  # at exit the thread groups of the crew stop them
         self._tuner = None
         try:
-            self._crew.begin(self._key, self._begun_from)
             self._start.have_begun()
+            self._crew.begin(self._key, self._begun_from)
             if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
 

@@ -53,7 +53,7 @@ class WorkersStart:
         """The time to the first batch; None = there is none yet."""
 
     def have_begun(self) -> None:
-        """Note that the workers have begun the epoch, and its statistics with them."""
+        """Note that the statistics of the epoch begin, and then its workers."""
         self.start_seconds = perf_counter() - self._began_seconds
 
     def had_first(self) -> None:

@@ -189,10 +189,13 @@ class CrewStats(EpochStats):
         """The same object for as long as the same workers get the jobs; None between epochs."""
         return self._spells[-1] if self._spells else None
 
-    def begin(self, epoch: Epoch, source: Source, placement: Placement | None) -> None:
-        """Report on this epoch from now on, whose jobs go to these workers."""
+    def begin(
+        self, epoch: Epoch, before: Queues, source: Source, placement: Placement | None
+    ) -> None:
+        """Report on this epoch, which began when ``before`` was read, and whose jobs go to these
+        workers."""
         self._recorder = epoch.recorder
-        first = _Spell(source, self._queues_of(epoch))
+        first = _Spell(source, before)
         # In this order: a thread that finds the epoch finds a spell.
         self._spells, self._epoch = (first,), epoch
         if placement is not None:
@@ -202,7 +205,7 @@ class CrewStats(EpochStats):
         """Note that the jobs of this epoch go to these workers from now on."""
         epoch, last = self._epoch, self._spells[-1]
         assert epoch is not None, "guaranteed by the crew"
-        queues = self._queues_of(epoch)
+        queues = self.queues_of(epoch)
         last.end(queues)
         for each in self._spells:
             if each.source is source:
@@ -254,7 +257,7 @@ class CrewStats(EpochStats):
     def _measured(self, epoch: Epoch, spell: _Spell, *, run_delays: bool = True) -> Measured:
         """Read all that the figures on a spell need."""
         readings, workers = spell.readings(run_delays=run_delays), spell.source.workers
-        queues = spell.queues(self._queues_of(epoch))
+        queues = spell.queues(self.queues_of(epoch))
         before = spell.probes_before
         return Measured(
             readings,
@@ -268,7 +271,8 @@ class CrewStats(EpochStats):
             remarks=self._remarks(workers.count, *spell.source.remarks()),
         )
 
-    def _queues_of(self, epoch: Epoch) -> Queues:
+    def queues_of(self, epoch: Epoch) -> Queues:
+        """Return what the loop and the queues have counted of this epoch up to now."""
         return Queues(
             epoch.results.counters(),
             epoch.outlet.counters(),

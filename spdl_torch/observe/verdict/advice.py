@@ -19,6 +19,7 @@ from .causes import (
     own_work,
     waits_for_others,
 )
+from .demands import THE_LOADER
 from .what_if import Question, limiting, predict
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def ceiling_of(
     else:
         left, limit = max(
             (probes.sampling_ratio or 0.0, "the sampler"),
-            (own_work(stats, probes, pooled), "the loader's work for each batch"),
+            (own_work(stats, probes, pooled), THE_LOADER),
         )
         ceiling = _without_waits(waits_for_others(stats, pooled), limit, left)
     changed = pooled if stage.name in pooled else (stage.name,)
@@ -263,6 +264,8 @@ def _with_more(asked: _Question, ceiling: Ceiling) -> Advice | str:
     for each in sorted({wanted, asked.threads + 2, asked.threads + 1}, reverse=True):
         found = asked.ask(Question(num_workers=each))
         if found.rate is None:
+            if found.high is not None and found.high < found.base_rate and each >= wanted:
+                return THE_LOADER  # no number is known, but that all there may be are lower
             continue
         if (found.gain or 0.0) >= _WORTH_IT:
             number, found = _fewest(asked, each, found)

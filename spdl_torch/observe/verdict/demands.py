@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .causes import Load
     from .placement import Placement
 
+THE_LOADER = "the loader's work for each batch"
+"""What limits the rate where that takes most of the loop's time."""
 _FEW_BATCHES = 10
 _PROBES_PER_SECOND = 10
 _MODEL_ERROR = 0.05
@@ -173,7 +175,7 @@ def _most_of_step(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -
     shares = {
         "the trainer": 1 - stats.consumer_wait_ratio,
         "the sampler": probes.sampling_ratio or 0.0,
-        "the loader's work for each batch": own_work(stats, probes, pooled),
+        THE_LOADER: own_work(stats, probes, pooled),
     }
     return max(shares, key=lambda name: shares[name])
 

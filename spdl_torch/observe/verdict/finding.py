@@ -33,9 +33,6 @@ _BUSY = 0.5
 """The share of busy time below which a stage does not hold back the others."""
 _MOSTLY = 0.5
 """The share of the waits from which the sampler is named for them."""
-_WITHOUT_CORE = 0.25
-"""The share of their time from which waits for a core are named though no stage is busy. To wake a
-worker takes some of it on idle cores, too: 0.1 (measured)."""
 _MANY_ITEMS = 1000
 _HANDED_OVER_SECONDS = 5e-4
 """The mean wait up to which waking the threads that hand an item over may be all of it: 0.03 to
@@ -187,9 +184,10 @@ def _is_for_all_items(stats: PipelineStats) -> bool:
 
 
 def _waits_for_core(load: Load, probes: Probes) -> bool:
-    """Return whether workers wait for a core more than they are in their ops at all: for many small
-    batches they wake for each, and where others have the cores, each time they wait for one."""
-    return (probes.run_delay_ratio or 0.0) >= max(load.busy, _WITHOUT_CORE)
+    """Return whether workers wait for a core more than they are in their ops, and both take most of
+    their time: for many small batches they wake for each, and may wait for a core each time."""
+    run_delay = probes.run_delay_ratio or 0.0
+    return run_delay > load.busy and load.busy + run_delay >= _BUSY
 
 
 def _has_spare_time(

@@ -42,6 +42,10 @@ the receiving threads and in the loop's (measured: 0.3 to 0.4 ms)."""
 _HAND_OVER_COPIES = Between(0.3, 1.0, 2.0)
 """The same in proportion to its size, in multiples of collating it: memory that two processes share
 is written, and is in nobody's cache (measured: about once)."""
+_LOOP_SECONDS = Between(0.07e-3, 0.1e-3, 0.15e-3)
+"""The time of the loop's thread for a batch that workers make, whatever its size, which one without
+workers saves: to ask for it and to take it over (measured: 0.06 ms where batches are ready, 0.1 to
+0.15 ms where threads are woken for each)."""
 _WORTH_NAMING = 0.15
 """The relative width of a bound above which it may be the reason why there is no number."""
 _INPUT_BOUND = 0.05
@@ -188,13 +192,15 @@ def worth_asking(
 
 
 class _Costs(NamedTuple):
-    """The workers, and the seconds that a batch takes of one, of the cores and of the GIL."""
+    """The workers, and the seconds that a batch takes of one, of the cores, of the GIL and of the
+    loop."""
 
     num_workers: int
     worker: float
     core: float
     """The CPU time of a batch, divided by the number of cores."""
     gil: float
+    step: float
 
 
 def _prediction(question: Question, now: Demands) -> Prediction:
@@ -233,7 +239,7 @@ def _as_computed(now: Demands, side: str) -> float:
 def _rate(costs: _Costs, now: Demands, side: str, as_computed: float = 1.0) -> tuple[float, str]:
     """Return the batches a second, and what limits them."""
     if not costs.num_workers:
-        return as_computed / (costs.worker + now.step), now.loop
+        return as_computed / (costs.worker + costs.step), now.loop
     shared = max(costs.core, costs.gil)
     elsewhere = max(0.0, costs.worker - shared)
     useful = _at_odds(costs, now)
@@ -246,8 +252,8 @@ def _rate(costs: _Costs, now: Demands, side: str, as_computed: float = 1.0) -> t
         name = "the GIL" if costs.gil > costs.core else "the cores"
     limits = [(as_computed * workers, name)]
     limits += [(1 / seconds, f"stage {stage!r}") for stage, seconds in now.stages]
-    if now.step > 0:
-        limits.append((1 / now.step, now.loop))
+    if costs.step > 0:
+        limits.append((1 / costs.step, now.loop))
     return min(limits)
 
 
@@ -280,8 +286,10 @@ def _costs_of(question: Question, now: Demands, side: str) -> _Costs:
     gil = _gil(num_workers, num_processes, now, most_is) * (cpu / work.cpu if work.cpu else 1.0)
     if num_processes and not now.num_processes:
         cpu += getattr(_hand_over(now), most_is)
+    handed_over = num_workers and not now.num_workers and not now.stage
+    step = now.step + (getattr(_LOOP_SECONDS, most_is) if handed_over else 0.0)
     core = (cpu + now.other_cpu) / now.num_cores
-    return _Costs(num_workers, cpu + waits + work.overhead, core, gil)
+    return _Costs(num_workers, cpu + waits + work.overhead, core, gil, step)
 
 
 def _hand_over(now: Demands) -> Between:
