@@ -192,8 +192,8 @@ class CrewIterator(EpochIterator):
         self._num_submitted += 1
 
     def _next_data(self) -> Any:
-        self._crew.ask()
         while self._state is not EpochState.OVER and self._state is not EpochState.LOST:
+            self._crew.ask()
             if self._held is None:
                 if self._crew.num_taken >= self._num_submitted:
                     self._submit_more()  # Ctrl-C may have lost the only one that was under way

@@ -109,7 +109,7 @@ class Job:
         # Guards the three below: workers take and finish samples at the same time.
         self._lock = threading.Lock()
         self._num_taken = self._num_done = 0
-        self.last_worker: int | None = None  # it finished the last sample, so it collates
+        self.last_worker: Any = None  # the one that finished the last sample, so it collates
 
     def take(self) -> int | None:
         """Take the next sample: return its number in the batch, or None if all are taken."""
@@ -120,7 +120,7 @@ class Job:
             self._num_taken = number + 1
             return number
 
-    def take_after(self, worker: int) -> int | None:
+    def take_after(self, worker: object) -> int | None:
         """Count a sample of this worker's as done, and take the next one."""
         with self._lock:
             self._num_done = num_done = self._num_done + 1

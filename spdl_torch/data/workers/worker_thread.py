@@ -338,7 +338,7 @@ class Worker:
         Returns: the result, if this worker finished the last sample; the number of samples taken.
         """
         maker.begin(job.first, job.bad)
-        worker, taken, number = self._number, 0, job.take()
+        taken, number = 0, job.take()
         sample_at, index, looks = maker.sample_at, job.index, self._private is not None
         while number is not None:
             # torch fetches nothing after a batch's first error. No lock: see Job.first_error.
@@ -353,11 +353,11 @@ class Worker:
                     job.first_error = min(job.first_error, number)
             taken += 1
             # Counted after its sample is in place: who counts the last one finds all of them.
-            number = job.take_after(worker)
+            number = job.take_after(self)
         maker.forget_bad()
         if not taken:
             return _NOTHING_LEFT, 0
-        return (self._collate(maker, job) if job.last_worker == worker else None), taken
+        return (self._collate(maker, job) if job.last_worker is self else None), taken
 
     def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
         """Build the result of a shared job whose samples are all finished."""
