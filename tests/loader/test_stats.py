@@ -4,12 +4,24 @@ import logging
 import math
 import subprocess
 import sys
+import threading
 from functools import partial
 from time import perf_counter
 
 import pytest
 from _gates import FakeClock, until
-from _seats import DECLARED, FORKED, MOVING, SEATS, SERVED, SPAWNED, THREADS, WITH_WORKERS, in_seats
+from _seats import (
+    DECLARED,
+    FORKED,
+    MOVING,
+    NONE,
+    SEATS,
+    SERVED,
+    SPAWNED,
+    THREADS,
+    WITH_WORKERS,
+    in_seats,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +41,9 @@ from spdl_torch.engine.stage import op_timing as op_timing_module
 from spdl_torch.engine.stage.op_timing import metered
 from spdl_torch.engine.stats.counters import QueueCounters, TaskCounters
 from spdl_torch.engine.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
+from spdl_torch.machine import probes
 from spdl_torch.machine.histogram import Histogram, percentile
+from spdl_torch.machine.probes import run_delay_ns
 
 durations = st.integers(0, 2**62)
 few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)
@@ -210,6 +224,7 @@ def test_percentile_of_one_value_is_the_middle_of_its_bucket():
 
 AN_EPOCH = """
 import sys
+import threading
 from torch.utils.data import Dataset
 from spdl_torch import DataLoader
 
@@ -363,6 +378,26 @@ def test_loop_waits_while_threads_start(seat):
     whole, of_workers = loader.snapshot(), batches.stats().snapshot_of_workers()
     assert seconds[0] <= seconds_waited(whole) <= inside
     assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
+
+
+def test_snapshot_without_workers_does_not_ask_how_long_the_loop_had_no_core(monkeypatch):
+    """To ask the system lets go of the GIL, for which another thread that looks on then waits each
+    time, beside a loop that computes; and no snapshot says it."""
+    asked = []
+
+    def counted(number):
+        asked.append(number)
+        return run_delay_ns(number)
+
+    monkeypatch.setattr(probes, "run_delay_ns", counted)
+    loader = NONE.loader(Numbers(), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    asked.clear()
+    assert loader.snapshot().elapsed > 0
+    assert asked == []
+    loader.report()
+    assert asked == [threading.get_native_id()]
 
 
 @in_seats(FORKED, SPAWNED, SERVED)
