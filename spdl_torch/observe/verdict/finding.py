@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _BUSY = 0.5
 """The share of busy time below which a stage does not hold back the others."""
+_IDLE = 0.1
+"""The share of busy time below which a stage has no part in what its workers wait for."""
 _MOSTLY = 0.5
 """The share of the waits from which the sampler is named for them."""
 _MANY_ITEMS = 1000
@@ -126,7 +128,8 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
     is_workers = stage.name in pooled
     if load.busy < _BUSY and not pooled and stats.stages[0].wait_in_ratio >= _BUSY:
         return Finding(cause=Cause.SOURCE)
-    waits_for_core = bool(pooled) and _waits_for_core(load, probes)
+    is_crew = bool(pooled) and not is_inline(stats, pooled)
+    waits_for_core = is_crew and _waits_for_core(load, probes)
     if waits_for_core and not (is_for_sampler or is_for_loader):
         taken = others_have_cores(load, probes)
         return Finding(cause=Cause.CPU, is_workers=True, others_have_cores=taken)
@@ -184,10 +187,9 @@ def _is_for_all_items(stats: PipelineStats) -> bool:
 
 
 def _waits_for_core(load: Load, probes: Probes) -> bool:
-    """Return whether workers wait for a core more than they are in their ops, and both take most of
-    their time: for many small batches they wake for each, and may wait for a core each time."""
-    run_delay = probes.run_delay_ratio or 0.0
-    return run_delay > load.busy and load.busy + run_delay >= _BUSY
+    """Return whether workers wait for a core for most of their time while they are hardly in their
+    ops: for many small batches they wake for each, and may wait for a core each time."""
+    return load.busy < _IDLE and load.busy + (probes.run_delay_ratio or 0.0) >= _BUSY
 
 
 def _has_spare_time(
