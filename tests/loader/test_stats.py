@@ -304,6 +304,15 @@ def work():
     return perf_counter() - began
 
 
+def worked_through(loader):
+    """Work for each batch; return the iterator, the time of the work, and that in the loader."""
+    began = perf_counter()
+    batches, own = iter(loader), 0.0
+    for _ in batches:
+        own += work()
+    return batches, own, perf_counter() - began - own
+
+
 class SlowOrder:
     """A sampler, or batch sampler, that works for each of its indices, and counts how long."""
 
@@ -337,11 +346,7 @@ def test_loop_waits_while_it_draws_from_the_sampler(seat, kind):
     # The last index is drawn once the loop has begun.
     loader, live = seat.loader(Numbers(), prefetch_factor=1, **options), []
     order.in_last_draw = lambda: live.append((order.seconds, seconds_waited(loader.snapshot())))
-    began = perf_counter()
-    batches, own = iter(loader), 0.0
-    for _ in batches:
-        own += work()
-    inside = perf_counter() - began - own
+    _, _, inside = worked_through(loader)
     report = loader.report()
     ((by_then, seen),) = live
     assert by_then <= seen
@@ -370,11 +375,7 @@ def test_loop_waits_while_threads_start(seat):
     loader = seat.loader(
         Numbers(), batch_size=4, num_workers=1, worker_init_fn=lambda _: seconds.append(work())
     )
-    began = perf_counter()
-    batches, own = iter(loader), 0.0
-    for _ in batches:
-        own += work()
-    inside = perf_counter() - began - own
+    batches, _, inside = worked_through(loader)
     whole, of_workers = loader.snapshot(), batches.stats().snapshot_of_workers()
     assert seconds[0] <= seconds_waited(whole) <= inside
     assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
@@ -411,11 +412,7 @@ def test_loop_waits_while_processes_are_started(seat, monkeypatch):
 
     monkeypatch.setattr(connection, "start_child", start_slowly)
     loader = seat.loader(Numbers(), batch_size=4, num_workers=1)
-    began = perf_counter()
-    batches, own = iter(loader), 0.0
-    for _ in batches:
-        own += work()
-    inside = perf_counter() - began - own
+    batches, own, inside = worked_through(loader)
     whole = loader.snapshot()
     assert seconds[0] + seconds_in_queue(batches) <= seconds_waited(whole) <= inside
     assert whole.elapsed >= seconds_waited(whole) + own

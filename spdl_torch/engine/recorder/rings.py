@@ -212,7 +212,7 @@ class ConsumerRing(Ring):
     @property
     def waiting_since_ns(self) -> int | None:
         """The time at which the current wait began; None = nobody waits."""
-        return self._asked_ns if self._asked_ns and not self._got_ns else None
+        return self._waits[1] or None
 
     @property
     def busy_since_ns(self) -> int | None:

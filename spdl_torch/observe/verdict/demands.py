@@ -156,7 +156,7 @@ def demands_of(
         ),
         other_cpu=max(0.0, probes.cores_used * seconds - ops.cpu),
         gil=GilUse(gil, is_gil_bound, probes.own_gil),
-        # The loop draws from the sampler itself: that is a part of its work, whoever loads.
+        # What the loop does itself in the loader, such as to draw from the sampler, is its work.
         step=(1 - waits_for_others(stats, pooled)) * seconds,
         loop=_most_of_step(stats, probes, pooled),
         stages=tuple(
