@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .data.loader.dataloader import DataLoader
     from .data.sampling.distributed_sampler import DistributedSampler
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
     "DataLoader",

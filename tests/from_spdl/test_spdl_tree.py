@@ -13,7 +13,7 @@ import pytest
 
 import spdl_torch
 from spdl_torch import spdl
-from spdl_torch.spdl.left_out import LEFT_OUT
+from spdl_torch.left_out import LEFT_OUT
 
 ROOT = Path(spdl_torch.__file__).resolve().parents[1]
 
@@ -105,7 +105,25 @@ def test_reference_names_all_that_is_left_out():
     text = page.read_text(encoding="utf-8")
     assert "all of `spdl.pipeline.config`" in text
     names = set(re.findall(r"`\.?(\w+)", text))
-    assert {name for names in LEFT_OUT.values() for name in names} - {"config"} <= names
+    of_spdl = {n for module, each in LEFT_OUT.items() if ".spdl" in module for n in each}
+    assert of_spdl - {"config"} <= names
+
+
+def all_left_out():
+    """Each module with a name that is left out there."""
+    return [(module, name) for module, names in LEFT_OUT.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), all_left_out())
+def test_what_is_left_out_says_what_to_use_in_both_ways_of_asking(module, name):
+    """``from module import name`` as ``module.name``, which alone is an AttributeError."""
+    hint = re.escape(LEFT_OUT[module][name])
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{module}'. {hint}"):
+        exec(f"from {module} import {name}")
+    home = importlib.import_module(module)
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. {hint}"):
+        getattr(home, name)
+    assert not hasattr(home, name)
 
 
 def callables_of(module):

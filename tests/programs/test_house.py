@@ -31,6 +31,7 @@ LAYERS = [
         "errors",
         "scopes",
         "late_imports",
+        "left_out",
         "lazy_names",
         "shown_text",
         "whole_files",

@@ -1,4 +1,4 @@
-"""The names of SPDL's that are left out on purpose, and what to use instead."""
+"""Names that do not exist, and what to use instead: of SPDL's, and of ours that went."""
 
 from __future__ import annotations
 
@@ -62,7 +62,12 @@ _PIPELINE = {
 
 _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes."
 
+# What went, by room, each with what a user who had it does now. The changelog's "Removed" says the
+# same of options and behaviour, which have no name to ask for.
+_WENT: dict[str, dict[str, str]] = {}
+
 LEFT_OUT: dict[str, dict[str, str]] = {
+    **_WENT,
     "spdl_torch.spdl.io": _IO,
     "spdl_torch.spdl.pipeline": _PIPELINE,
     "spdl_torch.spdl.pipeline.defs": {
@@ -71,4 +76,4 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "spdl_torch.spdl.dataloader": {"PyTorchDataLoader": _LOADER, "get_pytorch_dataloader": _LOADER},
 }
-"""By module and name, the last sentence of the AttributeError."""
+"""By module and name, the last sentence of the error."""
