@@ -1,0 +1,194 @@
+"""The public surface is what ``surface.txt`` says: it changes by a line there that a reader sees.
+
+The file is written by hand and never by a program: one line a name, under the heading of what it
+is. A test compares each list with what the running code has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import spdl_torch
+from spdl_torch.__main__ import _parser
+from spdl_torch.observe import query_event_stats, recording
+from spdl_torch.pipeline import PipelineBuilder
+
+SURFACE = Path(__file__).with_name("surface.txt")
+
+
+def lists():
+    """The file's lists, by their headings."""
+    found = {}
+    for line in SURFACE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            names = found.setdefault(line.strip("[]"), [])
+        elif line:
+            names.append(line)
+    return found
+
+
+MODULES = [each for each in lists() if each.startswith("spdl_torch")]
+CALLABLES = {
+    "arguments of DataLoader": spdl_torch.DataLoader,
+    "arguments of PipelineDataset": spdl_torch.PipelineDataset,
+    "arguments of ImageFolder": spdl_torch.ImageFolder,
+    "arguments of PipelineBuilder.add_source": PipelineBuilder.add_source,
+    "arguments of PipelineBuilder.pipe": PipelineBuilder.pipe,
+    "arguments of PipelineBuilder.aggregate": PipelineBuilder.aggregate,
+    "arguments of PipelineBuilder.add_sink": PipelineBuilder.add_sink,
+    "arguments of PipelineBuilder.build": PipelineBuilder.build,
+    "arguments of recording": recording,
+}
+
+
+class Squares(Dataset):
+    """Every ninth sample is bad."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index % 9 == 8:
+            raise ValueError(f"bad {index}")
+        return torch.full((4,), index * index)
+
+
+class Recorded:
+    """What a recording of two loaders left: metrics, the file, and a report."""
+
+    def __init__(self, folder):
+        self.metrics = set()
+        self.path = folder / "run.db"
+        torch.manual_seed(0)
+        loaders = {
+            "inline": spdl_torch.DataLoader(Squares(), 4, on_error="skip"),
+            "workers": spdl_torch.DataLoader(Squares(), 4, num_workers=2, on_error="skip"),
+        }
+
+        def logger(metrics, step):
+            self.metrics.update(metrics)
+
+        with recording(loaders, self.path, logger=logger):
+            for loader in loaders.values():
+                for _ in loader:
+                    pass
+        self.report = loaders["workers"].report()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """One recording for all of the file."""
+    return Recorded(tmp_path_factory.mktemp("recorded"))
+
+
+def assert_is(heading, names):
+    """A list of the file, without an order."""
+    assert sorted(lists()[heading]) == sorted(names)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_has_the_names_of_the_list(module):
+    """Each of them can be imported."""
+    if module == "spdl_torch.transformers":
+        pytest.importorskip("transformers")
+    home = importlib.import_module(module)
+    assert_is(module, home.__all__)
+    for name in lists()[module]:
+        assert getattr(home, name) is not None
+
+
+@pytest.mark.parametrize("heading", CALLABLES)
+def test_arguments_are_those_of_the_list(heading):
+    """With their defaults, in their order: users give the first ones by position."""
+    arguments = list(inspect.signature(CALLABLES[heading]).parameters.values())
+    shown = []
+    for each in arguments:
+        value = getattr(each.default, "__name__", repr(each.default))
+        default = "" if each.default is each.empty else f" = {value}"
+        keyword = "*, " if each.kind is each.KEYWORD_ONLY else ""
+        shown.append(f"{keyword}{each.name}{default}")
+    assert lists()[heading] == [each for each in shown if each != "self"]
+
+
+def test_commands_and_options_are_those_of_the_list():
+    """A command's line, and one for each of its options."""
+    (commands,) = (
+        each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction)
+    )
+    found = []
+    for name, parser in commands.choices.items():
+        found += [name, *(f"{name} {option}" for option in options_of(parser))]
+    assert_is("commands", found)
+
+
+def options_of(parser):
+    """Long options, and names of positional arguments."""
+    for action in parser._actions:
+        yield from (each for each in action.option_strings if each.startswith("--"))
+        if not action.option_strings:
+            yield action.dest
+
+
+def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):
+    """Views and tables alike."""
+    with closing(sqlite3.connect(recorded.path)) as file:
+        tables = [
+            name
+            for (name,) in file.execute(
+                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+            )
+        ]
+        columns = {
+            table: [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
+            for table in tables
+        }
+    assert_is(
+        "statistics file",
+        [f"{table}.{name}" for table, names in columns.items() for name in names],
+    )
+
+
+def test_events_of_a_recording_are_those_of_the_list(recorded):
+    """By name and key of their details. Those of a tuner, of a dataset's own figures and of the
+    collector have tests of their own."""
+    events = query_event_stats(recorded.path)
+    assert_is(
+        "events",
+        {
+            f"{event.event_name}.{key}"
+            for event in events
+            if not event.event_name.startswith("gc_")
+            for key in event.details
+        },
+    )
+
+
+def test_metrics_of_loggers_are_those_of_the_list(recorded):
+    """A loader's stages are ``fetch`` and ``collate``. Lightning's keys are the same, and have a
+    list in the tests of its callback."""
+    assert_is("metrics", recorded.metrics)
+
+
+def test_report_as_json_has_the_keys_of_the_list(recorded):
+    """A list's items are alike, so its first one stands for all; a short run predicts nothing."""
+    content = {**json.loads(recorded.report.as_json()), "predictions": []}
+    assert_is("report", keys_of(content))
+
+
+def keys_of(value, path=""):
+    """Every path of keys in it."""
+    if isinstance(value, dict):
+        return {key for name, each in value.items() for key in keys_of(each, f"{path}.{name}")}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return keys_of(value[0], f"{path}[]")
+    return {path.removeprefix(".")}
