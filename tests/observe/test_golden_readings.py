@@ -1,0 +1,54 @@
+"""Readings of made-up, simulated and real runs: the verdict on each stays what it is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from spdl_torch.observe import Cause, Probes, judge
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+
+READINGS = json.loads(Path(__file__).with_name("golden_readings.json").read_bytes())
+
+TASKS = {"num_tasks": 0, "num_failures": 0, "ave_time": 0.0, "p90_time": 0.0, "p99_time": 0.0}
+QUEUE = {"elapsed": 0.0, "num_items": 0, "ave_put_time": 0.0, "ave_get_time": 0.0}
+QUEUE |= {"occupancy_rate": 0.0}
+RATIOS = {"num_dropped": 0, "busy_ratio": 0.0, "wait_in_ratio": 0.0, "wait_out_ratio": 0.0}
+
+
+def reading_of(content):
+    """The statistics, the probes and the pooled stages; what is 0 is not stored."""
+    stages = [
+        StageStats(
+            **{
+                **RATIOS,
+                **stage,
+                "tasks": TaskPerfStats(**{**TASKS, **stage.get("tasks", {})}),
+                "queue": QueuePerfStats(**{**QUEUE, **stage.get("queue", {})}),
+            }
+        )
+        for stage in content["stats"].get("stages", [])
+    ]
+    stats = {"elapsed": 0.0, "consumer_wait_ratio": 0.0, **content["stats"]}
+    probes = Probes(**content["probes"]) if "probes" in content else None
+    return PipelineStats(**{**stats, "stages": tuple(stages)}), probes, content["pooled"]
+
+
+def test_verdicts_stay():
+    """The cause, the stage and what limits the gain."""
+    changed = []
+    for number, content in enumerate(READINGS):
+        stats, probes, pooled = reading_of(content)
+        verdict = judge(stats, probes, pooled=pooled)
+        found = {"cause": verdict.cause.value, "stage": verdict.stage, "limit": verdict.limit}
+        if found != content["answer"]:
+            changed.append((number, content["answer"], found))
+    assert not changed
+
+
+def test_readings_have_every_cause():
+    """And more than one of each."""
+    causes = Counter(content["answer"]["cause"] for content in READINGS)
+    assert len(READINGS) >= 200
+    assert {Cause(cause) for cause, number in causes.items() if number > 1} == {*Cause}
