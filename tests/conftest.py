@@ -2,9 +2,7 @@
 
 ``--long`` runs all of them: the whole matrix of loaders, soaks, fuzzers. ``--rotation N`` runs one
 part of them, the (N modulo NUM_PARTS)-th, beside the short forms. A test stays in its part whatever
-is added beside it. In continuous integration N is the number of the day, so that NUM_PARTS
-successive days with a run each cover all. NUM_PARTS is a prime, so that NUM_PARTS runs every second
-day or every week do, too. The first lines of a run show N, with which it can be repeated.
+is added beside it. The first lines of a run show N, with which it can be repeated.
 """
 
 import gc
