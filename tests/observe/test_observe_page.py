@@ -5,26 +5,20 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import multiprocessing
 import os
-import random
-import re
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from itertools import combinations, pairwise
 
 import pytest
 from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
 from _loader_helpers import PATIENCE_SECONDS
 from _pages import FORMULAS, HOSTILE, MS, REPORT, Reader, read, reports, timeline
 from _readings import html_in_notebook
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
@@ -48,7 +42,6 @@ from spdl_torch.observe import (
 from spdl_torch.observe.page.events import Event, event_tables
 from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.sections import OverTime
-from spdl_torch.observe.verdict.comparison import compare
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 
@@ -283,7 +276,7 @@ def test_live_page_lists_skipped_samples_with_their_keys(tmp_path, options):
 def test_document_is_sound_and_loads_nothing(tmp_path):
     """Closed elements, no address that a browser would open, and a policy that forbids it."""
     profile = Profile(reports(3)[-1], (timeline(5),))
-    page = read(profile.write_html(tmp_path / "p.html", compare=profile))
+    page = read(profile.write_html(tmp_path / "p.html"))
     assert not {name for name, _ in page.attributes} & {"src", "href", "srcset", "action", "data"}
     policies = [value for name, value in page.attributes if name == "content"]
     assert any(policy.startswith("default-src 'none';") for policy in policies)
@@ -343,101 +336,6 @@ def test_page_replaces_a_page_and_no_folder(tmp_path, name):
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-# -- two runs --------------------------------------------------------------------------------------
-
-
-def blocks(rates):
-    """Intervals of a second each."""
-    return [(round(1000 * rate), 1.0) for rate in rates]
-
-
-def compared(now, then):
-    """Two runs with the same report."""
-    return compare(REPORT, REPORT, blocks(now), blocks(then))
-
-
-rates = st.lists(st.floats(0.5, 2.0), min_size=4, max_size=6)
-
-
-@settings(max_examples=60, deadline=None)
-@given(rates, rates)
-def test_test_is_exact_for_short_runs(now, then):
-    """The p value is that of all divisions, counted one by one; and either run may be the first."""
-    ours, mirrored = compared(now, then), compared(then, now)
-    pool = blocks([*now, *then])
-
-    def factor(chosen):
-        groups = [0.0, 0.0, 0.0, 0.0]
-        for number, (items, seconds) in enumerate(pool):
-            place = 0 if number in chosen else 2
-            groups[place] += items
-            groups[place + 1] += seconds
-        return abs(math.log(groups[1] / groups[0]) - math.log(groups[3] / groups[2]))
-
-    observed = factor(set(range(len(now))))
-    divisions = [factor(set(each)) for each in combinations(range(len(pool)), len(now))]
-    near = sum(each >= observed * (1 - 1e-7) - 1e-12 for each in divisions)
-    far = sum(each >= observed * (1 + 1e-7) + 1e-12 for each in divisions)
-    assert far / len(divisions) <= ours.p_value <= near / len(divisions)
-    assert ours.speedup * mirrored.speedup == pytest.approx(1.0)
-    means = [sum(items for items, _ in blocks(each)) / len(each) for each in (now, then)]
-    assert ours.speedup == pytest.approx(means[0] / means[1])
-
-
-def test_noise_is_not_taken_for_a_gain():
-    """Of 100 pairs of runs that are alike about one in twenty is below 5 %, and of pairs that
-    differ by a fifth nearly none is above it."""
-    generator = random.Random(0)
-
-    def run(mean):
-        return [generator.gauss(mean, 0.1) for _ in range(15)]
-
-    alike = [compared(run(1.0), run(1.0)).p_value for _ in range(100)]
-    apart = [compared(run(1.2), run(1.0)).p_value for _ in range(30)]
-    assert 0.01 <= sum(p < 0.05 for p in alike) / 100 <= 0.10
-    assert sum(p < 0.05 for p in apart) >= 29
-
-
-def test_interval_covers_the_true_gain():
-    """In 100 pairs of runs, the 95 % interval has the true factor in it nine times in ten."""
-    generator = random.Random(1)
-    hits = 0
-    for _ in range(100):
-        now = [generator.gauss(1.5, 0.1) for _ in range(15)]
-        then = [generator.gauss(1.0, 0.1) for _ in range(15)]
-        low, high = compared(now, then).interval
-        hits += low <= 1.5 <= high
-    assert hits >= 90
-
-
-def test_short_runs_are_not_judged():
-    """Three intervals say how fast it was, and not whether that is more than noise."""
-    comparison = compared([2.0] * 3, [1.0] * 9)
-    assert comparison.speedup == pytest.approx(2.0)
-    assert (comparison.p_value, comparison.interval) == (None, None)
-    assert "too short to say" in comparison.finding
-    assert compare(REPORT, REPORT, [], blocks([1.0])) is None
-
-
-def test_comparison_says_what_became_faster_and_why(tmp_path):
-    """Seconds of waiting and of the step, the stage that was mended, and what else differs."""
-    slow = write_run(tmp_path / "slow.db", reports(8, rate=100), num_workers=2)
-    fast = write_run(
-        tmp_path / "fast.db", reports(8, rate=200, workers=4, wait=0.01), num_workers=4
-    )
-    page = read(Profile.load(fast).write_html(tmp_path / "p.html", compare=Profile.load(slow)))
-    texts = " ".join(text["text"] for text in page.figures["texts"])
-    assert "as fast as slow.db" in texts
-    assert "more than noise (p < 0.001)" in texts or "more than noise (p = 0.0" in texts
-    assert "num_workers 2 → 4" in texts
-    assert "permutation test" in texts
-    (table,) = (t for t in page.figures["tables"] if t["title"].startswith("Side by side"))
-    row = next(row for row in table["rows"] if row[0] == "fetch: workers")
-    assert row[2:] == [4.0, 2.0, 2.0]
-    runs = {chart["run"] for chart in page.figures["charts"]}
-    assert runs == {"fast.db", "slow.db"}
-
-
 # -- the commands ----------------------------------------------------------------------------------
 
 
@@ -465,16 +363,9 @@ def test_events_that_trace_and_file_both_have_are_shown_once():
     assert len((other + stored).tables) == 2
 
 
-def test_command_compares_two_runs(tmp_path, capsys):
-    """As text, as JSON, and two runs of one file; a trace adds its time line to the page."""
+def test_page_of_a_file_and_a_trace_shows_both(tmp_path, capsys):
+    """The trace adds its time line to the page; alone it has its report."""
     db = write_run(tmp_path / "run.db", reports(6))
-    write_run(db, reports(6, rate=300))
-    assert main(["report", str(db), "--compare-run", "1"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "COMPARED This run is 2.9" in text or "COMPARED This run is 3.0" in text
-    assert "as fast as run 1 (95 %" in text
-    assert main(["report", str(db), "--compare-run", "1", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["comparison"]["speedup"] == pytest.approx(3, rel=0.1)
     trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
     out = tmp_path / "o.html"
     assert main(["report", str(db), "--trace", str(trace), "--html", str(out)]) == 0
@@ -483,90 +374,6 @@ def test_command_compares_two_runs(tmp_path, capsys):
     assert "Busy: fetch" in page.drawn
     assert main(["report", str(trace)]) == 0
     assert str(REPORT) in capsys.readouterr().out
-
-
-def test_command_compares_one_of_several_pipelines_with_a_trace(tmp_path, capsys):
-    """``--pipeline`` chooses from the file; a trace has none to choose from."""
-    db = write_run(tmp_path / "run.db", reports(6), reports(6))
-    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
-    assert main(["report", str(db), "--pipeline", "0", "--compare", str(trace)]) == 0
-    assert "COMPARED" in capsys.readouterr().out
-    assert main(["report", str(db), "--pipeline", "0", "--compare", str(db)]) == 0
-    assert "COMPARED" in capsys.readouterr().out
-
-
-def write_named(path, **pipelines):
-    """A file with a pipeline of each name."""
-    with SQLiteStatsWriter(path) as writer:
-        for number, (name, readings) in enumerate(pipelines.items()):
-            for before, reading in pairwise([None, *readings]):
-                timestamp = 1_800_000_000 + reading.stats.elapsed
-                numbered = {"pipeline_id": number, "name": name, "timestamp": timestamp}
-                for entry in entries_of(reading, before, **numbered):
-                    writer.log(entry)
-    return path
-
-
-def compared_by_command(capsys, *arguments):
-    """The sentences of ``report`` on the comparison, and its JSON."""
-    assert main(["report", *map(str, arguments)]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert main(["report", *map(str, arguments), "--format", "json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    return words.split("COMPARED ")[1:], [json.loads(line) for line in lines]
-
-
-def test_command_compares_pipelines_by_name_and_says_which_have_no_partner(
-    tmp_path, capsys, monkeypatch
-):
-    """In the text, as JSON and on the page; also where a file has one pipeline alone."""
-    monkeypatch.chdir(tmp_path)
-    write_named("one.db", train=reports(6))
-    write_named("two.db", val=reports(5), train=reports(6, rate=300))
-    texts, lines = compared_by_command(capsys, "one.db", "--compare", "two.db")
-    assert texts[0].startswith("This run is slower than two.db: 0.3")
-    assert texts[1:] == ["Not 'val' of two.db: one.db has none."]
-    assert lines[0]["not_compared"] == texts[1:]
-    assert lines[0]["comparison"]["speedup"] == pytest.approx(1 / 3, rel=0.1)
-
-    texts, lines = compared_by_command(capsys, "two.db", "--compare", "one.db")
-    assert texts[-1] == "Not 'val' of two.db: one.db has none."
-    assert [line["comparison"] is None for line in lines] == [True, False]
-    assert [line["not_compared"] for line in lines] == [[texts[-1]], []]  # once
-    assert main(["report", "two.db", "--compare", "one.db", "--html", "p.html"]) == 0
-    assert "Not 'val' of two.db: one.db has none." in [
-        text["text"] for text in read(tmp_path / "p.html").figures["texts"]
-    ]
-
-
-def test_command_says_how_to_compare_pipelines_of_different_names(tmp_path, capsys, monkeypatch):
-    """Where no name is in both files, nothing is compared; the command that it names does it."""
-    monkeypatch.chdir(tmp_path)
-    write_named("one.db", old=reports(6))
-    write_named("two.db", val=reports(5), train=reports(6, rate=300))
-    texts, _ = compared_by_command(capsys, "one.db", "--compare", "two.db")
-    assert texts == [
-        "Nothing: one.db has old; two.db has val, train; no name is in both. Choose one: "
-        "report two.db --pipeline N --compare one.db"
-    ]
-    texts, _ = compared_by_command(capsys, "two.db", "--pipeline", "1", "--compare", "one.db")
-    assert texts[0].startswith("This run is 3.")
-    assert "pipeline old → train" in texts[0]
-
-
-def test_command_does_not_compare_runs_of_a_few_batches(tmp_path, capsys, monkeypatch):
-    """It says how many there are, and how many are needed; figures of two batches say nothing."""
-    monkeypatch.chdir(tmp_path)
-    write_named("long.db", train=reports(6))
-    write_named("short.db", train=reports(1, rate=2))
-    for files, counts in (
-        (("long.db", "short.db"), r"Not with short.db: [0-9]+ batches .* here and 1 there"),
-        (("short.db", "long.db"), r"Not with long.db: 1 batches .* here and [0-9]+ there"),
-    ):
-        texts, lines = compared_by_command(capsys, files[0], "--compare", files[1])
-        (text,) = texts
-        assert re.match(rf"{counts}, and a comparison needs 10 of each\.$", text)
-        assert (lines[0]["comparison"], lines[0]["not_compared"]) == (None, [text])
 
 
 def test_command_refuses_a_trace_that_no_page_would_show(tmp_path, capsys):
@@ -613,7 +420,7 @@ def test_write_html_replaces_a_page_or_an_empty_file_alone(tmp_path):
         (["{db}", "--html", "{folder}"], "this is a folder"),
         (["{db}", "--html", "{db}"], "run.db: this file is not a page; it is left as it is"),
         (["{trace}", "--html", "{trace}"], "t.json: this file is not a page"),
-        (["{db}", "--compare", "{folder}/none.db"], "does not exist"),
+        (["{folder}/none.db"], "does not exist"),
         (["{folder}"], "is a folder, and neither"),
         (["{other}"], "not a trace in JSON, nor a statistics file"),
         (["{db}", "--trace", "{db}"], "a statistics file, not a trace"),

@@ -15,7 +15,7 @@ Format: TypeAlias = Literal["text", "count", "percent", "ms", "rate", "seconds"]
 """The meaning of a table's numbers: ratios 0 to 1 are ``percent``, seconds shown as milliseconds
 ``ms``."""
 
-Tone: TypeAlias = Literal["heading", "verdict", "action", "note", "good", "bad"]
+Tone: TypeAlias = Literal["heading", "verdict", "action", "note"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

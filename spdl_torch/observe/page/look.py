@@ -11,10 +11,10 @@ POLICY = (
 STYLE = """
 .spdl { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   color-scheme: light; --ink: #222; --paper: #fff; --soft: #555; --line: #999; --faint: #eee;
-  --share: #cfe3f1; --mark: #fdebe0; --verdict: #d55e00; --good: #009e73; --bad: #b2182b; }
+  --share: #cfe3f1; --mark: #fdebe0; --verdict: #d55e00; --good: #009e73; }
 @media screen and (prefers-color-scheme: dark) {
   .spdl { color-scheme: dark; --ink: #ddd; --paper: #1c1c1c; --soft: #aaa; --line: #777;
-    --faint: #333; --share: #24475e; --mark: #4a3020; --verdict: #e08030; --bad: #e06070; }
+    --faint: #333; --share: #24475e; --mark: #4a3020; --verdict: #e08030; }
   .spdl #charts { filter: invert(.89) hue-rotate(180deg); }
 }
 body.spdl { max-width: 1400px; margin: 1em auto; padding: 0 1em; }
@@ -23,8 +23,7 @@ body.spdl { max-width: 1400px; margin: 1em auto; padding: 0 1em; }
 .spdl p.said { display: flex; gap: .6em; } .spdl p b { flex: none; min-width: 5.5em; }
 .spdl p.verdict, .spdl p.action { font-size: 1.1em; }
 .spdl p.verdict { border-left: 4px solid var(--verdict); padding-left: .6em; }
-.spdl p.action, .spdl p.good { border-left: 4px solid var(--good); padding-left: .6em; }
-.spdl p.bad { border-left: 4px solid var(--bad); padding-left: .6em; }
+.spdl p.action { border-left: 4px solid var(--good); padding-left: .6em; }
 .spdl p.heading { font-size: 1.2em; margin-top: 1.2em; border-top: 1px solid var(--line); }
 .spdl p.note { color: var(--soft); }
 .spdl .scroll { overflow-x: auto; }

@@ -91,30 +91,6 @@ class StoredRun:
         ]
         return Text(word="run", text=" | ".join(parts))
 
-    def differences(self, other: StoredRun) -> list[str]:
-        """Return what differs in the circumstances of this run and another one."""
-        found = (
-            []
-            if self.facts["host"] == other.facts["host"]
-            else [f"host {other.facts['host']} → {self.facts['host']}"]
-        )
-        if self.name != other.name:
-            found.append(f"pipeline {other.label} → {self.label}")
-        for column in ("config", "versions"):
-            now, then = self.facts[column], other.facts[column]
-            found += [
-                f"{key} {then.get(key, 'none')} → {now.get(key, 'none')}"
-                for key in sorted(now.keys() | then.keys())
-                if now.get(key) != then.get(key)
-            ]
-        return found
-
-    def intervals(self) -> list[tuple[int, float]]:
-        """Return the items that the consumer got in each interval, and its seconds."""
-        stages = _stages(self._queues())
-        sink = stages[-1][1] if stages else []
-        return [(row["num_items"], row["elapsed"]) for row in sink]
-
     def charts(self, origin: float, unit: str) -> list[Chart]:
         """Return the statistics of every stage and queue over time.
 

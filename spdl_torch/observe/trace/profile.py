@@ -57,7 +57,7 @@ class Profile:
     def _repr_html_(self) -> str:
         """Return the page for a notebook, or without Bokeh its texts and tables."""
         try:
-            return notebook_html_of(page_of([(self._measured(_MOST_IN_A_NOTEBOOK), None)]))
+            return notebook_html_of(page_of([self._measured(_MOST_IN_A_NOTEBOOK)]))
         except ModuleNotFoundError:
             return self._report._repr_html_()
 
@@ -69,7 +69,6 @@ class Profile:
         self,
         path: str | os.PathLike[str],
         *,
-        compare: Profile | None = None,
         max_events: int = _MOST_ON_A_PAGE,
     ) -> Path:
         """Write a page, one HTML file that needs no network: the verdict, the stages, what every
@@ -80,7 +79,6 @@ class Profile:
         place of single tasks.
 
         path: folders are created, a page is replaced once the new one is complete.
-        compare: another run: what became faster, why, and whether that is more than noise.
         max_events: as for :meth:`write_trace`; the latest are kept, and the page says how many are
             left out. 200,000 with the queues' lengths are about 3 MB and drawn in a second or two.
         Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder, or a
@@ -88,15 +86,14 @@ class Profile:
         """
         if max_events < 1:
             raise ValueError(f"write_html: max_events must be >= 1, got {max_events}.")
-        other = None if compare is None else compare._measured(max_events, "the other run")
-        return write_page(page_of([(self._measured(max_events), other)]), path)
+        return write_page(page_of([self._measured(max_events)]), path)
 
-    def _measured(self, max_events: int, name: str = "this run") -> MeasuredRun:
+    def _measured(self, max_events: int) -> MeasuredRun:
         if self._loaded is not None:
             return self._loaded
         has_tasks = bool(self.timelines or self._program)
         trace = self._as_trace(None, max_events) if has_tasks else None
-        return MeasuredRun(self._report, name, trace=trace)
+        return MeasuredRun(self._report, "this run", trace=trace)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Return the statistics of each stage by its name, in order, and those of the ``"total"``.

@@ -1,4 +1,4 @@
-"""The page of a measured run, or of several pipelines of one, and beside another run."""
+"""The page of a measured run, or of several pipelines of one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..page.content import Page, Text
 from ..store.stored_run import unit_of
-from ..verdict.comparison import compare, sections_of_comparison, why_not_compared
 from ..verdict.report import sections_of
 from .json_file import OURS
-from .sections import OverTime, first_moment, sections_of_trace, turns_of_training
+from .sections import OverTime, first_moment, sections_of_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..page.content import Section, Table
+    from ..page.content import Section
     from ..store.run_sections import StoredRun
-    from ..verdict.comparison import Comparison
     from ..verdict.report import Report
 
 
@@ -49,12 +47,6 @@ class MeasuredRun:
             starts.append(first_moment(self.trace))
         return min(starts, default=0.0)
 
-    def intervals(self) -> list[tuple[int, float]]:
-        """Return batches and seconds of consecutive parts of the run."""
-        if self.run is not None:
-            return self.run.intervals()
-        return [] if self.trace is None else turns_of_training(self.trace)
-
     def facts(self) -> list[Text]:
         """Return where the statistics are from, if they were stored."""
         return [] if self.run is None else [self.run.heading()]
@@ -70,57 +62,18 @@ class MeasuredRun:
         return found.named(run)
 
 
-def comparison_of(run: MeasuredRun, other: MeasuredRun) -> Comparison | None:
-    """Compare a run with another one; None where too little of one was measured."""
-    differences = []
-    if run.run is not None and other.run is not None:
-        differences = run.run.differences(other.run)
-    return compare(
-        run.report,
-        other.report,
-        run.intervals(),
-        other.intervals(),
-        other_name=other.name,
-        differences=differences,
-    )
-
-
-def too_little_of(run: MeasuredRun, other: MeasuredRun) -> str:
-    """Return why :func:`comparison_of` gave None, as a sentence."""
-    return why_not_compared(run.intervals(), other.intervals(), other.name, unit_of(run.report))
-
-
-def page_of(
-    pairs: Sequence[tuple[MeasuredRun, MeasuredRun | None]], not_compared: Sequence[str] = ()
-) -> Page:
-    """Return the page of one or several pipelines, each with the run to compare it with or None.
-
-    not_compared: sentences on pipelines that have no partner.
-
-    Each run's time counts from its own start, so that two of them can be laid side by side.
-    """
+def page_of(runs: Sequence[MeasuredRun]) -> Page:
+    """Return the page of one or several pipelines. Each run's time counts from its own start."""
     texts: list[Section] = []
     shown = OverTime()
-    for run, other in pairs:
-        if len(pairs) > 1:
+    for run in runs:
+        if len(runs) > 1:
             texts.append(Text(word=run.name, text="", tone="heading"))
         texts += [*run.facts(), *sections_of(run.report)]
-        own = run.over_time(run.name if other or len(pairs) > 1 else "")
-        if other is not None:
-            texts += _compared(run, other)
-            own = own.beside(other.over_time(other.name))
-        shown += own
-    texts += [Text(word="COMPARED", text=sentence) for sentence in not_compared]
+        shown += run.over_time(run.name if len(runs) > 1 else "")
     return Page(
-        title=f"Loading: {', '.join(run.name for run, _ in pairs)}",
+        title=f"Loading: {', '.join(run.name for run in runs)}",
         sections=[*texts, *shown.charts, *shown.tables],
         bands=shown.bands,
-        figures={"reports": [run.report.as_dict() for run, _ in pairs]},
+        figures={"reports": [run.report.as_dict() for run in runs]},
     )
-
-
-def _compared(run: MeasuredRun, other: MeasuredRun) -> list[Text | Table]:
-    comparison = comparison_of(run, other)
-    if comparison is None:
-        return [Text(word="COMPARED", text=too_little_of(run, other))]
-    return sections_of_comparison(comparison, run.report, other.report)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..page.content import Band, Chart, Lanes, Line, Spans, Table
 from ..page.events import SKIPPED, Event, event_tables, title_of
@@ -23,8 +22,6 @@ _OTHERS = "other parts"
 _GC, _FAILURE = "gc", "failure"
 
 Json = dict[str, Any]
-
-_Titled = TypeVar("_Titled", Chart | Lanes, Table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +51,6 @@ class OverTime:
             [replace(each, run=run) for each in self.bands],
         )
 
-    def beside(self, other: OverTime) -> OverTime:
-        """Return these sections, each followed by that of another run with the same title."""
-        both = self + other
-        return OverTime(_by_title(both.charts), _by_title(both.tables), both.bands)
-
 
 def _is_within(table: Table, other: Table) -> bool:
     """Return whether the other one, of the same run, has the same rows, each at its moment or not:
@@ -73,11 +65,6 @@ def _is_within(table: Table, other: Table) -> bool:
     places = [1 + others.index(name) for name in names]
     there = {tuple(map(str, (row[place] for place in places))) for row in other.rows}
     return all(tuple(map(str, row[1:])) in there for row in table.rows)
-
-
-def _by_title(sections: Sequence[_Titled]) -> list[_Titled]:
-    titles = list(dict.fromkeys(each.title for each in sections))
-    return sorted(sections, key=lambda each: titles.index(each.title))
 
 
 def first_moment(trace: Json) -> float:
@@ -108,30 +95,6 @@ def _event(event: Json, base: float) -> Event:
         name = SKIPPED
         details = {key: details[key] for key in ("key", "stage", "error") if key in details}
     return Event(base + event["ts"] / 1e6, name, details)
-
-
-def turns_of_training(trace: Json) -> list[tuple[int, float]]:
-    """Return the training steps: the number of batches, and the seconds from the end of one step
-    to the end of the next. Of several loaders, those of the one that was looped over longest, which
-    the trace's report is of.
-    """
-    ends: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-    for event in _ours(trace):
-        if event["ph"] == "X" and event["name"] == STEP and "batch" in event.get("args", {}):
-            end = (event["ts"] + event["dur"]) / 1e6
-            ends[event["pid"], event["tid"]].append((end, event["args"]["batch"]))
-    turns: dict[Any, list[tuple[int, float]]] = defaultdict(list)
-    for (pid, _), steps in ends.items():
-        for (before, first), (after, last) in zip(
-            sorted(steps)[:-1], sorted(steps)[1:], strict=True
-        ):
-            if last > first:  # otherwise another epoch begins
-                turns[pid].append((last - first, after - before))
-    return max(turns.values(), key=_seconds_of, default=[])
-
-
-def _seconds_of(turns: Sequence[tuple[int, float]]) -> float:
-    return math.fsum(seconds for _, seconds in turns)
 
 
 def _ours(trace: Json) -> list[Json]:
