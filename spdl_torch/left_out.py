@@ -64,7 +64,11 @@ _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes.
 
 # What went, by room, each with what a user who had it does now. The changelog's "Removed" says the
 # same of options and behaviour, which have no name to ask for.
-_WENT: dict[str, dict[str, str]] = {}
+_WENT: dict[str, dict[str, str]] = {
+    "spdl_torch.observe": {
+        "showing": "Use handle = display(loader.report(), display_id=True), and handle.update().",
+    },
+}
 
 LEFT_OUT: dict[str, dict[str, str]] = {
     **_WENT,

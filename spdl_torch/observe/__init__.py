@@ -14,7 +14,6 @@ import spdl_torch.lazy_names as lazy_names
 
 if TYPE_CHECKING:
     from ..machine.readings import Probes
-    from .page.showing import showing
     from .plot.plot import plot_queue_stats, plot_stats, plot_task_stats
     from .store.entries import (
         EventLogEntry,
@@ -96,7 +95,6 @@ __all__ = [
     "recording",
     "recording_gc",
     "report_of_file",
-    "showing",
     "summarize",
     "trace_counter",
     "trace_event",
@@ -104,7 +102,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    ".page.showing": ("showing",),
     ".plot.plot": ("plot_queue_stats", "plot_stats", "plot_task_stats"),
     ".store.entries": (
         "EventLogEntry",
