@@ -18,7 +18,6 @@ from .measuring.arguments import add_photographs
 from .observe.commands.plot import add_plot
 from .observe.commands.report import add_report
 from .observe.commands.trace import add_trace
-from .observe.commands.watch import add_watch
 from .prepare.arguments import add_prepare
 from .shown_text import printable
 
@@ -28,9 +27,15 @@ if TYPE_CHECKING:
 # In the order of the help. None of these modules imports torch.
 _COMMANDS = (
     *(add_demo, add_photographs, add_prepare),
-    *(add_report, add_watch, add_plot, add_trace),
+    *(add_report, add_plot, add_trace),
     add_check_gpu,
 )
+
+
+_WENT = {
+    "watch": "Use report FILE, again and again: it reads the file of a run in progress, too.",
+}
+"""Commands that are gone, each with what to use instead."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        first = next(iter(sys.argv[1:] if argv is None else argv), "")
+        if first in _WENT:
+            print(f"spdl-torch: the command {first} is gone. {_WENT[first]}", file=sys.stderr)
+            return 2
         parser = _parser()
         arguments = parser.parse_args(argv)
         if arguments.command is None:

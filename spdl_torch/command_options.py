@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from threading import TIMEOUT_MAX
 
 
 class CommandError(Exception):
@@ -19,14 +18,3 @@ def whole_number(text: str) -> int:
     if not text.lstrip("+-").isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
     return int(text)
-
-
-def positive_seconds(text: str) -> float:
-    """Parse an option's value, a number of seconds above 0 that a thread can wait for."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= TIMEOUT_MAX:
-        raise ArgumentTypeError(f"must be seconds above 0, and finite, got {text}")
-    return value

@@ -66,7 +66,7 @@ _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes.
 # same of options and behaviour, which have no name to ask for.
 _WENT: dict[str, dict[str, str]] = {
     "spdl_torch.observe": {
-        "showing": "Use handle = display(loader.report(), display_id=True), and handle.update().",
+        "showing": "Use display(loader.report(), display_id=True), and its update().",
     },
 }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING
 
-from spdl_torch.command_options import positive_seconds, whole_number
+from spdl_torch.command_options import whole_number
 from spdl_torch.shown_text import printable
 
 from .command import list_tables, run_bench
@@ -59,7 +60,7 @@ def parser() -> ArgumentParser:
     )
     bench.add_argument(
         "--seconds",
-        type=positive_seconds,
+        type=_positive_seconds,
         default=2.0,
         metavar="S",
         help="about how long a pass takes torch's DataLoader; sets the samples of all "
@@ -92,7 +93,7 @@ def parser() -> ArgumentParser:
     bench.add_argument("--smoke", action="store_true", help="a run of seconds that shows it works")
     bench.add_argument(
         "--limit",
-        type=positive_seconds,
+        type=_positive_seconds,
         default=120.0,
         metavar="S",
         help="a measurement that takes longer has failed (default: 120)",
@@ -123,3 +124,14 @@ def options_of(arguments: Namespace) -> BenchOptions:
         json=arguments.json,
         picture=arguments.picture,
     )
+
+
+def _positive_seconds(text: str) -> float:
+    """Parse an option's value, a number of seconds above 0 that a thread can wait for."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= TIMEOUT_MAX:
+        raise ArgumentTypeError(f"must be seconds above 0, and finite, got {text}")
+    return value

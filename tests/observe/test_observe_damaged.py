@@ -31,7 +31,6 @@ from spdl_torch.observe import (
     tracing,
 )
 from spdl_torch.observe.plot.data import load
-from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.loading import load_runs
 from spdl_torch.observe.trace.run_page import page_of
 from spdl_torch.pipeline import PipelineBuilder
@@ -44,9 +43,8 @@ READERS = {
     "queues": query_queue_stats,
     "events": query_event_stats,
     "summary": log_stats_summary,
-    "watch": frame_of,
     "plot": lambda path: load(path, stages=None, start_time=None, end_time=None, run_id=None),
-    "page": lambda path: page_of([(run, None) for run in load_runs(path)]),
+    "page": lambda path: page_of(load_runs(path)),
 }
 HOSTILE = "de\x1b]0;title\x07co\x9bde\u202e\nVERDICT all is well"
 """A name that sets a terminal's title, moves its cursor, turns the text and makes a line."""
@@ -136,7 +134,7 @@ TRACE_READERS = {
     "check": check_trace,
     "load": Profile.load,
     "report": lambda path: [str(run.report) for run in load_runs(path)],
-    "page": lambda path: page_of([(run, None) for run in load_runs(path)]),
+    "page": lambda path: page_of(load_runs(path)),
     "merge": lambda path: merge_ranks([path], path.with_name("merged.json")),
 }
 
@@ -200,7 +198,7 @@ def assert_harmless(text):
     assert "\nVERDICT all is well" not in text
 
 
-COMMANDS = [["report"], ["watch", "--once"], ["report", "--format", "json"]]
+COMMANDS = [["report"], ["report", "--format", "json"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -236,7 +234,6 @@ def test_errors_of_a_command_do_not_control_the_terminal(tmp_path, capsys):
 MISSING = [
     ["report", "none"],
     ["report", "none", "--html", "page.html"],
-    ["watch", "none"],
     ["plot", "none"],
     ["trace", "none"],
     ["trace", "none", "-o", "merged.json"],
@@ -262,7 +259,14 @@ def test_missing_path_is_one_line_that_says_what_to_give(command, tmp_path, caps
 def test_help_is_shown_without_a_command(capsys):
     """And lists all of them."""
     assert main([]) == 0
-    assert "watch" in capsys.readouterr().out
+    assert "report" in capsys.readouterr().out
+
+
+def test_command_that_is_gone_says_what_to_use(capsys):
+    """In one line, with status 2, whatever options follow."""
+    assert main(["watch", "run.db", "--once"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("spdl-torch: the command watch is gone. Use report FILE")
 
 
 def test_name_of_a_stage_is_one_printable_line(caplog):

@@ -7,12 +7,8 @@ import gzip
 import json
 import multiprocessing
 import os
-import signal
-import sqlite3
-import subprocess
 import sys
 from collections import Counter
-from contextlib import closing
 
 import pytest
 from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
@@ -40,7 +36,6 @@ from spdl_torch.observe import (
     report_of_file,
 )
 from spdl_torch.observe.page.events import Event, event_tables
-from spdl_torch.observe.store.watching import frame_of
 from spdl_torch.observe.trace.sections import OverTime
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
@@ -134,7 +129,7 @@ def delivered(page):
 
 
 def test_what_is_delivered_has_its_name(tmp_path):
-    """A loader's consumer takes batches, a pipeline's takes items; so says the terminal."""
+    """A loader's consumer takes batches, a pipeline's takes items."""
     for unit, readings in {
         "batches": reports(2),
         "items": [make_report(reading.stats) for reading in reports(2)],
@@ -142,7 +137,6 @@ def test_what_is_delivered_has_its_name(tmp_path):
         db = write_run(tmp_path / f"{unit}.db", readings)
         page = read(Profile.load(db).write_html(tmp_path / "page.html"))
         assert delivered(page) == f"{unit}/s"
-        assert f" {unit}/s in the last one" in frame_of(db)[0]
 
 
 def check_curve(page, name, rows, figure):
@@ -447,128 +441,6 @@ def test_command_refuses_what_it_cannot_show(tmp_path, capsys, arguments, messag
     assert captured.out == ""
     assert captured.err.startswith("spdl-torch report: ")
     assert message in captured.err
-
-
-def test_watch_shows_the_figures_of_the_file(tmp_path, capsys):
-    """The report so far, the last interval's rates, and events without what steers a terminal."""
-    events = [(1.0, "skipped", {"key": "a\x1b[2Jb"})]
-    db = write_run(tmp_path / "run.db", reports(6), events=events)
-    assert main(["watch", str(db), "--once"]) == 0
-    text = capsys.readouterr().out
-    assert text == frame_of(db)[0] + "\n"
-    assert str(report_of_file(db)) in text
-    last = next(row for row in query_queue_stats(db) if row["label"] == "sink")
-    assert f"{last['num_items'] / last['elapsed']:,.1f} batches/s in the last one" in text
-    assert "ended after" in text
-    assert r"a\x1b[2Jb" in text
-    assert "\x1b" not in text
-
-
-def test_watch_follows_a_run_to_its_end(tmp_path):
-    """A run without figures, then with some, then ended: with that the command ends too."""
-    db = tmp_path / "run.db"
-    writer = SQLiteStatsWriter(db, flush_interval=0.01)
-    writer.start()
-    with watching(db) as command:
-        assert "running for" in command.stdout.readline()
-        assert "No figures" in command.stdout.readline()
-        (reading,) = reports(1)
-        for entry in entries_of(reading):
-            writer.log(entry)
-        while "VERDICT" not in command.stdout.readline():
-            pass
-        writer.shutdown()
-        out, err = command.communicate()
-    assert "ended after" in out
-    assert (command.returncode, err) == (0, "")
-
-
-def with_process(db, pid, **changes):
-    """Make the run one that has not ended, of another process and long ago."""
-    with closing(sqlite3.connect(db)) as connection, connection:
-        connection.execute("UPDATE run SET ended = NULL, started = 1e9, pid = ?", (pid,))
-        for table in ("task_window", "queue_window"):
-            connection.execute(f"UPDATE {table} SET timestamp = timestamp - 8e8")
-        for column, value in changes.items():
-            connection.execute(f"UPDATE run SET {column} = ?", (value,))
-
-
-@pytest.fixture
-def ended_pid():
-    """The id of a process that is gone."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_watch_ends_where_the_process_was_killed(tmp_path, capsys, ended_pid):
-    """Its run has no end in the file; the last figures are shown, and why nothing follows."""
-    db = write_run(tmp_path / "run.db", reports(6))
-    with_process(db, ended_pid)
-    assert main(["watch", str(db)]) == 0
-    text = capsys.readouterr().out
-    assert f"killed: its process {ended_pid} is gone from this machine, last figures" in text
-    assert "VERDICT" in text
-
-
-def test_watch_goes_on_where_the_process_may_be_alive(tmp_path, ended_pid):
-    """It is; or its machine is another one; or figures came a moment ago, as from a container with
-    process ids of its own."""
-    db = write_run(tmp_path / "run.db", reports(6))
-    for pid, changes in ((os.getpid(), {}), (ended_pid, {"host": "elsewhere"})):
-        with_process(db, pid, **changes)
-        frame, (_, _, end) = frame_of(db)
-        assert "running for" in frame
-        assert end is None
-    again = write_run(tmp_path / "again.db", reports(6))
-    with_process(again, ended_pid)
-    assert "running for" in frame_of(again, now=1e9 + 30)[0]
-
-
-def test_watch_ends_quietly_with_ctrl_c(tmp_path):
-    """Exit status 130 and not a word, as the other commands."""
-    writer = SQLiteStatsWriter(tmp_path / "run.db")
-    with watching(tmp_path / "run.db") as command:
-        command.stdout.readline()
-        command.send_signal(signal.SIGINT)
-        _, err = command.communicate()
-    assert (command.returncode, err) == (130, "")
-    writer.shutdown()
-
-
-def watching(db):
-    """The command in a process of its own."""
-    words = ["-m", "spdl_torch", "watch", str(db), "--interval", "0.05"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *words], **pipes)
-
-
-def test_watch_refuses_what_is_no_run(tmp_path, capsys):
-    """No file, another file, no such run: one line each, and exit status 2."""
-    other = tmp_path / "other.txt"
-    other.write_text("hello")
-    db = write_run(tmp_path / "run.db", reports(1))
-    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
-    foreign = tmp_path / "foreign.db"
-    with closing(sqlite3.connect(foreign)) as connection:
-        connection.execute("CREATE TABLE t (x)")
-    for arguments, message in (
-        ([str(tmp_path / "none.db")], "does not exist"),
-        ([str(other)], "not a statistics file"),
-        ([str(trace)], "If it is a trace, report and trace show what is in it"),
-        ([str(foreign)], "of another program, not a statistics file. Give a file that"),
-        ([str(db), "--run", "7"], "must be one of the file's (1), got 7"),
-    ):
-        assert main(["watch", "--once", *arguments]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_watch_refuses_an_interval_without_an_end(tmp_path, capsys):
-    """No thread can wait for so long."""
-    for interval in ("inf", "1e12", "nan", "0"):
-        with pytest.raises(SystemExit):
-            main(["watch", str(tmp_path / "run.db"), "--interval", interval])
-        assert f"must be seconds above 0, and finite, got {interval}" in capsys.readouterr().err
 
 
 # -- in a browser ----------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def name_of_page(page):
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 
 
-COMMANDS = {"photographs", "prepare", "report", "watch", "plot", "trace"}
+COMMANDS = {"photographs", "prepare", "report", "plot", "trace"}
 """What the tests run of the pages' commands: ``demo`` takes minutes, and so does the benchmark, but
 for its ``--smoke``."""
 

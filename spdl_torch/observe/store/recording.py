@@ -74,8 +74,8 @@ def recording(
     world_size: int | None = None,
 ) -> AbstractContextManager[SQLiteStatsWriter | None]:
     """Record every epoch of one or several loaders in the block into a statistics file, for
-    ``python -m spdl_torch report``, ``watch`` and ``plot``, into loggers, or into both; also when
-    the block ends by an exception. The result is the file's writer, for events of your own; None
+    ``python -m spdl_torch report`` and ``plot``, into loggers, or into both; also when the block
+    ends by an exception. The result is the file's writer, for events of your own; None
     without a file.
 
     loaders: a ``spdl_torch.DataLoader``, a ``PipelineDataset``, torch's DataLoader around one, what
