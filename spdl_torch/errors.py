@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from .shown_text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,8 +25,13 @@ class DecodeError(ValueError, OSError):
     Pillow cannot read leaves these out. Its ``errno`` is None; nothing tries to read again.
 
     The message names the file (or ``<bytes>``) and the codec's reason; ``__cause__`` is the
-    codec's own error when it raised one.
+    codec's own error when it raised one. Characters of either that control a terminal are shown
+    as ``\\x1b``.
     """
+
+    def __init__(self, *args: object) -> None:
+        shown = (printable(each) if isinstance(each, str) else each for each in args)
+        super().__init__(*shown)
 
 
 class PipelineFailure(ExceptionGroup[Exception]):

@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..shown_text import shortened
+from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
     from .definition.specs import MaxFailures
@@ -164,4 +164,4 @@ def _last_note(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return shortened(text_of(error), 500)
+    return printable(shortened(text_of(error), 500))

@@ -388,6 +388,18 @@ def test_log_names_the_first_and_thins_out(workers, caplog):
     assert "30 of 60 samples of the epoch" in lines[-1]
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_log_shows_what_would_control_a_terminal(workers, caplog):
+    """Names of files come from anybody."""
+
+    def fail(text):
+        return OSError(f"\x1b[2J{text}\u202e")
+
+    list(skipping(Noisy(5, {3}, error=fail), batch_size=5, num_workers=workers))
+    (line, _) = [record.message for record in caplog.records if record.name == "spdl_torch.data"]
+    assert r"OSError: \x1b[2Jbad 3\u202e" in line
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_figures_and_report_and_trace_tell(workers):
     """Counted in the stage, named in a remark, and an instant in the trace for each."""

@@ -1,6 +1,7 @@
 """decode_image: every kind of file becomes what Pillow makes of it, or one DecodeError."""
 
 import io
+import pickle
 import re
 import struct
 import subprocess
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import decode_image
+from spdl_torch.io import decode_image, load_image_batch
 from spdl_torch.io._image import decode
 from spdl_torch.io._image.header import read_header
 
@@ -127,6 +128,16 @@ def test_decode_image_names_file_and_reason(tmp_path):
     with pytest.raises(DecodeError, match=r"bad\.jpg: Image is incomplete or truncated$") as caught:
         decode_image(path)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_decode_image_shows_what_would_control_a_terminal_in_a_name(tmp_path):
+    """Also in the batch's error and after a pickle; nothing else of the text changes."""
+    path = tmp_path / "a\x1b[2J\u202eb\n ü.jpg"
+    path.write_bytes(b"x")
+    for load in (decode_image, lambda path: load_image_batch([path], width=8, height=8)):
+        with pytest.raises(DecodeError, match=r"/a\\x1b\[2J\\u202eb\n ü\.jpg: not an") as caught:
+            load(path)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_decode_image_empty_or_not_an_image(tmp_path):

@@ -191,6 +191,18 @@ def test_dropped_items_are_logged_with_stage_and_item(caplog):
     assert "15 of 30 items failed and were dropped" in lines[-1]
 
 
+def test_dropped_items_are_logged_without_what_would_control_a_terminal(caplog):
+    """Errors have names of files, which come from anybody."""
+    caplog.set_level("INFO", "spdl_torch.pipeline")
+
+    def fail(_):
+        raise Boom("\x1b[2J\u202e")
+
+    with pipeline_of([1], fail, build={"max_failures": 2}).auto_stop() as p:
+        list(p)
+    assert r": Boom: \x1b[2J\u202e; the item is dropped." in caplog.text
+
+
 def test_source_error_comes_after_the_good_items():
     """A source that raises always fails the pipeline, whatever the budget."""
     error = Boom("disk")

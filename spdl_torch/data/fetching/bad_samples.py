@@ -20,7 +20,7 @@ from ...engine.failures import FailureBudget, describe, renew_note, text_of
 from ...errors import PipelineFailure, UnsupportedOptionError
 from ...named_tuples import NamedTuple
 from ...observe.verdict.skipped import MOST_KEPT, remarks_on_left_out
-from ...shown_text import shortened
+from ...shown_text import printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -184,7 +184,7 @@ class SkippedSamples(FailureBudget):
                 count,
                 num_tasks,
                 self._counted,
-                each.error,
+                printable(each.error),
             )
 
     def _log_total(self, num_tasks: int) -> None:
