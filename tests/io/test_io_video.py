@@ -4,12 +4,13 @@ import io
 import itertools
 import pickle
 import threading
+from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
 import torch
-from _videos import KINDS, REAL, decode_plainly, write_video
+from _videos import KINDS, REAL, Kind, decode_plainly, write_video
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from spdl_torch.io import (
     demux_video,
     get_filter_desc,
     get_video_filter_desc,
+    load_clip,
     load_video,
     sample_decode_video,
     to_torch,
@@ -76,6 +78,31 @@ def test_load_video_of_every_window_has_exactly_its_frames(video):
     for first, last in itertools.combinations(starts, 2):
         window = (ends[first], ends[last + 1])
         assert torch.equal(load_video(source, window), frames[first : last + 1])
+
+
+FINE = Kind(
+    *("mp4", "libx264", {"bf": "2", "g": "12"}),
+    rate=30,
+    step=lambda k: k + 30 * 2100,
+)
+"""A video that starts late, as a part of a stream does."""
+
+
+@pytest.mark.parametrize("ticks", [10_000_000, 3_000_000, 90_000])
+def test_times_of_frames_give_these_frames_at_fine_time_bases(ticks):
+    """Those of packets and of clips; a number of ticks has more digits than a float then."""
+    content = write_video(FINE._replace(muxer={"video_track_timescale": str(ticks)}))
+    packets = demux_video(content)
+    assert packets.time_base == Fraction(1, ticks)
+    whole, times = load_video(content), packets.timestamps
+    assert min(times) > 2034
+    for number, (start, end) in enumerate(itertools.pairwise(times)):
+        assert torch.equal(load_video(content, (start, end)), whole[number : number + 1]), number
+    clip = load_clip(content, lambda info: times)
+    assert torch.equal(clip.frames, whole)
+    again = load_clip(content, lambda info: clip.timestamps)
+    assert torch.equal(again.timestamps, clip.timestamps)
+    assert torch.equal(again.frames, whole)
 
 
 def test_sample_decode_video_gives_the_frames_asked_for(video):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from typing import TYPE_CHECKING, SupportsFloat
 
 import torch
@@ -15,6 +16,7 @@ from spdl_torch.errors import DecodeError
 from .._source import source_name
 from .demux import window_of
 from .opening import decode_errors, is_sound_only, open_audio
+from .packets import to_ticks
 from .stream_packets import packets_of
 
 if TYPE_CHECKING:
@@ -108,10 +110,7 @@ def _parts(
         0.0 if first.pts is None or first.time_base is None else float(first.pts * first.time_base)
     )
     # The number of the first sample at or after a time.
-    low, high = (
-        side if math.isinf(side) else math.ceil((side - begin) * rate - 1e-6)
-        for side in (start, end)
-    )
+    low, high = (to_ticks(side - begin, Fraction(1, rate)) for side in (start, end))
     # Formats that hold nothing but sound have no times of their own: FFmpeg counts, and rounds.
     is_timed = not is_sound_only(container) and (low > -math.inf or high < math.inf)
     place, counted, num_given = 0, begin, 0

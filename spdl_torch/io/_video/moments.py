@@ -12,7 +12,7 @@ from spdl_torch.errors import DecodeError
 
 from .codec import rate_of
 from .entry import is_checked
-from .packets import UnsureError, display_times, last_frame, shown_frames
+from .packets import UnsureError, display_times, last_frame, shown_frames, tick_until
 from .samplers import VideoInfo
 
 if TYPE_CHECKING:
@@ -224,6 +224,6 @@ def on_display(packets: VideoPackets, moments: Sequence[float], info: VideoInfo)
             raise DecodeError(
                 f"{packets.source}: no frame at {moment:g} s, the video ends at {end:g} s{cut}."
             )
-        place = bisect_right(times, math.floor(moment / tick + 1e-6)) - 1
+        place = bisect_right(times, tick_until(moment, packets.time_base)) - 1
         wanted.append(max(0, place))
     return wanted

@@ -28,6 +28,10 @@ _MOST_UNEVEN = 1.5
 """A step of more than so many others is not their rounding."""
 
 
+_MOST_ROUNDED = 2.0**-50
+"""How far a time that was computed from a tick may be off that, as a share of it."""
+
+
 class UnsureError(DecodeError):
     """The packets do not tell which frame is displayed when; decoding all of the video does."""
 
@@ -412,6 +416,11 @@ def last_frame(labels: Sequence[Label], display: Sequence[int]) -> tuple[int, in
 
 def to_ticks(seconds: float, time_base: Fraction) -> float:
     """Return the first tick at or after a time; a time computed from a tick gives that tick."""
-    if math.isinf(seconds):
-        return seconds
-    return math.ceil(seconds / float(time_base) - 1e-6)
+    ticks = seconds / float(time_base)
+    rounding = max(1e-6, abs(ticks) * _MOST_ROUNDED)
+    return ticks if math.isinf(ticks) else math.ceil(ticks - rounding)
+
+
+def tick_until(seconds: float, time_base: Fraction) -> float:
+    """Return the last tick at or before a time; likewise."""
+    return -to_ticks(-seconds, time_base)

@@ -12,7 +12,7 @@ from spdl_torch.errors import DecodeError
 from .entry import can_have_entries, is_entry
 from .incoming import Incoming
 from .opening import can_seek
-from .packets import Label, display_times, last_frame, to_ticks
+from .packets import Label, display_times, last_frame, tick_until, to_ticks
 from .reference_numbers import ReferenceNumbers
 from .stream_packets import displayed, identity_of
 
@@ -90,7 +90,7 @@ class PacketReader:
         """Add the packets that the frames from ``start`` to ``end`` need, in seconds."""
         layout = self.incoming.layout
         if not math.isinf(start):
-            ticks = math.floor(start / float(self._time_base) + 1e-6)
+            ticks = tick_until(start, self._time_base)
             if layout.is_listed:
                 self._seek(ticks)
             elif not layout.is_counted:
@@ -172,7 +172,7 @@ class PacketReader:
             for packet in self.incoming:
                 self.incoming.skip(packet)
 
-    def _skim(self, start: int) -> None:
+    def _skim(self, start: float) -> None:
         """Read on from an entry that is displayed at ``start`` (in ticks) or before."""
         held: list[Packet[Any]] = []
         for packet in self.incoming:
@@ -189,7 +189,7 @@ class PacketReader:
                 break
         self.incoming.put_back(held)
 
-    def _seek(self, start: int) -> None:
+    def _seek(self, start: float) -> None:
         """Continue from an entry that is displayed at ``start`` (in ticks) or before."""
         opening = self._opening
         assert opening is not None, "guaranteed by the layout: what is listed is there"
