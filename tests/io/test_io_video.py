@@ -3,6 +3,7 @@
 import io
 import itertools
 import pickle
+import struct
 import threading
 from fractions import Fraction
 
@@ -232,6 +233,19 @@ def test_convert_frames_of_odd_planes_is_refused():
     assert load_video(odd).shape == (40, 47, 61, 3)
     with pytest.raises(UnsupportedOptionError, match="yuv420p and 61x47"):
         load_video(odd, filter_desc="format=yuv420p")
+
+
+@pytest.mark.parametrize("filter_desc", [None, "format=pix_fmts=bgr24", "vflip", "hflip,vflip"])
+def test_lines_of_a_raw_avi_may_run_from_the_bottom_up(filter_desc):
+    """As most programs write them: then the picture is upside down where lines are not turned."""
+    down = write_video(Kind("avi", "rawvideo", pix_fmt="bgr24", num_frames=4))
+    place = down.index(b"strf") + 16
+    assert struct.unpack_from("<i", down, place) == (-48,)
+    up = down[:place] + struct.pack("<i", 48) + down[place + 4 :]
+    expected = load_video(down, filter_desc=filter_desc)
+    assert torch.equal(load_video(up, filter_desc=filter_desc), expected.flip(1))
+    clips = [load_clip(each, lambda info: [0.05]).frames for each in (down, up)]
+    assert torch.equal(clips[1], clips[0].flip(1))
 
 
 def test_decode_packets_without_a_filter():

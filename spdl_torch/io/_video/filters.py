@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from .packets import VideoPackets
 
+_IN_ORDER = ("copy", "")
+"""A filter after which lines run forwards, as those of a tensor do; in an AVI, raw ones may not."""
+
 ScaleMode = Literal["pad", "crop"] | None
 
 
@@ -174,6 +177,8 @@ def _filtered(
     for frame in frames:
         known = packets.decoder.upright
         upright = upright_filters(frame) if known is None else known
+        if frame.planes[0].line_size < 0:
+            upright = [_IN_ORDER, *upright]
         if not upright and not chain:
             yield frame
         elif not upright and pix_fmt is not None:
@@ -216,8 +221,7 @@ class _RunningGraph:
         self._graph.threads = num_threads
         text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
         if any(name.partition("@")[0] == "vflip" for name, _ in chain):
-            # It flips no pixels but lets the lines run backwards, which no tensor can.
-            chain = [*chain, ("copy", "")]
+            chain = [*chain, _IN_ORDER]  # it flips no pixels but lets the lines run backwards
         try:
             nodes = [self._source(frame, packets.frame_rate)]
             nodes += [self._graph.add(name, arguments or None) for name, arguments in chain]

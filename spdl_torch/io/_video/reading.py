@@ -32,6 +32,9 @@ _FIRST_STEP_SECONDS = 0.5
 _BEYOND = 10**12
 """A time after the end of any video, in ticks, with which FFmpeg still calculates."""
 
+_LATEST = 1 << 60
+"""No video lasts so many ticks; FFmpeg's numbers end at eight times as many."""
+
 _MOST_KEPT_BYTES = 1 << 26
 """A video of more, whose container does not list its packets, is read twice for a clip."""
 
@@ -200,7 +203,7 @@ class PacketReader:
         if not can_have_entries(self.incoming.codec):
             return  # what came beside the first packet, as a palette, does not come after a seek
         step = max(1, round(_FIRST_STEP_SECONDS / self._time_base))
-        target = start
+        target = int(min(start, _LATEST))
         while target > opening.lowest:
             if not self._land(target):
                 break
