@@ -212,9 +212,11 @@ def decoded(kind, variant="whole"):
 @functools.cache
 def _written(kind):
     content = write_video(KINDS[kind])
-    if KINDS[kind].edit is None:
-        return content
-    first, ticks = KINDS[kind].edit
+    return content if KINDS[kind].edit is None else edited(content, *KINDS[kind].edit)
+
+
+def edited(content, first, ticks=None):
+    """An MP4 whose edit list begins with a frame, and leaves as many ticks; None: all after it."""
     content, place = bytearray(content), content.index(b"elst")
     content[place + 16 : place + 20] = struct.pack(">i", 1024 + 512 * first)
     if ticks is not None:  # of the movie's clock

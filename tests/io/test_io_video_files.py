@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from _video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded
+from _video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded, edited
 from _videos import Kind, decode_plainly, write_video
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from PIL import Image
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (
     convert_frames,
+    decode_config,
     decode_packets,
     demux_video,
     load_clip,
@@ -185,6 +186,20 @@ def test_pickled_packets_keep_what_came_beside_them(kind):
     packets = pickle.loads(pickle.dumps(demux_video(video.content)))
     for again in (packets, packets.clone()):
         assert torch.equal(convert_frames(decode_packets(again)), torch.stack(video.frames))
+
+
+def test_a_trimmed_video_is_upright_whichever_decoder_decodes_it():
+    """Phones trim without encoding anew: the first packets are only referred to."""
+    content = edited(write_video(KINDS["MP4, H.264 rotated"]), 5)
+    expected = load_video(content)
+    assert expected.shape[1:3] == (64, 48)
+    config = decode_config(decoder_options={"threads": "2"})
+    assert torch.equal(load_video(content, decode_config=config), expected)
+    packets = demux_video(content)
+    again = [packets.clone(), pickle.loads(pickle.dumps(packets)), packets, packets]
+    for num_threads, each in enumerate(again, 1):
+        frames = decode_packets(each, num_threads=num_threads)
+        assert torch.equal(convert_frames(frames), expected), num_threads
 
 
 def test_side_data_that_pyav_does_not_know_does_no_harm():

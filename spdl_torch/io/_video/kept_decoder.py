@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
-    from av.video.frame import VideoFrame
 
     from .._config import DecodeConfig
     from .codec import VideoCodec
@@ -102,9 +101,11 @@ class KeptDecoder:
     def _learn_upright(self) -> None:
         if self.upright is not None or self._context is None:
             return
-        frames: list[VideoFrame] = []
-        with contextlib.suppress(FFmpegError):
-            frames += self._context.decode(self._packets[0])
-            frames += self._context.decode(None)
+        self.upright = []
+        # Packets that an edit list cuts off give no frame.
+        for packet in [*self._packets, None]:
+            with contextlib.suppress(FFmpegError):
+                if frames := self._context.decode(packet):
+                    self.upright = upright_filters(frames[0])
+                    break
         self._context.flush_buffers()
-        self.upright = upright_filters(frames[0]) if frames else []
