@@ -177,6 +177,27 @@ def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):
     assert decode_image(KINDS["jpeg"]).shape == (3, 61, 97)
 
 
+@pytest.mark.parametrize("filler", [b"\0", b"\xff", b"\xff\xe0\0\2", b"\xff\xe0\0\2\0"])
+@pytest.mark.parametrize("start", [b"\xff\xd8", b"\xff\xd8\xff\xe0\0\2"])
+def test_a_jpeg_of_nothing_but_filler_is_refused_at_once(start, filler):
+    """Not after a walk through all of it with the GIL, neither ours nor Pillow's."""
+    content = start + filler * (1_000_000 // len(filler))
+    num_lines = 0
+
+    def count(*_):
+        nonlocal num_lines
+        num_lines += 1
+        return count
+
+    sys.settrace(count)
+    try:
+        with pytest.raises(DecodeError, match=r"^<bytes>: a JPEG with a damaged or trunc"):
+            decode_image(content)
+    finally:
+        sys.settrace(None)
+    assert num_lines < 300_000
+
+
 def test_decode_image_never_starts_ghostscript():
     """A format that runs a program is refused, with the reason."""
     with pytest.raises(DecodeError, match="EPS, which Pillow leaves to Ghostscript"):

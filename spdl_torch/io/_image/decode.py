@@ -21,7 +21,7 @@ from spdl_torch.errors import DecodeError
 
 from .._source import Source, is_local, read_source, source_name
 from . import kernel
-from .header import ImageHeader, missing_data, read_header
+from .header import ImageHeader, is_jpeg_without_picture, missing_data, read_header
 
 if TYPE_CHECKING:
     import os
@@ -254,12 +254,19 @@ _STARTS_PROGRAMS = frozenset({"EPS"})
 """Formats that Pillow leaves to another program (Ghostscript), which no data set should start."""
 
 
-def _formats() -> list[str]:
-    """Return all formats that Pillow knows, those of plugins that the program registered too."""
+def _formats(data: Tensor | None = None) -> list[str]:
+    """Return all formats that Pillow knows, those of plugins that the program registered too.
+
+    data: without JPEG where it is one without a picture: Pillow's parser would walk through all of
+        it, byte by byte and with the GIL.
+    """
     from PIL import Image
 
     Image.init()
-    return [known for known in Image.ID if known not in _STARTS_PROGRAMS]
+    left_out = {*_STARTS_PROGRAMS}
+    if data is not None and is_jpeg_without_picture(_view(data)) and _is_pillows_own("jpeg"):
+        left_out.add("JPEG")
+    return [known for known in Image.ID if known not in left_out]
 
 
 def _decode_with_pillow(
@@ -271,8 +278,9 @@ def _decode_with_pillow(
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    formats = _formats(data)
     try:
-        with Image.open(io.BytesIO(_view(data)), formats=_formats()) as image:
+        with Image.open(io.BytesIO(_view(data)), formats=formats) as image:
             if exif:
                 ImageOps.exif_transpose(image, in_place=True)
             pixels = _rgb_of(image)
@@ -291,6 +299,8 @@ def _decode_with_pillow(
                     f"{name}: an EPS, which Pillow leaves to Ghostscript; no other program is "
                     "started for an image. Convert it to another format."
                 ) from error
+            if "JPEG" not in formats:
+                raise DecodeError(f"{name}: a JPEG with a damaged or truncated header.") from error
             raise DecodeError(f"{name}: not an image: it starts with {start!r}.") from error
         raise DecodeError(f"{name}: {_reason(error)}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -71,6 +71,8 @@ _JPEG_ARITHMETIC = frozenset(range(0xC9, 0xD0)) - {0xCC}  # any number of pixels
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
 _JPEG_APPLICATION_1 = 0xE1
+_MARKER = re.compile(rb"\xff[^\xff]")
+_MOST_SEGMENTS = 10_000  # before the first scan; those of a profile of colours are 255 at most
 
 
 def plain_jpeg_scan(data: memoryview) -> int | None:
@@ -109,6 +111,11 @@ def jpeg_components(data: memoryview) -> int | None:
     return None
 
 
+def is_jpeg_without_picture(data: memoryview) -> bool:
+    """Return whether the bytes begin as a JPEG's, and its first 10,000 segments say no size."""
+    return bytes(data[:2]) == b"\xff\xd8" and jpeg_components(data) is None
+
+
 def exif_markers(data: memoryview) -> list[int]:
     """Return the places of the bytes that mark a JPEG's segments for EXIF; [] if it has none."""
     found = []
@@ -145,13 +152,13 @@ def _jpeg_size(data: memoryview) -> ImageHeader | None:
 def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int]]:
     """Yield the marker and the place of the length of every segment, up to the first scan."""
     position = 2
-    while True:
-        while data[position] != 0xFF:  # libjpeg, too, skips garbage between segments
-            position += 1
-        while data[position] == 0xFF:  # any number of fill bytes
-            position += 1
-        marker = data[position]
-        position += 1
+    for _ in range(_MOST_SEGMENTS):
+        # libjpeg, too, skips garbage between segments, and any number of fill bytes.
+        found = _MARKER.search(data, position)
+        if found is None:
+            return
+        position = found.end()
+        marker = data[position - 1]
         if marker == _JPEG_END_OF_IMAGE:
             return
         if marker != 0 and marker not in _JPEG_STANDALONE:
