@@ -198,6 +198,25 @@ def test_a_jpeg_of_nothing_but_filler_is_refused_at_once(start, filler):
     assert num_lines < 300_000
 
 
+@pytest.mark.parametrize("lossless", [False, True])
+def test_a_webp_longer_than_it_says_is_what_pillow_makes_of_it(lossless):
+    """Bytes that came into it make another picture of the rest, where they are not noticed."""
+    photograph(24, 20).save(buffer := io.BytesIO(), "WEBP", lossless=lossless)
+    good, refused = buffer.getvalue(), 0
+    for place in range(20, len(good), 11):
+        bad = good[:place] + bytes(range(place % 50)) + good[place:]
+        try:
+            expected = Image.open(io.BytesIO(bad)).convert("RGB")
+        except Exception:
+            with pytest.raises(DecodeError, match=r"^<bytes>: "):
+                decode_image(bad)
+            refused += 1
+        else:
+            found = decode_image(bad).permute(1, 2, 0)
+            assert np.array_equal(found, np.asarray(expected)), place
+    assert refused
+
+
 def test_decode_image_never_starts_ghostscript():
     """A format that runs a program is refused, with the reason."""
     with pytest.raises(DecodeError, match="EPS, which Pillow leaves to Ghostscript"):

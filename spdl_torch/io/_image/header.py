@@ -176,6 +176,9 @@ def _png_size(data: memoryview) -> ImageHeader | None:
 
 
 def _webp_size(data: memoryview) -> ImageHeader | None:
+    (num_bytes,) = struct.unpack_from("<I", data, 4)
+    if len(data) > 8 + num_bytes + num_bytes % 2:  # a codec would read on beyond its end
+        return None
     kind = bytes(data[12:16])
     if kind == b"VP8 ":  # lossy: 3 bytes of frame tag, 3 of start code, then 14-bit sizes
         if bytes(data[23:26]) != b"\x9d\x01\x2a":
