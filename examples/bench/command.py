@@ -13,7 +13,7 @@ from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.measuring.child_process import ChildFailure, answers_of
 from spdl_torch.progress_bar import ProgressBar, duration, time_left
 from spdl_torch.shown_text import counted
-from spdl_torch.whole_files import JSON, PICTURE, check_replaced, write_text
+from spdl_torch.whole_files import write_text
 
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
@@ -108,10 +108,6 @@ def _check_outputs(options: BenchOptions) -> None:
             raise ValueError(f"{path}: there is no folder {path.parent}.")
     if options.picture is not None and options.picture.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--picture must end with .png, .svg or .pdf, got {options.picture}.")
-    if options.json is not None:
-        check_replaced(options.json, JSON, "JSON")
-    if options.picture is not None:
-        check_replaced(options.picture, PICTURE, "a picture")
 
 
 def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[str]]:

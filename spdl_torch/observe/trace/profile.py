@@ -78,11 +78,10 @@ class Profile:
         A profile that was loaded from a statistics file has the statistics of every interval in
         place of single tasks.
 
-        path: folders are created, a page is replaced once the new one is complete.
+        path: folders are created, a file is replaced once the new one is complete.
         max_events: as for :meth:`write_trace`; the latest are kept, and the page says how many are
             left out. 200,000 with the queues' lengths are about 3 MB and drawn in a second or two.
-        Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder, or a
-            file that is no page.
+        Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder.
         """
         if max_events < 1:
             raise ValueError(f"write_html: max_events must be >= 1, got {max_events}.")
@@ -135,9 +134,9 @@ class Profile:
         last_seconds: leave out what ended earlier, counted from the last moment recorded.
         max_events: the latest are kept; the file says how many are left out. 200,000 are about
             30 MB, gzipped 3 MB at most.
-        Raises: ValueError: a folder, or a file that is not a trace; the profile has only sums, like
-            one that was loaded from a statistics file; or it was loaded from a trace, which is
-            written again as it is or not at all.
+        Raises: ValueError: a folder; the profile has only sums, like one that was loaded from a
+            statistics file; or it was loaded from a trace, which is written again as it is or not
+            at all.
         """
         path = path_to_write(path)
         return write(path, self._as_trace(last_seconds, max_events))

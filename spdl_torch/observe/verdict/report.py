@@ -125,8 +125,8 @@ class Report:
         """Write the verdict and the table of the stages as a page, one HTML file that needs no
         network; return its path. ``loader.profile().write_html(path)`` adds what every worker did.
 
-        path: folders are created, a page is replaced once the new one is complete.
-        Raises: ValueError: a folder, or a file that is no page.
+        path: folders are created, a file is replaced once the new one is complete.
+        Raises: ValueError: a folder.
         """
         figures = {"reports": [self.as_dict()]}
         return write_page(
