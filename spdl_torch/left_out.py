@@ -66,6 +66,9 @@ _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes.
 # same of options and behaviour, which have no name to ask for.
 _WENT: dict[str, dict[str, str]] = {
     "spdl_torch.observe": {
+        **dict.fromkeys(
+            ("TraceSummary", "check_trace"), "Perfetto says itself what of a trace it drops."
+        ),
         "showing": "Use display(loader.report(), display_id=True), and its update().",
     },
 }

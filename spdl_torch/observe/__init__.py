@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from .store.summary import QueueSummary, TaskSummary, summarize
     from .store.summary_text import log_stats_summary
     from .store.writer import SQLiteStatsWriter
-    from .trace.check import TraceSummary, check_trace
     from .trace.last_seconds import flight_recorder
     from .trace.merge import merge_ranks, merge_with_torch
     from .trace.profile import Profile
@@ -74,9 +73,7 @@ __all__ = [
     "TaskStatsRecorder",
     "TaskStatsRow",
     "TaskSummary",
-    "TraceSummary",
     "Verdict",
-    "check_trace",
     "entries_of",
     "flight_recorder",
     "judge",
@@ -130,7 +127,6 @@ _HOMES = {
     ".store.summary": ("QueueSummary", "TaskSummary", "summarize"),
     ".store.summary_text": ("log_stats_summary",),
     ".store.writer": ("SQLiteStatsWriter",),
-    ".trace.check": ("TraceSummary", "check_trace"),
     ".trace.last_seconds": ("flight_recorder",),
     ".trace.merge": ("merge_ranks", "merge_with_torch"),
     ".trace.profile": ("Profile",),

@@ -10,10 +10,11 @@ from pathlib import Path
 import _warm
 import pytest
 from _folders import ROOT
+from _trace_check import check_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdl_torch.observe import Profile, check_trace, make_report
+from spdl_torch.observe import Profile, make_report
 from spdl_torch.observe.trace.user_events import Count, Program, Span
 from spdl_torch.pipeline import PipelineBuilder, PipelineStats
 from spdl_torch.spdl.io import utils

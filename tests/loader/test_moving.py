@@ -26,6 +26,7 @@ from _inside import crew_of, mover_of, placement_of, state_of
 from _lazy_device import backends, machine
 from _readings import shown
 from _seats import start_children
+from _trace_check import check_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -43,7 +44,6 @@ from spdl_torch.data.workers.moving import Moving
 from spdl_torch.observe import (
     Probes,
     SQLiteStatsWriter,
-    check_trace,
     entries_of,
     make_report,
     query_event_stats,

@@ -19,7 +19,6 @@ from spdl_torch.observe import (
     EventLogEntry,
     Profile,
     SQLiteStatsWriter,
-    check_trace,
     log_stats_summary,
     merge_ranks,
     pipelines_of_file,
@@ -131,7 +130,6 @@ def places_in(content, place=()):
 
 JUNK = [None, -1, 1e308, "x", [], {}, True, 2**70, {"a": 1}]
 TRACE_READERS = {
-    "check": check_trace,
     "load": Profile.load,
     "report": lambda path: [str(run.report) for run in load_runs(path)],
     "page": lambda path: page_of(load_runs(path)),

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import pytest
 import torch
+from _trace_check import check_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -22,12 +23,10 @@ from spdl_torch.__main__ import main
 from spdl_torch.engine.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
 from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
-    Cause,
     Probes,
     Profile,
     Report,
     SQLiteStatsWriter,
-    check_trace,
     make_report,
     merge_ranks,
     merge_with_torch,
@@ -654,12 +653,6 @@ def test_merge_with_torch_lays_both_on_one_clock(ending, tmp_path):
         merge_with_torch(ours, path, tmp_path / "x.json")
 
 
-def test_real_torch_trace_passes_the_check(tmp_path):
-    """The check is not stricter than the files that viewers are made for."""
-    torch_trace(tmp_path / "torch.json")
-    assert check_trace(tmp_path / "torch.json").ranks == ()
-
-
 def test_merge_with_torch_when_its_times_count_from_1970(tmp_path):
     """Old releases: floating point has 1/4 us there, and slices still nest."""
     event = {"ph": "X", "name": "step", "pid": 1, "tid": 1, "ts": CLOCK.system(0) / 1000, "dur": 5}
@@ -751,59 +744,17 @@ def test_merge_ranks_refuses_what_is_no_trace_of_ours(tmp_path):
         merge_ranks(tmp_path, tmp_path / "all.json")
 
 
-# --- the check -----------------------------------------------------------------------------------
-
-
-def broken(change):
-    """A sound trace, changed by ``change`` of its slices."""
-    trace = trace_of(small_timeline())
-    change(events_of(trace, "X"))
-    return trace
-
-
-def first_with(events, key):
-    """The first event that has it."""
-    return next(event for event in events if key in event)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda e: e[0].update(dur=-1.0), "has dur -1.0, less than 0"),
-        (lambda e: e[0].update(ts="1"), "'ts' is not a number: '1'"),
-        (lambda e: e[0].pop("tid"), "'X' has no 'tid'"),
-        (lambda e: e[0].pop("ph"), "has no 'ph'"),
-        (lambda e: e[0].update(dur=e[0]["dur"] + 0.125), "sticks out of"),
-        (lambda e: first_with(e, "flow_in").pop("flow_out"), "begins or ends in the middle"),
-        (lambda e: first_with(e, "flow_out").pop("flow_out"), "lacks an end"),
-        (lambda e: [x.pop("flow_in", 0) for x in e], "lacks an end"),
-        (lambda e: e[-1].update(ts=e[0]["ts"], dur=0.0), "comes after"),
-    ],
-)
-def test_check_names_what_viewers_would_drop(change, complaint):
-    """Each rule finds what breaks it."""
-    with pytest.raises(ValueError, match=f"not shown in full: .*({complaint})"):
-        check_trace(broken(change))
-
-
-def test_check_refuses_what_is_not_json():
-    """NaN, in a dict as well."""
-    with pytest.raises(ValueError, match="Out of range float values"):
-        check_trace({**trace_of(small_timeline()), "x": math.nan})
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_command_sums_a_trace_up(tmp_path, capsys):
-    """Its contents, and the verdict in it."""
+def test_command_prints_the_report_in_a_trace(tmp_path, capsys):
+    """Of a merged one, all of them."""
     path = Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "x.json")
     assert main(["trace", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "rows      4" in out
-    assert "5 overwritten, 0 left out" in out
-    assert str(report_with()) in out
-    assert report_with().verdict.cause is Cause.THREADS
+    assert capsys.readouterr().out == f"{report_with()}\n"
+    merged = merge_ranks([path, path], tmp_path / "all.json")
+    assert main(["trace", str(merged)]) == 0
+    assert capsys.readouterr().out == f"{report_with()}\n\n{report_with()}\n"
 
 
 def test_command_merges_ranks_and_torch(tmp_path, capsys):

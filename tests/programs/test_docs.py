@@ -317,7 +317,6 @@ WHAT_IS_PUBLIC = {
     "TarShards": parameters(spdl_torch.data.sources.TarShards.__init__),
     "spdl_torch.observe": spdl_torch.observe.__all__,
     "Profile": public_members(spdl_torch.observe.Profile),
-    "TraceSummary": [field.name for field in fields(spdl_torch.observe.TraceSummary)],
     "tracing": parameters(spdl_torch.observe.tracing),
     "flight_recorder": parameters(spdl_torch.observe.flight_recorder),
     "spdl_torch.autotune": spdl_torch.autotune.__all__,

@@ -1,4 +1,4 @@
-"""``python -m spdl_torch trace``: traces, checked, summed up and merged."""
+"""``python -m spdl_torch trace``: the report in a trace, and merged traces."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ def add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add the command to those of ``spdl-torch``."""
     trace = commands.add_parser(
         "trace",
-        help="check a trace and sum it up, or merge traces of ranks and of torch",
-        description="Check that a trace can be shown in full and print what is in it, with the "
-        "verdict. With -o, combine the traces of several ranks, or one of ours with a trace "
-        "of torch.profiler, and print the path.",
+        help="print the report in a trace, or merge traces of ranks and of torch",
+        description="Print the report in a trace. With -o, combine the traces of several ranks, or "
+        "one of ours with a trace of torch.profiler, and print the path.",
     )
     trace.add_argument(
         "traces",
@@ -39,7 +38,7 @@ def add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from .. import check_trace
+    from ..trace.json_file import profiles_of, read, report_in
 
     try:
         if arguments.output is None and arguments.torch:
@@ -48,10 +47,13 @@ def _trace(arguments: argparse.Namespace) -> int:
             raise ValueError("several traces are merged into a file: name it with -o.")
         if arguments.output is not None:
             _merge(arguments.traces, arguments.torch, arguments.output)
-        summary = check_trace(arguments.output or arguments.traces[0])
+            print(arguments.output)
+            return 0
+        (path,) = arguments.traces
+        reports = [report_in(profile, path) for profile in profiles_of(read(path), path)]
     except (OSError, ValueError) as error:
         raise CommandError(error) from error
-    print(arguments.output or summary)
+    print(*reports, sep="\n\n")
     return 0
 
 

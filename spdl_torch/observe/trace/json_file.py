@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...scopes import scope
 from ...shown_text import printable_content
 from ...whole_files import whole_file
 from ..verdict.report import Report
@@ -149,11 +150,18 @@ def owned_pids(trace: dict[str, Any]) -> set[int] | None:
     return {pid for profile in profiles_of(trace, "the trace") for pid in profile["pids"]}
 
 
+@scope
+def damaged(where: object) -> Iterator[None]:
+    """Turn what events of a trace raise that we do not write so into an error of the file."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"{where} is damaged: {error!r}.") from error
+
+
 def report_in(profile: dict[str, Any], where: object) -> Report:
     """Return the report of one of :func:`profiles_of`."""
-    try:
+    with damaged(where):
         report = Report.from_dict(printable_content(profile["report"]))
         str(report)  # its values are looked at only when it is shown
         return report
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{where}: its report is damaged: {error!r}.") from error

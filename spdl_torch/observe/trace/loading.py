@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ...whole_files import starts_like_json
 from ..store.run_sections import StoredRun
 from ..store.stored_run import pipelines_of_file
-from .event_faults import check_own_events
-from .json_file import is_sqlite, profiles_of, read, report_in, start_of
+from .json_file import damaged, is_sqlite, profiles_of, read, report_in, start_of
 from .run_page import MeasuredRun
+from .sections import first_moment, sections_of_trace
 
 if TYPE_CHECKING:
     import os
@@ -55,7 +55,8 @@ def load_trace(path: str | os.PathLike[str]) -> MeasuredRun:
     """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is not one."""
     trace = read(path)
     profiles = profiles_of(trace, path)
-    check_own_events(trace, path)
+    with damaged(path):  # what a page needs of it
+        sections_of_trace(trace, first_moment(trace))
     if len(profiles) != 1:
         raise ValueError(
             f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "

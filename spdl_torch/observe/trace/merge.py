@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...whole_files import starts_like_json
-from .event_faults import check_own_events
 from .flows import FLOWS_PER_PROCESS
-from .json_file import OURS, path_to_write, profiles_of, read, write
+from .json_file import OURS, damaged, path_to_write, profiles_of, read, write
 from .rows import microseconds, nanoseconds
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def merge_with_torch(
     output = path_to_write(output)
     ours = read(trace)
     profiles_of(ours, trace)
-    check_own_events(ours, trace)
     # Some releases of torch write NaN among a device's properties. As text it is harmless.
     theirs = read(torch_trace, strict=False)
     if OURS in theirs:
@@ -46,7 +44,9 @@ def merge_with_torch(
             f"{torch_trace}: has rows of ours already. Merge with the file that torch wrote."
         )
     merged = {**theirs, "traceEvents": list(theirs["traceEvents"]), OURS: _no_profiles()}
-    _lay_over(merged, ours, shift_ns=_base_of(ours, trace) - _base_of(theirs, torch_trace))
+    shift_ns = _base_of(ours, trace) - _base_of(theirs, torch_trace)
+    with damaged(trace):
+        _lay_over(merged, ours, shift_ns=shift_ns)
     return write(output, merged)
 
 
@@ -90,7 +90,8 @@ def merge_ranks(
             for profile in profiles_of(one, path)
             for pid in profile["pids"]
         }
-        _lay_over(merged, one, shift_ns=_base_of(one, path) - base, more_ns=by_pid)
+        with damaged(path):
+            _lay_over(merged, one, shift_ns=_base_of(one, path) - base, more_ns=by_pid)
     merged["traceEvents"].sort(key=lambda event: event.get("ts", float("-inf")))
     return write(output, merged)
 
@@ -99,7 +100,6 @@ def _load_files(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Tra
     loaded = [(Path(path), read(path)) for path in paths]
     for path, trace in loaded:
         profiles_of(trace, path)
-        check_own_events(trace, path)
     return loaded
 
 
@@ -114,7 +114,6 @@ def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
             continue  # another program's
         # The parts of a merged file usually lie beside it.
         if OURS in trace and len(profiles_of(trace, path)) == 1:
-            check_own_events(trace, path)
             loaded.append((path, trace))
     return loaded
 

@@ -1,4 +1,4 @@
-"""Check that a trace can be shown: whatever viewers would drop silently is an error here."""
+"""Whether a trace can be shown in full: whatever viewers would drop silently is an error here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .event_faults import faults_of, may_be_own
-from .json_file import OURS, owned_pids, profiles_of, read, report_in
-from .rows import nanoseconds
+from spdl_torch.observe.trace.json_file import OURS, owned_pids, profiles_of, read, report_in
+from spdl_torch.observe.trace.rows import nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ..verdict.report import Report
+    from spdl_torch.observe import Report
 
 _MOST_PROBLEMS = 5
+_LATEST = 2.0**62  # microseconds: every time that a viewer can show
+_NEEDED = {
+    "M": ("name", "pid", "args"),
+    "X": ("name", "pid", "tid", "ts", "dur"),
+    "C": ("name", "pid", "ts", "args"),
+    "i": ("name", "pid", "tid", "ts", "s"),
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "args": (dict,),
+    "pid": (int, float, str),
+    "tid": (int, float, str),
+    "bind_id": (int, str),
+}
 
 Event = dict[str, Any]
 
@@ -46,22 +59,6 @@ class TraceSummary:
     """The number of slices and instants beyond ``max_events`` or before ``last_seconds``."""
     reports: tuple[Report, ...]
     """The verdict of each merged file."""
-
-    def __str__(self) -> str:
-        """Return the summary as a text."""
-        ranks = ", ".join(map(str, self.ranks))
-        lines = [
-            f"ranks     {ranks or 'not a trace of spdl_torch'}",
-            f"time      {self.seconds:.3f} s",
-            f"rows      {self.num_rows}",
-            f"slices    {self.num_slices}",
-            f"flows     {self.num_flows}",
-            f"counters  {self.num_counters}",
-            f"instants  {self.num_instants}",
-            f"others    {self.num_others} events of other programs",
-            f"missing   {self.num_lost} overwritten, {self.num_left_out} left out",
-        ]
-        return "\n".join([*lines, *(f"\n{report}" for report in self.reports)])
 
 
 def check_trace(trace: str | os.PathLike[str] | Mapping[str, Any]) -> TraceSummary:
@@ -172,3 +169,35 @@ def _faults_of_flow(bind_id: str, ends: list[Event]) -> Iterator[str]:
         yield f"flow {bind_id} lacks an end"
     elif into[0] or out_of[-1] or not all(into[1:]) or not all(out_of[:-1]):
         yield f"flow {bind_id} begins or ends in the middle"
+
+
+def faults_of(event: Any) -> Iterator[str]:
+    """Yield what is wrong with any program's event."""
+    if not isinstance(event, dict):
+        yield f"not an object: {event!r:.50}"
+        return
+    phase = event.get("ph")
+    if not isinstance(phase, str) or not phase:
+        yield "has no 'ph'"
+        return
+    for key in _NEEDED.get(phase, ("pid", "ts")):
+        if key not in event:
+            yield f"{phase!r} has no {key!r}"
+    for key, types in _TYPES.items():
+        if key in event and not isinstance(event[key], types):
+            yield f"{key!r} must be {types[-1].__name__}, got {event[key]!r:.50}"
+    for key in ("ts", "dur", "tdur"):
+        if key in event and type(event[key]) not in (int, float):
+            yield f"{key!r} is not a number: {event[key]!r}"
+        elif key in event and not abs(event[key]) < _LATEST:
+            yield f"{key!r} is no time: {event[key]!r:.50}"
+        elif key in event and key != "ts" and event[key] < 0:
+            yield f"{event.get('name')!r} has {key} {event[key]}, less than 0"
+
+
+def may_be_own(event: Any, pids: set[int] | None) -> bool:
+    """Return whether an event is of one of our processes, or damaged; None = all are."""
+    if pids is None or not isinstance(event, dict):
+        return True
+    pid = event.get("pid")
+    return isinstance(pid, dict | list) or pid in pids
