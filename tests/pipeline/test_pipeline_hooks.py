@@ -576,6 +576,34 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
     source.released.set()
 
 
+@pytest.mark.parametrize("end", ["data", "stop", "failure"])
+def test_figures_of_a_run_that_is_over_stay(clock, end):
+    """Time that passes after the end, or after a stop, changes no figure of the report."""
+
+    def op(item):
+        clock.advance(10)
+        if end == "failure" and item == 5:
+            raise Boom(item)
+        return item
+
+    p = pipeline_of(range(8), op, build={"max_failures": 0})
+    with p.auto_stop():
+        if end == "stop":
+            next(iter(p))
+        elif end == "data":
+            list(p)
+        else:
+            with pytest.raises(PipelineFailure, match="1 of 6 tasks failed"):
+                list(p)
+    stats, report = p.snapshot(), str(p.report())
+    queues = [queue_stats(queue.counters()) for queue in run_of(p).queues()]
+    clock.advance(1_000_000)
+    assert p.snapshot() == stats
+    assert stats.elapsed > 0
+    assert str(p.report()) == report
+    assert [queue_stats(queue.counters()) for queue in run_of(p).queues()] == queues
+
+
 def test_stats_of_a_new_pipeline_are_zero():
     """Asking before the start is not an error."""
     stats = pipeline_of(range(3), same).snapshot()

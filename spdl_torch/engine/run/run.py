@@ -79,6 +79,7 @@ class Run:
         self._threads = ThreadGroup(self.request_stop)
         self._begin_thread = options.begin_thread
         self._started_ns = 0
+        self._ended_ns: int | None = None
         self._probing = Probing()
         self._epoch_began = 0  # the number, at the sink, of the first item of this epoch
 
@@ -208,6 +209,7 @@ class Run:
             return  # a forked child has no threads, and perhaps locks that nobody will release
         if not self.life.stop():
             return
+        self._stop_clock()
         # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
         # lock while it waits here for the run's.
         self._consumer.end()
@@ -257,6 +259,7 @@ class Run:
         """Close a run whose data has ended or that was stopped: its threads end or have ended."""
         if not self.life.drain():
             return
+        self._stop_clock()
         self._consumer.end()
         self._reporter.request_stop()
         # Every worker has put its last item, so this join is short. A source may be blocked in
@@ -266,6 +269,9 @@ class Run:
         join_probing(_PROBE_JOIN_SECONDS)
         self.life.close()
         self.recorder.finish()
+
+    def _stop_clock(self) -> None:
+        self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def probes(self) -> Probes | None:
         """Return the readings of the machine since the start, up to the end; None = it keeps no
@@ -351,8 +357,9 @@ class Run:
         return [at.queue for at in self._network.queues]
 
     def snapshot(self) -> PipelineStats:
-        """Return the statistics since the start, open waits included."""
-        elapsed_ns = perf_counter_ns() - self._started_ns if self._started_ns else 0
+        """Return the statistics from the start to now, or to the end; open waits included."""
+        now = self._ended_ns or perf_counter_ns()
+        elapsed_ns = max(0, now - self._started_ns) if self._started_ns else 0
         wait_ns = self.sink_queue.counters().get_wait[0]
         return PipelineStats(
             elapsed=elapsed_ns / 1e9,
