@@ -6,12 +6,14 @@ import itertools
 import json
 import pickle
 import random
+import threading
 from collections import Counter
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from _gates import PATIENCE_SECONDS, eager_switching, in_thread
 from _inside import placement_of
 from _readings import shown
 from hypothesis import given, settings
@@ -447,6 +449,24 @@ def test_report_names_the_waste_of_a_stream():
         room = sum(64 if group is pack else batch.shape[0] * batch.shape[1] for batch in batches)
         waste = 1 - sum(STREAM_SIZES) / room
         assert f"{waste:.2%} of the groups' room so far is {what}." in shown(loader.report())
+
+
+def test_threads_count_the_waste_of_a_stream_together():
+    """Nothing is lost where several make groups of one dataset at once."""
+    rows = pack(as_source(lambda: iter([1] * 4000)), 3, size_of=lambda size: size, look_ahead=4)
+    rows.collate_fn = len
+
+    def make_all():
+        start.wait(PATIENCE_SECONDS)
+        for first, window in enumerate(rows.windows(0)):
+            rows.groups_of(window, first, 0)
+
+    start = threading.Barrier(4)
+    with eager_switching():
+        ends = [in_thread(make_all) for _ in range(4)]
+        for end in ends:
+            end.result(PATIENCE_SECONDS)
+    assert rows.loading_counts() == {"packing/size": 16_000, "packing/room": 4 * 2000 * 3}
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 0), (2, 2)])

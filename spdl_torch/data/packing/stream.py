@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,8 @@ class GroupedStream(IterableDataset[Any]):
         self._shuffle = shuffle
         self._own_rank = OwnRank("GroupedStream", num_replicas, rank)
         self._epoch = 0
-        self._filled = [0, 0]  # size and room of the groups so far, by all threads
+        # Size and room of the groups so far, by thread: none overwrites what another has counted.
+        self._filled: dict[int, tuple[int, int]] = {}
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the source, and of the groups' order, for later iterations."""
@@ -128,13 +130,14 @@ class GroupedStream(IterableDataset[Any]):
         """Return the remark for a loader's report on the waste so far. Worker processes make groups
         of their own, which this process does not see.
         """
-        size, room = self._filled
+        size, room = self.loading_counts().values()
         what = "unused" if self._grouping is packed else "padding"
         return (f"{1 - size / room:.2%} of the groups' room so far is {what}.",) if room else ()
 
     def loading_counts(self) -> dict[str, int]:
         """Return size and room of the groups that this process has made."""
-        size, room = self._filled
+        filled = list(self._filled.values())
+        size, room = sum(size for size, _ in filled), sum(room for _, room in filled)
         return {"packing/size": size, "packing/room": room}
 
     def _identity(self) -> list[Any]:
@@ -146,8 +149,10 @@ class GroupedStream(IterableDataset[Any]):
             room = self._budget * len(groups)
         else:
             room = sum(int(sizes[group].max(0).prod()) * len(group) for group in groups)
-        self._filled[0] += int(volumes_of(sizes).sum())
-        self._filled[1] += room
+        thread = threading.get_ident()
+        size_before, room_before = self._filled.get(thread, (0, 0))
+        size = size_before + int(volumes_of(sizes).sum())
+        self._filled[thread] = size, room_before + room
 
     def _order(self, length: int, generator: torch.Generator) -> Any:
         if not self._shuffle:
