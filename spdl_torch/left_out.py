@@ -60,6 +60,8 @@ _PIPELINE = {
     "config": "Pass the classes to build(), and set the level of the logger spdl_torch.pipeline.",
 }
 
+_KIND = "Every stage is a PipeConfig, whose kind and name say what it does."
+
 _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes."
 
 # What went, by room, each with what a user who had it does now. The changelog's "Removed" says the
@@ -80,6 +82,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "spdl_torch.spdl.pipeline.defs": {
         **dict.fromkeys(("ExecutorConfig", "MAIN_PROCESS", "PlacementConfig"), _REGION),
         **dict.fromkeys(("InterpreterPoolExecutorConfig", "ProcessPoolExecutorConfig"), _REGION),
+        **dict.fromkeys(("AggregateConfig", "DisaggregateConfig", "PathVariantsConfig"), _KIND),
     },
     "spdl_torch.spdl.dataloader": {"PyTorchDataLoader": _LOADER, "get_pytorch_dataloader": _LOADER},
 }

@@ -312,9 +312,8 @@ def test_names_in_annotations_take_parameters():
     def build(
         config: defs.PipelineConfig[list[int]],
         builder: PipelineBuilder[int, str],
-        stages: list[defs.PipeConfig[int, str] | defs.AggregateConfig[int]],
-        others: tuple[defs.SourceConfig[int], defs.SinkConfig[int], defs.DisaggregateConfig[int]],
-        variants: defs.PathVariantsConfig[int],
+        stages: list[defs.PipeConfig[int, str]],
+        others: tuple[defs.SourceConfig[int], defs.SinkConfig[int]],
         merge: defs.MergeConfig,
     ) -> Pipeline[...]:
         raise NotImplementedError

@@ -146,7 +146,7 @@ MADE_HERE = {
     *("CUDAConfig", "DecodeConfig", "DemuxConfig", "NpzFile", "ImageCodec", "VideoCodec"),
     *("ImageFrames", "ImagePackets", "VideoFrames", "VideoPackets"),
     *("Pipeline", "QueuePerfStats", "TaskPerfStats", "PipelineFailure"),
-    *("PipeConfig", "AggregateConfig", "DisaggregateConfig", "PathVariantsConfig", "MergeConfig"),
+    *("PipeConfig", "MergeConfig"),
     *("IterableWithShuffle", "SizedIterable", "SizedIterableWithShuffle"),
 }
 """Types that programs name and read, and functions make; protocols, which nobody calls."""

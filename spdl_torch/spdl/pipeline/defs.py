@@ -22,23 +22,18 @@ from ..names import look_up
 
 __all__ = [
     "Aggregate",
-    "AggregateConfig",
     "Aggregator",
     "Collate",
     "Disaggregate",
-    "DisaggregateConfig",
     "Merge",
     "MergeConfig",
     "PathVariants",
-    "PathVariantsConfig",
     "Pipe",
     "PipeConfig",
     "PipelineConfig",
     "SinkConfig",
     "SourceConfig",
 ]
-
-AggregateConfig = DisaggregateConfig = PathVariantsConfig = PipeConfig
 
 
 def __getattr__(name: str) -> Any:
