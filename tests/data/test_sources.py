@@ -363,6 +363,26 @@ def test_files_are_found_sorted_and_once(tree, patterns, options, expected):
     assert list(Files(patterns, **options)) == expected
 
 
+@pytest.mark.parametrize(
+    ("patterns", "options"), [(".", {"recursive": True}), ("**/*.jpg", {}), ("**/c/**/*.jpg", {})]
+)
+def test_each_folder_is_read_once_when_links_lead_in_circles(
+    tmp_path, monkeypatch, patterns, options
+):
+    """By its own name rather than a link's; folders that only a link leads to are read, too."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("top/c/x", "top/c/y", "elsewhere/deep"):
+        os.makedirs(folder)
+        open(f"{folder}/1.jpg", "wb").close()
+    os.chdir("top")
+    for link, target in [("c/a", "x"), ("c/x/up", "../.."), ("c/y/x", "../x"), ("c/x/y", "../y")]:
+        os.symlink(target, link)
+    os.symlink(tmp_path / "elsewhere", "c/z")
+    os.symlink(tmp_path / "top", tmp_path / "elsewhere" / "back")
+    names = [os.path.normpath(name) for name in Files(patterns, **options)]
+    assert names == ["c/x/1.jpg", "c/y/1.jpg", "c/z/deep/1.jpg"]
+
+
 def test_path_objects_name_files(tree):
     """pathlib's paths do as well as strings."""
     assert list(Files(tree / "b")) == [str(tree / "b" / "10.JPG"), str(tree / "b" / "2.jpg")]

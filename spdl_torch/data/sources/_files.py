@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.io._cache.paths import CachedPaths
@@ -13,7 +14,10 @@ from spdl_torch.io._remote import glob_url, is_url
 from ._list import ListSource
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+
+_ANY_FOLDERS = re.compile(rf"(^|[/{re.escape(os.sep)}])\*\*([/{re.escape(os.sep)}]|$)")
 
 
 class NamedFiles(ListSource[str]):
@@ -47,7 +51,8 @@ class Files(NamedFiles):
         number of folders); or URLs with the same, if fsspec can list them. Names that begin with
         a dot match only if the pattern has the dot too.
     suffixes: keep names with one of these endings, in any case, such as ``{".jpg", ".jpeg"}``.
-    recursive: include the files in the folders below a folder.
+    recursive: include the files in the folders below a folder. Here and for ``**`` each folder is
+        read once, however many links lead to it, also in circles.
     storage_options: options of fsspec's file system, for URLs.
     cache, max_bytes, version: as for ``spdl_torch.io.Reader``. The items are still paths, which
         the functions of ``spdl_torch.io`` read through the cache: ``pipe(decode_image)`` reads each
@@ -138,21 +143,55 @@ def find_files(
             names = glob_url(pattern.rstrip("/") + below, storage_options)
         return names
     if os.path.isdir(pattern):
-        return list(_files_in(pattern, recursive))
+        walk = _folders(pattern, _raise) if recursive else [(pattern, _files_in(pattern))]
+        return [
+            os.path.join(path, name) for path, names in walk for name in names if name[0] != "."
+        ]
     if os.path.exists(pattern):  # even if the name itself has brackets
         return [pattern]
-    return [name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name)]
+    return [name for name in {*_matching(pattern)} if not os.path.isdir(name)]
 
 
-def _files_in(folder: str, recursive: bool) -> Iterator[str]:
+def _files_in(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
+        return [entry.name for entry in entries if not entry.is_dir()]
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """Yield what a glob matches, where ``**`` visits every folder once."""
+    split = _ANY_FOLDERS.search(pattern)
+    if split is None:
+        yield from glob.iglob(pattern)
+        return
+    front, rest = pattern[: split.end(1)], pattern[split.end() :]
+    for top in glob.iglob(front) if front else ["."]:
+        for folder, _ in _folders(top, None):
+            inner = os.path.join(glob.escape(folder), rest or "*")
+            yield from _matching(inner if front else inner.removeprefix(os.path.join(".", "")))
+
+
+def _folders(
+    top: str, on_error: Callable[[OSError], object] | None
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield a folder and those below it, with the names of their files: each folder once, by its
+    own name if it has one here rather than by that of a link.
+    """
+    seen, tops = set(), [top]
+    for begin in tops:  # links to folders are added
+        for path, folders, files in os.walk(begin, onerror=on_error):
+            there = os.stat(path)
+            if (there.st_dev, there.st_ino) in seen:
+                folders.clear()
                 continue
-            if not entry.is_dir():
-                yield entry.path
-            elif recursive:
-                yield from _files_in(entry.path, recursive)
+            seen.add((there.st_dev, there.st_ino))
+            folders[:] = sorted(name for name in folders if name[0] != ".")
+            paths = (os.path.join(path, name) for name in folders)
+            tops += [path for path in paths if os.path.islink(path)]
+            yield path, files
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def nothing_found(who: str, pattern: str, ends: tuple[str, ...] | None = None) -> FileNotFoundError:
