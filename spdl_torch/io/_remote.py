@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 
-# The names, without case and dashes, by which file systems report what changes with the content.
-_CHANGING = {
-    *("size", "created", "modified", "mtime", "lastmodified", "updated"),
-    *("etag", "contentmd5", "contentsettings", "digest", "md5hash", "crc32c", "crc", "checksum"),
-    *("generation", "versionid"),
-}
-
 _S3FS_RETRIES = 5
 """Its attempts unless a program sets ``S3FileSystem.retries``; it has no option for them."""
 
@@ -134,16 +127,6 @@ def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> 
     protocol = cast("re.Match[str]", _URL.match(pattern))[1]
     names = [name for name, info in found.items() if info.get("type") != "directory"]
     return [name if is_url(name) else f"{protocol}://{name}" for name in names]
-
-
-def url_stamp(url: str, storage_options: Mapping[str, Any] | None = None) -> str:
-    """Return text that changes when the content does: what the file system knows of size, times,
-    checksums and versions. Takes a round trip; errors as :func:`fetch_url`.
-    """
-    system, path = file_system(url, storage_options)
-    info: Mapping[str, Any] = system.info(path)
-    known = {name.lower().replace("-", "").replace("_", ""): str(info[name]) for name in info}
-    return repr(sorted((name, known[name]) for name in known if name in _CHANGING))
 
 
 @scope

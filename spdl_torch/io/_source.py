@@ -8,7 +8,6 @@ from typing import BinaryIO, TypeAlias
 import torch
 from torch import Tensor
 
-from ._cache.paths import CachedPath
 from ._remote import is_url, read_url
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
@@ -58,14 +57,7 @@ def bytes_of_tensor(source: Tensor, kind: str) -> Tensor:
     return source.detach().cpu().contiguous()
 
 
-def is_local(source: str | os.PathLike[str]) -> bool:
-    """Return whether the bytes are those of a file of that name, with no cache in between."""
-    return not isinstance(source, CachedPath) and not is_url(source)
-
-
 def _read_named(source: str | os.PathLike[str]) -> bytes:
-    if isinstance(source, CachedPath):
-        return source.content()
     if is_url(source):
         return read_url(str(source))
     with open(source, "rb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import multiprocessing
@@ -37,7 +36,7 @@ from spdl_torch.data import cached
 from spdl_torch.data.caching import dataset as dataset_module
 from spdl_torch.data.caching.files import CachedFiles
 from spdl_torch.data.differences import path_of_difference
-from spdl_torch.io import Reader, image_loader
+from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory
 from spdl_torch.io._cache import store as store_module
 from spdl_torch.io._cache.memory import MemoryLimit
@@ -677,35 +676,6 @@ def test_damaged_image_is_named_when_it_comes_from_the_cache(folder, tmp_path):
     for _ in range(2):
         with pytest.raises(spdl_torch.DecodeError, match=r"class_1/1\.png: not an image"):
             kept[3]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_reader_reads_a_remote_file_once(tmp_path, is_async):
-    """By path and by URL; what has changed is read anew or, with versions, in another one."""
-    import fsspec
-
-    remote = fsspec.filesystem("memory")
-    url, path = f"memory://cached/{is_async}", tmp_path / "local"
-    remote.pipe(url, b"first")
-    path.write_bytes(b"first")
-
-    def read(source, version=None):
-        reader = Reader(cache=tmp_path / str(version is None), version=version)
-        return asyncio.run(reader.aread(source)) if is_async else reader(source)
-
-    assert read(url) == read(path) == read(url, version=1) == read(path, version=1) == b"first"
-    remote.pipe(url, b"second")
-    path.write_bytes(b"second")
-    assert read(url) == read(path) == b"second"
-    assert read(url, version=1) == read(path, version=1) == b"first"  # nobody has looked
-    assert read(url, version=2) == read(path, version=2) == b"second"
-    remote.rm(url)
-    assert read(url, version=2) == b"second"
-    with pytest.raises(FileNotFoundError, match="cached"):
-        read(url)
-    os.remove(path)
-    with pytest.raises(FileNotFoundError, match="local"):
-        read(path)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from spdl_torch.io._cache.paths import CachedPaths
 from spdl_torch.io._read import Reader
 from spdl_torch.io._remote import glob_url, is_url
 
@@ -20,31 +19,7 @@ if TYPE_CHECKING:
 _ANY_FOLDERS = re.compile(rf"(^|[/{re.escape(os.sep)}])\*\*([/{re.escape(os.sep)}]|$)")
 
 
-class NamedFiles(ListSource[str]):
-    """The base of lists of paths and URLs."""
-
-    _reader: Reader | None = None
-
-    def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a report about the cache, if there is one."""
-        return () if self._reader is None else self._reader.loading_remarks(len(self._items))
-
-    def _keep(
-        self,
-        cache: str | os.PathLike[str] | None,
-        max_bytes: int | None,
-        version: str | int | None,
-        storage_options: Mapping[str, Any] | None,
-    ) -> None:
-        """Keep the contents of the items in a cache, if one is given."""
-        if cache is None:
-            return
-        options: Any = {"cache": cache, "max_bytes": max_bytes, "version": version}
-        self._reader = Reader(storage_options=storage_options, **options)
-        self._items = CachedPaths(self._items, self._reader)
-
-
-class Files(NamedFiles):
+class Files(ListSource[str]):
     """Paths or URLs of the files that match, each once, sorted by name.
 
     patterns: one or more paths, folders, or globs with ``*``, ``?``, ``[abc]`` and ``**`` (any
@@ -54,9 +29,6 @@ class Files(NamedFiles):
     recursive: include the files in the folders below a folder. Here and for ``**`` each folder is
         read once, however many links lead to it, also in circles.
     storage_options: options of fsspec's file system, for URLs.
-    cache, max_bytes, version: as for ``spdl_torch.io.Reader``. The items are still paths, which
-        the functions of ``spdl_torch.io`` read through the cache: ``pipe(decode_image)`` reads each
-        file once on this machine. Other functions open the file itself.
 
     The names are found once, here. Raises: FileNotFoundError: a pattern matches no file.
     """
@@ -68,9 +40,6 @@ class Files(NamedFiles):
         suffixes: Collection[str] | None = None,
         recursive: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        max_bytes: int | None = None,
-        version: str | int | None = None,
     ) -> None:
         if isinstance(patterns, str | os.PathLike):
             patterns = [patterns]
@@ -86,10 +55,9 @@ class Files(NamedFiles):
                 raise nothing_found("Files", os.fspath(pattern), ends)
             found.update(names)
         super().__init__(sorted(found))
-        self._keep(cache, max_bytes, version, storage_options)
 
 
-class FileList(NamedFiles):
+class FileList(ListSource[str]):
     """The paths or URLs that a text file lists, one a line, in its order.
 
     path: the path or URL of the list, in UTF-8. White space around a line and empty lines are left
@@ -97,8 +65,6 @@ class FileList(NamedFiles):
     prefix: a folder or URL put in front of every path that is neither absolute nor a URL.
     split: ``(k, n)`` keeps the lines whose number, from 0, has ``number % n == k``; empty lines
         and comments count too.
-    cache, max_bytes, version: of the files that it lists, as for :class:`Files`; the list itself
-        is read anew.
     """
 
     def __init__(
@@ -109,9 +75,6 @@ class FileList(NamedFiles):
         split: tuple[int, int] | None = None,
         comment: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        max_bytes: int | None = None,
-        version: str | int | None = None,
     ) -> None:
         k, n = (0, 1) if split is None else split
         if not 0 <= k < n:
@@ -129,7 +92,6 @@ class FileList(NamedFiles):
                 name if os.path.isabs(name) or is_url(name) else front + name for name in names
             ]
         super().__init__(names)
-        self._keep(cache, max_bytes, version, storage_options)
 
 
 def find_files(

@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.errors import DecodeError
+from spdl_torch.io._read import Reader
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._tar import TarReader
 
 from ._samples import every_sample, grouped_samples
+from ._shard_files import open_part
 from ._tar_index import TarIndex, index_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spdl_torch.io._retry import RetryPolicy
-
-    from ._shard_files import ShardFiles
 
 _END = bytes(1024)
 _NUM_THREADS = 16  # that read the indexes of remote shards
@@ -37,10 +37,14 @@ class IndexedSamples:
     """
 
     def __init__(
-        self, urls: Sequence[str], files: ShardFiles, policy: RetryPolicy, max_bytes: int
+        self,
+        urls: Sequence[str],
+        storage_options: Mapping[str, Any],
+        policy: RetryPolicy,
+        max_bytes: int,
     ) -> None:
         self._urls = urls
-        self._files = files
+        self._options = storage_options
         self._policy = policy
         self._max_bytes = max_bytes
         self.first_samples = [0]
@@ -48,16 +52,11 @@ class IndexedSamples:
         self._num_bytes: list[int] = []
         self._offsets, self._sizes = array("q"), array("q")
         self._first_files, self._crc32s = array("q", [0]), array("I")
-        for index in _load_all(urls, files):
+        for index in _load_all(urls, storage_options):
             self._add(index)
 
     def __len__(self) -> int:
         return self.first_samples[-1]
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all shards."""
-        return sum(self._num_bytes)
 
     def sample(self, number: int) -> dict[str, Any]:
         """Read one sample. Errors as those of :meth:`samples`."""
@@ -103,7 +102,7 @@ class IndexedSamples:
     def _open(self, shard: int, number: int, end: int) -> Any:
         last = end - 1
         bounds = self._offsets[number], self._offsets[last] + self._sizes[last]
-        return self._files.open_at(self._urls[shard], *bounds, self._num_bytes[shard])
+        return open_part(self._urls[shard], *bounds, self._num_bytes[shard], self._options)
 
     def _check_limit(self, number: int, url: str) -> None:
         if self._sizes[number] > self._max_bytes:
@@ -155,14 +154,11 @@ def part_of(first: int, end: int, index: int, count: int) -> tuple[int, int]:
     return begin, begin + length + (index < rest)
 
 
-def _load_all(urls: Sequence[str], files: ShardFiles) -> Iterator[TarIndex]:
+def _load_all(urls: Sequence[str], storage_options: Mapping[str, Any]) -> Iterator[TarIndex]:
+    read = Reader(storage_options=storage_options)
+    paths = [*map(index_path, urls)]
     if not any(map(is_url, urls)):
-        yield from (_load(url, files) for url in urls)
+        yield from (TarIndex.from_json(read(path), path) for path in paths)
         return
     with ThreadPoolExecutor(_NUM_THREADS) as executor:
-        yield from executor.map(lambda url: _load(url, files), urls)
-
-
-def _load(url: str, files: ShardFiles) -> TarIndex:
-    path = index_path(url)
-    return TarIndex.from_json(files.read(path), path)
+        yield from executor.map(lambda path: TarIndex.from_json(read(path), path), paths)

@@ -7,10 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.errors import DecodeError
+from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
-
-from ._shard_files import ShardFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,8 +36,8 @@ def read_samples(
     """
     policy = RetryPolicy(retries)
     name = os.fspath(url)
-    files = ShardFiles(storage_options)
-    for sample in numbered_samples(name, every_sample, policy, max_sample_bytes, files):
+    options = storage_options or {}
+    for sample in numbered_samples(name, every_sample, policy, max_sample_bytes, options):
         assert sample is not None, "every sample was wanted"
         yield sample
 
@@ -48,14 +47,14 @@ def numbered_samples(
     wanted: Callable[[int], bool],
     policy: RetryPolicy,
     max_bytes: int,
-    files: ShardFiles,
+    storage_options: Mapping[str, Any],
 ) -> Iterator[dict[str, Any] | None]:
     """Yield one entry for each sample, in order. If ``wanted(number)`` is false, the entry is None
     and the contents are not read.
 
     A lost connection is opened again, and reading goes on where it was.
     """
-    with files.open(url, policy) as file:
+    with open_resuming(url, policy, storage_options) as file:
         reader = TarReader(file, url, max_member_bytes=max_bytes)
         yield from grouped_samples(reader, url, wanted, max_bytes)
 

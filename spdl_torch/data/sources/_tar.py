@@ -20,7 +20,6 @@ from ._base import check_start, random_of
 from ._files import find_files, nothing_found
 from ._indexed import IndexedSamples, part_of
 from ._samples import numbered_samples
-from ._shard_files import ShardFiles
 from ._stream import StreamSource
 from ._tar_index import index_path
 
@@ -55,11 +54,6 @@ class TarShards(StreamSource[dict[str, Any]]):
     storage_options: options of fsspec's file system.
     index: whether to use the index beside each shard, ``x.index.json`` of ``x.tar``, which
         ``python -m spdl_torch prepare`` writes; None = if all shards are local and have one.
-    cache: ``"memory"`` or a folder on a local disk, which keeps what is read of the shards for all
-        processes of the machine: a remote store is read once.
-    max_bytes, version: of the cache, as for ``spdl_torch.data.cached``. Local shards are compared
-        by size and modification time unless there is a version; remote ones are taken to stay as
-        they are.
 
     With an index ``len()`` is known, ``shards[position]`` reads one sample, so that any loader can
     take this as a map-style dataset, and each sample is compared with its checksum.
@@ -89,9 +83,6 @@ class TarShards(StreamSource[dict[str, Any]]):
         max_sample_bytes: int = DEFAULT_MAX_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         index: bool | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        max_bytes: int | None = None,
-        version: str | int | None = None,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
@@ -104,11 +95,10 @@ class TarShards(StreamSource[dict[str, Any]]):
         self._policy = RetryPolicy(retries)
         self._max_sample_bytes = max_sample_bytes
         self._parts: tuple[tuple[int, int], ...] = ()
-        self._files = ShardFiles(self._options, cache, max_bytes, version)
         self._indexed: IndexedSamples | None = None
         if index or (index is None and all(map(_has_index, self._urls))):
             self._indexed = IndexedSamples(
-                self._urls, self._files, self._policy, self._max_sample_bytes
+                self._urls, self._options, self._policy, self._max_sample_bytes
             )
 
     def __repr__(self) -> str:
@@ -167,10 +157,6 @@ class TarShards(StreamSource[dict[str, Any]]):
             return self._unmixed(start)
         place = [number for part in self._parts for number in part]
         return islice(self._mix.drawn(self._unmixed(0), self._epoch, *place), start, None)
-
-    def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a loader's report about the cache, if there is one."""
-        return self._files.remarks(None if self._indexed is None else self._indexed.num_bytes)
 
     def _with_index(self, cannot: str) -> IndexedSamples:
         """Return the places of the samples. Raises: TypeError: they are not known."""
@@ -237,7 +223,7 @@ class TarShards(StreamSource[dict[str, Any]]):
                 return rest == 0 and skipped + turn >= start
 
             samples = numbered_samples(
-                url, wanted, self._policy, self._max_sample_bytes, self._files
+                url, wanted, self._policy, self._max_sample_bytes, self._options
             )
             for number, sample in enumerate(self._unless_damaged(samples)):
                 num_passed += number % members == first

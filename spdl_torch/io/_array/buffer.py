@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import torch
 
-from .._cache.paths import CachedPath
 from .._remote import is_url, read_url
 from .._source import bytes_of_tensor, source_name
 
@@ -47,8 +46,6 @@ def open_memory(source: Source | Buffer) -> Memory:
         return source
     if isinstance(source, torch.Tensor):
         return cast("Memory", bytes_of_tensor(source, "array").numpy())
-    if isinstance(source, CachedPath):
-        return source.content()
     if isinstance(source, str | os.PathLike):
         return read_url(os.fspath(source)) if is_url(source) else _read_file(source)
     read = getattr(source, "read", None)

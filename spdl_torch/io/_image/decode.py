@@ -19,7 +19,8 @@ import torch
 
 from spdl_torch.errors import DecodeError
 
-from .._source import Source, is_local, read_source, source_name
+from .._remote import is_url
+from .._source import Source, read_source, source_name
 from . import kernel
 from .header import ImageHeader, is_jpeg_without_picture, missing_data, read_header
 
@@ -154,7 +155,7 @@ def pil_info(source: Tensor | str | os.PathLike[str]) -> dict[Any, Any]:
     """
     from PIL import Image
 
-    if not isinstance(source, torch.Tensor) and not is_local(source):
+    if not isinstance(source, torch.Tensor) and is_url(source):
         source = read_source(source)
     file = io.BytesIO(_view(source)) if isinstance(source, torch.Tensor) else source
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .._source import is_local, read_source
+from .._remote import is_url
+from .._source import read_source
 from . import kernel
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def read_sources(sources: Sequence[Source]) -> list[Tensor]:
     Returns: one uint8 tensor of one dimension per source, CPU.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
-    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and is_local(s)]
+    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and not is_url(s)]
     if len(paths) == len(sources) and paths:
         try:
             return kernel.read_files(paths)

@@ -18,7 +18,6 @@ from torch import Tensor
 from spdl_torch.errors import DecodeError
 
 from ...scopes import scope
-from .._cache.paths import CachedPath
 from .._remote import is_url
 from .._resuming import open_resuming
 from .._retry import RetryPolicy
@@ -136,7 +135,7 @@ def _opened(
 def position_of(source: Source) -> int | None:
     """Return the place in a file at which opening it begins, 0 for what is opened by name; None
     for a file that cannot be opened twice."""
-    if not callable(getattr(source, "read", None)) or isinstance(source, CachedPath):
+    if not callable(getattr(source, "read", None)):
         return 0
     try:
         return int(source.tell()) if source.seekable() else None  # type: ignore[union-attr]
@@ -161,8 +160,6 @@ def rewind(source: Source, position: int | None) -> None:
 def _open(
     source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack, formats: str
 ) -> InputContainer:
-    if isinstance(source, CachedPath):
-        source = source.content()
     if isinstance(source, str | os.PathLike) and not is_url(source):
         return _open_path(os.fspath(source), config, formats)
     file: Any
