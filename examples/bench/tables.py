@@ -31,7 +31,7 @@ TABLES = {
     "engine": "stages that do nothing",
     "ordinary": "datasets as people write them, 0, 2 and 4 workers, over torch's loader",
     "program": "whole programs, from Python's start to its exit, over torch's loader",
-    "what-if": "what reports predict of other settings, beside what is then measured",
+    "what-if": "the bounds that reports give for other settings, beside what is measured",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
 

@@ -19,8 +19,8 @@ from .causes import (
     own_work,
     waits_for_others,
 )
-from .demands import THE_LOADER
-from .what_if import Question, limiting, predict
+from .demands import THE_LOADER, NotKnown, demands_of
+from .what_if import Question, estimate, limiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...machine.readings import Probes
     from .causes import Load
     from .finding import Finding
-    from .what_if import Prediction
+    from .what_if import Estimate
 
 _IDLE_CONSUMER = 0.95
 """Share of waiting above which the consumer works too little to predict its speed."""
@@ -133,9 +133,13 @@ class _Question(NamedTuple):
             "around the dataset)"
         )
 
-    def ask(self, question: Question) -> Prediction:
-        """Return the model's answer."""
-        return predict(question, self.stats, self.probes, self.cause, pooled=self.pooled)
+    def ask(self, question: Question) -> Estimate | None:
+        """Return the model's answer; None = it does not know."""
+        try:
+            now = demands_of(self.stats, self.probes, self.cause, self.pooled, None)
+            return estimate(question, now)
+        except NotKnown:
+            return None
 
 
 def ceiling_of(
@@ -242,9 +246,9 @@ def _of_processes(asked: _Question, ceiling: Ceiling) -> Ceiling:
     """Return the gain from a separate GIL for each worker, as far as it is known."""
     if asked.is_workers:
         found = asked.ask(Question(processes=max(2, asked.threads)))
-        if found.rate is not None:
-            gain = found.gain if (found.gain or 0.0) < _WORTH_IT else _highest(found)
-            return ceiling.at_most(gain or 0.0, found.limit)
+        if found is not None:
+            gain = found.gain if found.gain < _WORTH_IT else found.most
+            return ceiling.at_most(gain, found.limit)
     return ceiling.at_most(asked.free_cores, _THE_CORES)
 
 
@@ -263,13 +267,11 @@ def _with_more(asked: _Question, ceiling: Ceiling) -> Advice | str:
     wanted = math.ceil(max(1, asked.threads) * min(1 + ceiling.gain, _MOST_AT_ONCE))
     for each in sorted({wanted, asked.threads + 2, asked.threads + 1}, reverse=True):
         found = asked.ask(Question(num_workers=each))
-        if found.rate is None:
-            if found.high is not None and found.high < found.base_rate and each >= wanted:
-                return THE_LOADER  # no number is known, but that all there may be are lower
+        if found is None:
             continue
-        if (found.gain or 0.0) >= _WORTH_IT:
+        if found.gain >= _WORTH_IT:
             number, found = _fewest(asked, each, found)
-            most = ceiling.at_most(_highest(found), found.limit)
+            most = ceiling.at_most(found.most, found.limit)
             return Advice(_raise(asked, number, wanted), most)
         if each >= wanted:
             return found.limit
@@ -290,21 +292,17 @@ def _most_useful(asked: _Question) -> float:
     return max(num_cores, math.ceil(num_cores / max(0.01, asked.load.computing)))
 
 
-def _fewest(asked: _Question, most: int, best: Prediction) -> tuple[int, Prediction]:
+def _fewest(asked: _Question, most: int, best: Estimate) -> tuple[int, Estimate]:
     """Return the least number of threads that comes near the rate of ``most``, with its rate."""
     low, high, found = asked.threads, most, best
     while high - low > 1:
         middle = (low + high) // 2
         each = asked.ask(Question(num_workers=middle))
-        if each.rate is not None and best.rate is not None and each.rate >= best.rate * (1 - _NEAR):
+        if each is not None and each.rate >= best.rate * (1 - _NEAR):
             high, found = middle, each
         else:
             low = middle
     return high, found
-
-
-def _highest(found: Prediction) -> float:
-    return math.inf if found.high is None else found.high / found.base_rate - 1
 
 
 def _raise(asked: _Question, number: int, wanted: int) -> str:

@@ -42,15 +42,10 @@ class NotKnown(Exception):
 
 
 class Between(NamedTuple):
-    """A value with its bounds."""
+    """A value with its lower bound."""
 
     low: float
     likely: float
-    high: float
-
-    def times(self, factor: float) -> Between:
-        """Return all three times a factor >= 0."""
-        return Between(self.low * factor, self.likely * factor, self.high * factor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,9 +131,9 @@ def demands_of(
     has = seconds if inline else thread_seconds(own[0]) / num_batches
     waits = ops.busy - ops.cpu
     waits -= min(waits, (probes.run_delay_ratio or 0.0) * has)
-    gil = None
+    gil, most_held = None, 0.0
     if not inline:
-        gil = _gil_seconds(probes, stats.elapsed, seconds, num_workers, is_gil_bound)
+        gil, most_held = _gil_seconds(probes, stats.elapsed, seconds, num_workers, is_gil_bound)
     has_other_work = pooled and not inline and not is_gil_bound
     idle = own[0].wait_in_ratio + own[0].wait_out_ratio
     fetch = own[0].tasks
@@ -148,7 +143,7 @@ def demands_of(
         num_processes=placement.num_processes if placement else 0,
         work=Work(
             cpu=ops.cpu,
-            waits=_waits(waits, ops.usual, gil, probes, num_workers, is_gil_bound),
+            waits=_waits(waits, most_held, probes, num_workers, is_gil_bound),
             overhead=max(0.0, has * (1 - idle) - ops.busy) if has_other_work else 0.0,
             fetch_ratio=fetch.busy_time / max(1e-12, num_batches * ops.busy),
             copy=sum(stage.tasks.busy_time for stage in own[1:]) / num_batches,
@@ -185,16 +180,13 @@ class _Ops(NamedTuple):
 
     busy: float
     cpu: float
-    usual: float
-    """The part of these without CPU time, if every call took no longer than the median one."""
 
 
 def _ops_of(stages: Sequence[StageStats], num_batches: int) -> _Ops:
     tasks = [stage.tasks for stage in stages]
     busy = sum(each.busy_time for each in tasks) / num_batches
     cpu = min(busy, sum(each.ave_cpu_time * each.num_tasks for each in tasks) / num_batches)
-    halves = sum(each.p50_time * each.num_tasks for each in tasks) / num_batches
-    return _Ops(busy, cpu, max(0.0, halves - cpu))
+    return _Ops(busy, cpu)
 
 
 def _num_workers(stage: StageStats, placement: Placement | None, inline: bool) -> int:
@@ -232,43 +224,38 @@ def _workers_stages(
 
 def _gil_seconds(
     probes: Probes, elapsed: float, seconds: float, num_workers: int, is_gil_bound: bool
-) -> Between | None:
-    """Return the seconds per batch in which the GIL is held, as far as the probe saw: it does not
-    see holds of less than half a millisecond.
+) -> tuple[Between | None, float]:
+    """Return the seconds per batch in which the GIL is held, as far as the probe saw, and the most
+    that it may be: it does not see holds of less than half a millisecond.
     """
     if probes.own_gil:
-        return Between(0.0, 0.0, 0.0)
+        return Between(0.0, 0.0), 0.0
     held = probes.gil_held_ratio
     if is_gil_bound:  # one worker may share the GIL with the trainer, and for less of the time
         least = 0.85 if num_workers > 1 or held is None else min(0.85, held)
-        return Between(least, 1.0, 1.0).times(seconds)
+        return Between(least * seconds, seconds), seconds
     if held is None:
-        return None
+        return None, 0.0
     spread = 2 * (held * (1 - held) / max(1.0, _PROBES_PER_SECOND * elapsed)) ** 0.5
-    return Between(max(0.0, held - spread), held, min(1.0, held + spread)).times(seconds)
+    most = min(1.0, held + spread) * seconds
+    return Between(max(0.0, held - spread) * seconds, held * seconds), most
 
 
 def _waits(
-    rest: float,
-    usual: float,
-    gil: Between | None,
-    probes: Probes,
-    num_workers: int,
-    is_gil_bound: bool,
+    rest: float, most_held: float, probes: Probes, num_workers: int, is_gil_bound: bool
 ) -> Between:
     """Return the seconds for which the ops of a batch wait by themselves, out of ``rest``, their
     wall time without CPU time and waits for a core.
 
-    usual: the same if every call took the median time. A call that waits for storage waits each
-        time, one that meets another thread at the GIL does so now and then.
+    most_held: the most seconds for which a batch may hold the GIL.
     """
-    if num_workers <= 1 or gil is None or gil.high == 0:
-        return Between(rest, rest, rest)
+    if num_workers <= 1 or most_held == 0:
+        return Between(rest, rest)
     if is_gil_bound:
-        return Between(0.0, 0.0, min(rest, usual))
+        return Between(0.0, 0.0)
     # Each of the others holds the GIL once while a batch is made.
-    meetings = min(rest, (num_workers - 1) * gil.high) * (probes.gil_held_ratio or 0.0)
-    return Between(rest - meetings, rest - meetings / 2, rest)
+    meetings = min(rest, (num_workers - 1) * most_held) * (probes.gil_held_ratio or 0.0)
+    return Between(rest - meetings, rest - meetings / 2)
 
 
 def _check_turns(load: Load, cause: Cause, probes: Probes) -> None:

@@ -85,7 +85,8 @@ class Report:
         cache: bool = False,
         read_speedup: float = 1.0,
     ) -> Prediction:
-        """Predict the rate of loading and training with other settings, from what was measured.
+        """Predict the highest rate of loading and training with other settings, from what was
+        measured.
 
         Args:
             num_workers: of a loader; of a pipeline the threads of its busiest stage. None = as

@@ -73,9 +73,7 @@ def stage_table(stats: PipelineStats, bottleneck: str | None, notes: Sequence[st
 
 _PREDICTION_COLUMNS = (
     Column("what if"),
-    Column("batches/s", "rate", "Expected of loading and training together."),
-    Column("at least", "rate"),
-    Column("at most", "rate"),
+    Column("at most/s", "rate", "Batches of loading and training together."),
     Column("gain", "text", "Over the present settings."),
     Column("then limited by", "text", "Or why it cannot be known."),
     Column("assuming that"),
@@ -89,8 +87,6 @@ def prediction_table(predictions: Sequence[Prediction]) -> list[Table]:
     rows = [
         (
             each.setting,
-            each.rate,
-            each.low,
             each.high,
             None if each.gain is None else f"{100 * each.gain:+.0f} %",
             each.limit or f"cannot be known: {each.reason}",

@@ -1,14 +1,14 @@
-"""Predictions: how many batches a second other settings would deliver.
+"""Predictions: how many batches a second other settings would deliver at most.
 
 A model with few parts: a batch takes a worker, a core, the GIL and the trainer for the seconds that
-were measured, and the busiest resource limits all. The bounds cover the error of measurement, and
-causes that the statistics do not separate; where they are far apart no number is given.
+were measured, and the busiest resource limits all. The bound covers the error of measurement, and
+causes that the statistics do not separate.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...named_tuples import NamedTuple
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .demands import Demands
     from .placement import Placement
 
-_TOO_WIDE = 1.6
-"""The ratio of the bounds above which no number is given."""
 _OTHERWISE = 1.25
 """The factor between the measured and the computed rate of the present settings above which the
 model is missing something."""
@@ -36,35 +34,30 @@ _HARDLY_WAITS = 0.1
 """The share of a worker's time without a core below which another one finds no gaps to fill."""
 _CACHE_HIT_SECONDS = 30e-6
 """The time of finding a sample in a cache, without copying it."""
-_HAND_OVER_SECONDS = Between(0.1e-3, 0.35e-3, 0.7e-3)
+_HAND_OVER_SECONDS = Between(0.1e-3, 0.35e-3)
 """The CPU time that a batch takes to come out of a process, whatever its size: in the process, in
 the receiving threads and in the loop's (measured: 0.3 to 0.4 ms)."""
-_HAND_OVER_COPIES = Between(0.3, 1.0, 2.0)
+_HAND_OVER_COPIES = Between(0.3, 1.0)
 """The same in proportion to its size, in multiples of collating it: memory that two processes share
 is written, and is in nobody's cache (measured: about once)."""
-_LOOP_SECONDS = Between(0.07e-3, 0.1e-3, 0.15e-3)
+_LOOP_SECONDS = Between(0.07e-3, 0.1e-3)
 """The time of the loop's thread for a batch that workers make, whatever its size, which one without
 workers saves: to ask for it and to take it over (measured: 0.06 ms where batches are ready, 0.1 to
 0.15 ms where threads are woken for each)."""
-_WORTH_NAMING = 0.15
-"""The relative width of a bound above which it may be the reason why there is no number."""
 _INPUT_BOUND = 0.05
 _MOST_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The expected rate of loading and training with other settings."""
+    """The highest rate of loading and training with other settings."""
 
     setting: str
     """``8 workers``"""
     base_rate: float
     """Batches a second as measured, with the present settings; 0.0 = none."""
-    rate: float | None = None
-    """Batches a second; None = it cannot be known, for the ``reason``."""
-    low: float | None = None
-    """The bounds of the rate; None = not even they are known."""
     high: float | None = None
+    """Batches a second, at most; None = it cannot be known, for the ``reason``."""
     limit: str = ""
     """The limit of the rate then: ``the trainer``, ``the sampler``, ``the cores``, ``the GIL``,
     ``the workers``, or a stage."""
@@ -74,24 +67,20 @@ class Prediction:
 
     @property
     def gain(self) -> float | None:
-        """The gain in speed: 0.45 = 45 %; None = it cannot be known."""
-        return None if self.rate is None else self.rate / self.base_rate - 1
+        """The gain in speed, at most: 0.45 = 45 %; None = it cannot be known."""
+        return None if self.high is None else self.high / self.base_rate - 1
 
     def __str__(self) -> str:
-        """Return a sentence: ``8 workers: 410 batches/s (380 to 430), +55 %; then the trainer is
-        the limit.``
+        """Return a sentence: ``8 workers: at most 430 batches/s, +55 %; then the trainer is the
+        limit.``
         """
-        bounds = ""
-        if self.low is not None and self.high is not None:
-            bounds = f"{shown_rate(self.low)} to {shown_rate(self.high)}"
-        if self.rate is None:
-            known = f", somewhere in {bounds} batches/s" if bounds else ""
-            return f"{self.setting}: cannot be known{known}: {self.reason}."
+        if self.high is None:
+            return f"{self.setting}: cannot be known: {self.reason}."
         gain = f"{100 * (self.gain or 0.0):+.0f} %"
         then = f"; then {limiting(self.limit)}"
         if self.assumption:
             then += f", if {self.assumption}"
-        return f"{self.setting}: {shown_rate(self.rate)} batches/s ({bounds}), {gain}{then}."
+        return f"{self.setting}: at most {shown_rate(self.high)} batches/s, {gain}{then}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,9 +150,16 @@ def predict(
     except NotKnown as unknown:
         return Prediction(setting=str(question), base_rate=0.0, reason=str(unknown))
     try:
-        return _prediction(question, now)
+        found = estimate(question, now)
     except NotKnown as unknown:
         return Prediction(setting=str(question), base_rate=now.rate, reason=str(unknown))
+    return Prediction(
+        setting=str(question),
+        base_rate=now.rate,
+        high=found.high,
+        limit=found.limit,
+        assumption=_assumption(question, now),
+    )
 
 
 def worth_asking(
@@ -203,24 +199,33 @@ class _Costs(NamedTuple):
     step: float
 
 
-def _prediction(question: Question, now: Demands) -> Prediction:
-    (low, _), (rate, limit), (high, _) = (
+class Estimate(NamedTuple):
+    """What the model finds for other settings, for the advice: batches a second."""
+
+    base_rate: float
+    rate: float
+    """The rate to expect."""
+    high: float
+    limit: str
+
+    @property
+    def gain(self) -> float:
+        """The gain in speed to expect."""
+        return self.rate / self.base_rate - 1
+
+    @property
+    def most(self) -> float:
+        """The gain in speed, at most."""
+        return self.high / self.base_rate - 1
+
+
+def estimate(question: Question, now: Demands) -> Estimate:
+    """Return what the settings would give. Raises: NotKnown."""
+    (rate, limit), (high, _) = (
         _rate(_costs_of(question, now, side), now, side, _as_computed(now, side))
-        for side in ("low", "likely", "high")
+        for side in ("likely", "high")
     )
-    low, high = min(low, rate) * (1 - now.error), max(high, rate) * (1 + now.error)
-    found = Prediction(
-        setting=str(question),
-        base_rate=now.rate,
-        rate=rate,
-        low=low,
-        high=high,
-        limit=limit,
-        assumption=_assumption(question, now),
-    )
-    if high > _TOO_WIDE * low:
-        return replace(found, rate=None, limit="", reason=_why_unknown(question, now))
-    return found
+    return Estimate(now.rate, rate, max(high, rate) * (1 + now.error), limit)
 
 
 def _as_computed(now: Demands, side: str) -> float:
@@ -245,7 +250,7 @@ def _rate(costs: _Costs, now: Demands, side: str, as_computed: float = 1.0) -> t
     useful = _at_odds(costs, now)
     steady = most_rate(costs.num_workers if side == "high" else useful, shared, elsewhere)
     varied = random_rate(useful, shared, elsewhere)
-    weight = {"low": 0.0, "likely": _MOSTLY_STEADY, "high": 1.0}[side]
+    weight = _MOSTLY_STEADY if side == "likely" else 1.0
     workers = weight * steady + (1 - weight) * varied
     name = f"stage {now.stage!r}" if now.stage else "the workers"
     if costs.num_workers * shared > costs.worker:
@@ -271,8 +276,8 @@ def _at_odds(costs: _Costs, now: Demands) -> int:
 
 
 def _costs_of(question: Question, now: Demands, side: str) -> _Costs:
-    """Return what a batch takes with these settings: the most, for ``low``, the lower rate."""
-    most_is = {"low": "high", "likely": "likely", "high": "low"}[side]
+    """Return what a batch takes with these settings: the least, for ``high``, the higher rate."""
+    most_is = "likely" if side == "likely" else "low"
     num_workers, num_processes = _places(question, now)
     work = now.work
     cpu, waits = work.cpu, getattr(work.waits, most_is) / question.read_speedup
@@ -280,7 +285,7 @@ def _costs_of(question: Question, now: Demands, side: str) -> _Costs:
         if now.stage:
             raise NotKnown("a cache is for the samples of a loader")
         hit = work.copy + _CACHE_HIT_SECONDS * work.num_fetches
-        hit *= {"low": 2.0, "likely": 1.0, "high": 0.1}[side]
+        hit *= 1.0 if side == "likely" else 0.1
         cpu = (1 - work.fetch_ratio) * cpu + hit
         waits *= 1 - work.fetch_ratio
     gil = _gil(num_workers, num_processes, now, most_is) * (cpu / work.cpu if work.cpu else 1.0)
@@ -341,17 +346,3 @@ def _assumption(question: Question, now: Demands) -> str:
 def _may_hold_unseen(now: Demands) -> bool:
     """Return whether calls may hold the GIL too briefly to be seen, and too often to share it."""
     return now.gil.held is not None and not now.gil.is_own and not now.gil.is_cause
-
-
-def _why_unknown(question: Question, now: Demands) -> str:
-    if question.cache:
-        return "the cost of reading a sample from a cache, beside that of collating it, counts here"
-    waits, held = now.work.waits, now.gil.held
-    if waits.high - waits.low > _WORTH_NAMING * (now.work.cpu + waits.low):
-        return (
-            "the threads wait for the GIL, for storage or for both, and the figures do not "
-            "separate these. An epoch with num_workers=1 would"
-        )
-    if held is not None and held.high > (1 + _WORTH_NAMING) * held.low:
-        return "the GIL was sampled too rarely: load for a few more seconds"
-    return "the calls' times vary too much, or were too few"
