@@ -58,13 +58,13 @@ class BatchedPhotographs:
 
 
 def load_batch(paths: Sequence[str], crop: bool = False) -> Any:
-    """Load by our batch kernel, which decodes whole pictures; with ``crop`` also RandomResizedCrop,
+    """Load by our batch kernel; with ``crop`` also RandomResizedCrop,
     without the flip, which costs nothing.
     """
     from spdl_torch.io import load_image_batch, random_resized_crop
 
     how = random_resized_crop if crop else None
-    return load_image_batch(paths, width=PIXELS, height=PIXELS, crop=how, codec="torchvision")
+    return load_image_batch(paths, width=PIXELS, height=PIXELS, crop=how)
 
 
 def load_pillow(path: Any, crop: bool = False) -> Any:
@@ -121,7 +121,7 @@ def _random_crop() -> Any:
     return _crop_of_this_process
 
 
-def our_folder(folder: str, num_samples: int, crop: bool, codec: Any = "auto") -> Any:
+def our_folder(folder: str, num_samples: int, crop: bool) -> Any:
     """Return our ImageFolder over ``num_samples`` pictures, repeating the folder's."""
     from torchvision.transforms import v2
 
@@ -132,7 +132,7 @@ def our_folder(folder: str, num_samples: int, crop: bool, codec: Any = "auto") -
     else:
         steps = [v2.Resize(_SIZE, antialias=True)]
     transform = v2.Compose([*steps, v2.PILToTensor()])
-    dataset = ImageFolder(folder, transform=transform, codec=codec)
+    dataset = ImageFolder(folder, transform=transform)
     samples = dataset.samples
     dataset.samples = [samples[index % len(samples)] for index in range(num_samples)]
     return dataset

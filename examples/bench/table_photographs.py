@@ -68,16 +68,15 @@ def _prepare(options: BenchOptions, *, crop: bool) -> Iterator[dict[str, Any]]:
 
 
 def make_work(settings: dict[str, Any], num_samples: int, data: str) -> Work:
-    """Return the photographs, by ``data``: ``folder`` (our ImageFolder), ``whole`` (the same, whole
-    pictures decoded), ``batched``, or a decoder."""
+    """Return the photographs, by ``data``: ``folder`` (our ImageFolder), ``batched``, or a
+    decoder."""
     files = images.jpegs(settings["folder"])
     paths = [files[index % len(files)] for index in range(num_samples)]
     crop = settings["crop"]
     collate: Callable[[list[Any]], Any] | None = None
     dataset: Any
-    if data in ("folder", "whole"):
-        codec = "auto" if data == "folder" else "torchvision"
-        dataset = images.our_folder(settings["folder"], num_samples, crop, codec)
+    if data == "folder":
+        dataset = images.our_folder(settings["folder"], num_samples, crop)
     elif data == "batched":
         dataset, collate = images.BatchedPhotographs(paths, crop), images.as_it_is
     else:
@@ -118,7 +117,6 @@ def _spdl(name: str, **options: Any) -> Contender:
 
 CONTENDERS = (
     _one(OURS, ours, "folder", smoke=True),
-    _one("ours, torchvision's codec", ours, "whole"),
     _one("ours, process", ours, "folder", options={"isolation": "process"}),
     _one("ours, auto", ours, "folder", options={"num_workers": "auto"}),
     _one("ours, load_image_batch", ours, "batched"),

@@ -11,7 +11,7 @@ import torchvision.datasets
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io._cache.opening import open_store
-from spdl_torch.io._image.codec import check_codec, image_codec
+from spdl_torch.io._image.codec import image_codec, whole_codec
 from spdl_torch.io._image.decode import decode_pil, decode_tensor, pil_info
 from spdl_torch.io._image.images import image_loader, load_planned
 from spdl_torch.io._image.kernel import Seeds, is_compiled
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from spdl_torch.io._image.codec import Codec
     from spdl_torch.io._image.geometry import Generators
     from spdl_torch.io._image.kernel import PicturePlan
 
@@ -73,9 +72,6 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
     Random numbers are drawn as torchvision draws them: ``dataset[i]`` with the same random state
     has the same crop and flip, and pixels within one level (of 255) of Pillow's.
 
-    ``codec`` is that of :func:`spdl_torch.io.load_image_batch`: libjpeg-turbo decodes only the
-    random crop of a JPEG. Neither samples nor random numbers depend on it.
-
     ``scaled=True`` decodes JPEGs of many megapixels at a reduced size, as that of
     :func:`spdl_torch.io.load_image_batch` does, for the transforms that run on a whole batch. The
     random numbers stay the same; the pixels do not.
@@ -108,19 +104,16 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
         *,
-        codec: Codec = "auto",
         scaled: bool = False,
         cache: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
         version: str | int | None = None,
     ) -> None:
-        check_codec(codec, "ImageFolder")
         if cache is not None and loader is not load_pil_image and loader is not image_loader:
             raise UnsupportedOptionError(
                 "ImageFolder: cache needs the bytes of files, which a loader of your own reads by "
                 "itself. Leave loader out, or pass cached(ImageFolder(...), ...)."
             )
-        self.codec: Codec = codec
         self.scaled = scaled
         super().__init__(
             root,
@@ -179,7 +172,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         if self.loader is not load_pil_image and self.loader is not image_loader:
             return ()
         recipe = self._recipe()
-        library = "torchvision" if recipe is None else image_codec(self.codec)
+        library = whole_codec() if recipe is None else image_codec()
         cuts = library.startswith("libjpeg-turbo")
         if recipe is not None and self.scaled:
             library = library if cuts else "Pillow"
@@ -189,8 +182,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
                 f"fetch: of JPEGs only the part in the crop is decoded, by {library}.",
                 *remarks,
             )
-        library = "torchvision" if cuts else library
-        return (f"fetch: JPEGs are decoded whole, by {library}.", *remarks)
+        return (f"fetch: JPEGs are decoded whole, by {whole_codec()}.", *remarks)
 
     def loading_counts(self) -> dict[str, int]:
         """Return the files that were found in the cache, and that were not, in this process."""
@@ -254,7 +246,6 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             plan,
             recipe.height,
             recipe.width,
-            codec=self.codec,
             scaled=self.scaled,
             storage=storage if recipe.keeps_bytes else None,
             name=paths,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spdl_torch.io._array.npy import load_npy
     from spdl_torch.io._array.npz import NpzFile, load_npz
     from spdl_torch.io._config import DecodeConfig, DemuxConfig, decode_config, demux_config
-    from spdl_torch.io._image.codec import Codec, image_codec
+    from spdl_torch.io._image.codec import image_codec
     from spdl_torch.io._image.decode import decode_image
     from spdl_torch.io._image.geometry import Crop, random_resized_crop, random_resized_crop_params
     from spdl_torch.io._image.images import image_loader, load_image, load_image_batch
@@ -66,7 +66,6 @@ __all__ = [
     "CUDAConfig",
     "Clip",
     "ClipSampler",
-    "Codec",
     "Crop",
     "DecodeConfig",
     "DemuxConfig",
@@ -126,7 +125,7 @@ _HOMES = {
     "_types": ("ArrayInterface", "CPUBuffer", "CUDAArrayInterface", "CUDABuffer"),
     "_video.image": ("demux_image",),
     "_video.clips": ("Clip", "load_clip", "load_clip_batch"),
-    "_image.codec": ("Codec", "image_codec"),
+    "_image.codec": ("image_codec",),
     "_image.decode": ("decode_image",),
     "_video.demux": ("demux_video",),
     "_video.filters": ("get_filter_desc", "get_video_filter_desc"),

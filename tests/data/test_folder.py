@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from _jpegs import CODECS, decoding_by
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Subset, default_collate
@@ -244,9 +245,10 @@ def test_box_without_a_pixel_is_black_as_pillows(tmp_path, size, ratio, suffix):
     transform = v1.Compose([v1.RandomResizedCrop(8, ratio=ratio), v1.PILToTensor()])
     expected, target = datasets.ImageFolder(tmp_path, transform)[0]
     assert not expected.any()
-    for codec in ("auto", "torchvision"):
-        dataset = ImageFolder(tmp_path, transform, codec=codec)
-        assert_same([dataset[0], *dataset.__getitems__([0, 0])], [(expected, target)] * 3)
+    for codec in CODECS:
+        dataset = ImageFolder(tmp_path, transform)
+        with decoding_by(codec):
+            assert_same([dataset[0], *dataset.__getitems__([0, 0])], [(expected, target)] * 3)
 
 
 def noted(function, calls):
@@ -266,7 +268,7 @@ def test_batch_is_drawn_in_one_call(root, name, monkeypatch):
     calls = []
     for function in (kernel.read_files, kernel.draw_boxes, kernel.fill_batch):
         monkeypatch.setattr(kernel, function.__name__, noted(function, calls))
-    dataset = ImageFolder(root, EVERY[name], codec="torchvision")
+    dataset = ImageFolder(root, EVERY[name])
     dataset.sample_context = lambda k: contextlib.nullcontext(torch.Generator().manual_seed(k))
     for indices in ([0, 1], [0, 1, 3, 4, 6, 7, 9, 10]):
         calls.clear()

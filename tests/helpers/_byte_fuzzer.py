@@ -49,7 +49,7 @@ def image_readers():
 
 
 def region_readers():
-    from _jpegs import KINDS, box_of
+    from _jpegs import KINDS, box_of, by
 
     from spdl_torch.errors import DecodeError
     from spdl_torch.io import load_image
@@ -62,7 +62,7 @@ def region_readers():
         crop, results = box_of(content), []
         for codec in ("torchvision", "libjpeg-turbo"):
             try:
-                results.append(load_image(content, 20, 10, crop=crop, codec=codec))
+                results.append(by(codec, load_image)(content, 20, 10, crop=crop))
             except DecodeError as error:
                 results.append(error)
         whole, region = results
@@ -75,20 +75,17 @@ def region_readers():
 
 
 def reduced_readers():
-    from _jpegs import KINDS, OTHER_KINDS
+    from _jpegs import CODECS, KINDS, OTHER_KINDS, by
 
     from spdl_torch.errors import DecodeError
     from spdl_torch.io import load_image
-    from spdl_torch.io._image.codec import region_library
-
-    codecs = ["torchvision"] if region_library("auto") is None else ["torchvision", "libjpeg-turbo"]
 
     def read(content):
         """What is refused is what is refused as a whole, by either library."""
         results = []
-        for codec, scaled in (("torchvision", False), *((codec, True) for codec in codecs)):
+        for codec, scaled in (("torchvision", False), *((codec, True) for codec in CODECS)):
             try:
-                results.append(load_image(content, 20, 10, codec=codec, scaled=scaled))
+                results.append(by(codec, load_image)(content, 20, 10, scaled=scaled))
             except DecodeError as error:
                 results.append(error)
         whole, *reduced = results

@@ -1,17 +1,40 @@
 """JPEGs of every sampling, and boxes of them."""
 
+import contextlib
 import io
 import random
 import zlib
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
 from spdl_torch.io import Crop
-from spdl_torch.io._image import libjpeg_turbo
+from spdl_torch.io._image import kernel, libjpeg_turbo, torchcodec_jpeg
 
 LIBRARY = libjpeg_turbo.find_library()
+CODECS = ["torchvision", *(["libjpeg-turbo"] if LIBRARY else [])]
+
+
+@contextlib.contextmanager
+def decoding_by(codec):
+    """Only this library is there to decode JPEGs, beside Pillow; of torchvision and libjpeg-turbo,
+    the second decodes regions and the first the rest."""
+    with pytest.MonkeyPatch.context() as patched:
+        if codec != "libjpeg-turbo":
+            patched.setattr(libjpeg_turbo, "find_library", lambda: None)
+        if codec in ("torchcodec", "Pillow"):
+            patched.setattr(kernel, "has_codec", lambda: False)
+        if codec == "Pillow":
+            patched.setattr(torchcodec_jpeg, "jpeg_decoder", lambda: None)
+            patched.setattr("spdl_torch.io._image.decode.jpeg_decoder", lambda: None)
+        yield
+
+
+def by(codec, function):
+    """The function, called while only this library is there."""
+    return decoding_by(codec)(function)
 
 
 def photograph(height, width, seed):

@@ -10,7 +10,7 @@ from ctypes.util import find_library
 import pytest
 import torch
 from _folders import PHOTOGRAPHS
-from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, jpeg, photograph
+from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, jpeg, photograph
 from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,6 @@ from torchvision.transforms import v2
 from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import Crop, image_codec, load_image, load_image_batch, random_resized_crop
-from spdl_torch.io._image import codec as codec_module
 from spdl_torch.io._image import kernel, libjpeg_turbo
 from spdl_torch.io._image.decode import decode_image
 from spdl_torch.io._image.header import is_scan, plain_jpeg_scan, read_header
@@ -71,9 +70,9 @@ def test_random_crops_of_photographs_do_not_depend_on_the_codec():
 
     def load(codec):
         torch.manual_seed(7)
-        return load_image_batch(
-            paths, width=64, height=64, crop=random_resized_crop, codec=codec
-        ), torch.get_rng_state()
+        load_batch = by(codec, load_image_batch)
+        batch = load_batch(paths, width=64, height=64, crop=random_resized_crop)
+        return batch, torch.get_rng_state()
 
     batch, state = load("torchvision")
     other, other_state = load("libjpeg-turbo")
@@ -100,14 +99,13 @@ def test_every_kind_gives_the_same_batch(monkeypatch):
     def load(codec):
         torch.manual_seed(2)
         crop = lambda *size: random_resized_crop(*size, scale=(0.1, 0.5))  # noqa: E731
-        return load_image_batch(contents, width=50, height=40, crop=crop, codec=codec)
+        return by(codec, load_image_batch)(contents, width=50, height=40, crop=crop)
 
     expected = load("torchvision")
     assert asked == []
     assert torch.equal(load("libjpeg-turbo"), expected)
     # Those of other samplings are refused by the library; the others, it does not get to see.
     assert asked == [True] * len(KINDS) + [False] * 2
-    assert torch.equal(load("auto"), expected)
 
 
 @needs_library
@@ -119,8 +117,8 @@ def test_whole_pictures_are_left_to_the_batch_kernel(monkeypatch):
 
     monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", refuse)
     content = KINDS["4:2:0"]
-    load_image_batch([content], width=9, height=9, codec="libjpeg-turbo")
-    load_image(content, 9, 9, crop=lambda h, w: Crop(3, 3, h - 6, w - 6), codec="libjpeg-turbo")
+    load_image_batch([content], width=9, height=9)
+    load_image(content, 9, 9, crop=lambda h, w: Crop(3, 3, h - 6, w - 6))
 
 
 @needs_library
@@ -131,7 +129,7 @@ def test_truncated_file_has_the_same_error(size):
     messages = []
     for codec in ("torchvision", "libjpeg-turbo"):
         with pytest.raises(DecodeError, match="<bytes>") as caught:
-            load_image(content, 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20), codec=codec)
+            by(codec, load_image)(content, 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20))
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
 
@@ -148,7 +146,8 @@ def test_bad_file_in_a_batch_is_named_or_left_out(tmp_path):
     def load(codec, strict):
         torch.manual_seed(1)
         crop = lambda *size: random_resized_crop(*size, scale=(0.1, 0.5))  # noqa: E731
-        return load_image_batch(paths, width=30, height=30, crop=crop, strict=strict, codec=codec)
+        load_batch = by(codec, load_image_batch)
+        return load_batch(paths, width=30, height=30, crop=crop, strict=strict)
 
     with pytest.raises(DecodeError, match=r"2\.jpg"):
         load("libjpeg-turbo", True)
@@ -164,7 +163,7 @@ def test_damage_that_it_warns_about_is_torchvisions_case():
     middle = len(content) // 2
     content[middle : middle + 40] = bytes(40)
     images = [
-        load_image(bytes(content), 50, 50, crop=lambda h, w: Crop(h // 2, 0, h // 2, w), codec=each)
+        by(each, load_image)(bytes(content), 50, 50, crop=lambda h, w: Crop(h // 2, 0, h // 2, w))
         for each in ("torchvision", "libjpeg-turbo")
     ]
     assert torch.equal(*images)
@@ -194,7 +193,7 @@ def test_file_that_is_refused_as_a_whole_is_refused_in_part():
     messages = []
     for codec in ("torchvision", "libjpeg-turbo"):
         with pytest.raises(DecodeError, match="more than one scan") as caught:
-            load_image(bytes(content), 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20), codec=codec)
+            by(codec, load_image)(bytes(content), 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20))
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
 
@@ -209,18 +208,17 @@ def test_folder_and_loader_do_not_depend_on_the_codec(tmp_path):
     transform = v2.Compose([v2.RandomResizedCrop(48), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
     def epoch(codec, num_workers):
-        dataset = ImageFolder(tmp_path, transform, codec=codec)
+        dataset = ImageFolder(tmp_path, transform)
         order = torch.Generator().manual_seed(3)
         loader = DataLoader(
             dataset, 4, shuffle=True, generator=order, seed=3, num_workers=num_workers
         )
-        return [tensor for batch in loader for tensor in batch]
+        with decoding_by(codec):
+            return [tensor for batch in loader for tensor in batch]
 
     expected = epoch("torchvision", 0)
-    for codec in ("libjpeg-turbo", "auto"):
-        for num_workers in (0, 2):
-            found = epoch(codec, num_workers)
-            assert all(map(torch.equal, expected, found))
+    for num_workers in (0, 2):
+        assert all(map(torch.equal, expected, epoch("libjpeg-turbo", num_workers)))
 
 
 @needs_library
@@ -231,13 +229,14 @@ def test_report_tells_the_codec(tmp_path):
     (folder / "0.jpg").write_bytes(jpeg(100, 100))
     transform = v2.Compose([v2.RandomResizedCrop(48), v2.PILToTensor()])
     for codec, expected in (("libjpeg-turbo", LIBRARY.path), ("torchvision", "torchvision")):
-        dataset = ImageFolder(tmp_path, transform, codec=codec)
+        dataset = ImageFolder(tmp_path, transform)
         for each in (dataset, torch.utils.data.Subset(dataset, [0])):
             loader = DataLoader(each, num_workers=1)
-            list(loader)
-            (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
-            assert expected in remark
-            assert remark in shown(loader.report())
+            with decoding_by(codec):
+                list(loader)
+                (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
+                assert expected in remark
+                assert remark in shown(loader.report())
 
 
 @needs_library
@@ -263,50 +262,11 @@ def test_threads_have_decoders_of_their_own():
     assert all(torch.equal(batch, expected) for batch in results)
 
 
-def without_library(monkeypatch):
-    monkeypatch.setattr(libjpeg_turbo, "find_library", lambda: None)
-
-
-def test_auto_does_without_the_library(monkeypatch):
-    """torchvision decodes, as it does where the extra is not installed."""
-    without_library(monkeypatch)
-    assert image_codec() == "torchvision"
-    torch.manual_seed(4)
-    batch = load_image_batch([KINDS["4:2:0"]], width=9, height=9, crop=random_resized_crop)
-    torch.manual_seed(4)
-    assert torch.equal(
-        batch,
-        load_image_batch(
-            [KINDS["4:2:0"]],
-            width=9,
-            height=9,
-            crop=random_resized_crop,
-            codec="torchvision",
-        ),
-    )
-
-
-@pytest.mark.parametrize("where", ["load_image", "load_image_batch", "ImageFolder", "image_codec"])
-def test_library_asked_for_by_name_has_to_be_there(where, monkeypatch, tmp_path):
-    """Silently doing without would hide that nothing got faster."""
-    without_library(monkeypatch)
-    calls = {
-        "load_image": lambda codec: load_image(b"", 9, 9, codec=codec),
-        "load_image_batch": lambda codec: load_image_batch([b""], width=9, height=9, codec=codec),
-        "ImageFolder": lambda codec: ImageFolder(tmp_path, codec=codec),
-        "image_codec": lambda codec: image_codec(codec),
-    }
-    with pytest.raises(ImportError, match=rf"{where}: .*pip install turbojpeg"):
-        calls[where]("libjpeg-turbo")
-    with pytest.raises(ValueError, match=rf"{where}: codec must be one of 'auto', .* got 'nvjpeg'"):
-        calls[where]("nvjpeg")
-
-
 @needs_library
 def test_image_codec_names_the_library():
-    """The file that it was loaded from; torchvision, where the user chose it."""
-    assert image_codec() == image_codec("libjpeg-turbo") == f"libjpeg-turbo ({LIBRARY.path})"
-    assert image_codec("torchvision") == "torchvision"
+    """The file that it was loaded from; torchvision, where there is none."""
+    assert image_codec() == f"libjpeg-turbo ({LIBRARY.path})"
+    assert by("torchvision", image_codec)() == "torchvision"
 
 
 @pytest.mark.parametrize("wrong", ["not a library", "too old"])
@@ -353,9 +313,3 @@ def test_markers_in_a_scan_are_found(coded):
     (found,) = kernel.has_markers([data], [3])
     assert found == any(a == 0xFF and b != 0 for a, b in pairs)
     assert is_scan(memoryview(bytes(coded))) == (not foreign)
-
-
-def test_codecs_in_the_type_are_those_that_are_checked():
-    """Every choice that the type allows is one, with or without the library."""
-    for codec in ("auto", "torchvision"):
-        codec_module.check_codec(codec, "here")

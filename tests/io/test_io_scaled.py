@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, jpeg
+from _jpegs import CODECS, KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, jpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -30,7 +30,6 @@ from spdl_torch.io._image import decode, libjpeg_turbo
 from spdl_torch.measuring.photographs import Fields, photograph
 
 EVERY_KIND = {**KINDS, **OTHER_KINDS}
-CODECS = ["torchvision", "auto"] if LIBRARY is None else ["torchvision", "libjpeg-turbo"]
 
 
 def size_of(content):
@@ -81,13 +80,13 @@ def test_pixels_are_pillows(kind, data, codec, flip):
     size = size_of(content)
     box = data.draw(boxes(*size) | st.just((0, 0, *size)), label="box")
     wanted = data.draw(st.tuples(st.integers(1, 60), st.integers(1, 60)), label="wanted")
-    load = partial(load_image, content, wanted[1], wanted[0], codec=codec)
+    load = partial(by(codec, load_image), content, wanted[1], wanted[0])
     crop = lambda height, width: Crop(*box, flip)  # noqa: E731
-    found, by = load(crop=crop, scaled=True), divisor(box, wanted)
-    if by == 1:
+    found, times = load(crop=crop, scaled=True), divisor(box, wanted)
+    if times == 1:
         assert torch.equal(found, load(crop=crop))
     else:
-        expected = by_pillow(content, box, wanted, by)
+        expected = by_pillow(content, box, wanted, times)
         assert torch.equal(found, expected.flip(2) if flip else expected)
 
 
@@ -99,13 +98,13 @@ def test_pixels_of_small_pictures_are_pillows(data, height, width):
     box = data.draw(boxes(height, width), label="box")
     wanted = tuple(data.draw(st.integers(1, max(1, length // 2))) for length in box[2:])
     images = [
-        load_image(content, *wanted[::-1], crop=lambda h, w: Crop(*box), codec=codec, scaled=True)
+        by(codec, load_image)(content, *wanted[::-1], crop=lambda h, w: Crop(*box), scaled=True)
         for codec in CODECS
     ]
-    assert torch.equal(*images)
-    by = divisor(box, wanted)
-    if by > 1:
-        assert torch.equal(images[0], by_pillow(content, box, wanted, by))
+    assert all(torch.equal(images[0], each) for each in images)
+    times = divisor(box, wanted)
+    if times > 1:
+        assert torch.equal(images[0], by_pillow(content, box, wanted, times))
 
 
 def slopes(height, width):
@@ -183,7 +182,7 @@ def test_errors_are_those_of_the_whole_picture(codec):
         texts = []
         for scaled in (False, True):
             with pytest.raises(DecodeError, match="<bytes>") as caught:
-                load_image(bad, 9, 9, codec=codec, scaled=scaled)
+                by(codec, load_image)(bad, 9, 9, scaled=scaled)
             texts.append(str(caught.value))
         assert texts[0] == texts[1]
 
@@ -192,7 +191,7 @@ def test_errors_are_those_of_the_whole_picture(codec):
 def test_bad_neighbour_changes_no_pixel(codec, tmp_path):
     """A damaged file is named, or left out, and the others are scaled as ever."""
     contents = [KINDS["4:2:0"], KINDS["4:4:4"][:-300], KINDS["gray"], OTHER_KINDS["progressive"]]
-    load = partial(load_image_batch, width=20, height=20, codec=codec, scaled=True)
+    load = partial(by(codec, load_image_batch), width=20, height=20, scaled=True)
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(contents[1])
     with pytest.raises(DecodeError, match=r"bad\.jpg"):
@@ -207,7 +206,7 @@ def test_damage_in_the_middle_decodes_as_in_pillow():
     content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
     box = (0, 0, *size_of(bytes(content)))
     for codec in CODECS:
-        found = load_image(bytes(content), 30, 30, codec=codec, scaled=True)
+        found = by(codec, load_image)(bytes(content), 30, 30, scaled=True)
         assert torch.equal(found, by_pillow(bytes(content), box, (30, 30), 4))
 
 
@@ -227,7 +226,7 @@ def test_file_that_nobody_can_reduce_is_decoded_whole(monkeypatch):
     """As where Pillow was built without JPEG and libjpeg-turbo is missing."""
     monkeypatch.setattr(decode, "decode_reduced", lambda *_: None)
     monkeypatch.setattr("spdl_torch.io._image.scaled.decode_reduced", lambda *_: None)
-    load = partial(load_image, KINDS["4:2:0"], 20, 20, codec="torchvision")
+    load = partial(by("torchvision", load_image), KINDS["4:2:0"], 20, 20)
     assert torch.equal(load(scaled=True), load())
 
 
@@ -267,10 +266,11 @@ def test_epoch_is_the_same_for_all_workers_and_codecs(root):
     """Same seed, same bits: 0 and 2 workers, threads and processes, either library."""
 
     def epoch(codec, **options):
-        dataset = ImageFolder(root, TRAIN, codec=codec, scaled=True)
+        dataset = ImageFolder(root, TRAIN, scaled=True)
         order = torch.Generator().manual_seed(3)
         loader = DataLoader(dataset, 4, shuffle=True, generator=order, seed=3, **options)
-        return [tensor for batch in loader for tensor in batch]
+        with decoding_by(codec):
+            return [tensor for batch in loader for tensor in batch]
 
     expected = epoch("torchvision", num_workers=0)
     whole = ImageFolder(root, TRAIN)
@@ -301,9 +301,10 @@ def test_random_numbers_do_not_depend_on_it(root):
 def test_report_says_what_is_decoded(root):
     """At a reduced size, and by which library."""
     for codec in CODECS:
-        loader = DataLoader(ImageFolder(root, TRAIN, codec=codec, scaled=True), num_workers=1)
-        list(loader)
-        (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
+        loader = DataLoader(ImageFolder(root, TRAIN, scaled=True), num_workers=1)
+        with decoding_by(codec):
+            list(loader)
+            (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
         name = "Pillow" if codec == "torchvision" or LIBRARY is None else LIBRARY.path
         assert "at a reduced size" in remark
         assert name in remark
@@ -395,5 +396,5 @@ def test_common_jpegs_are_the_librarys(monkeypatch):
 
     monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
     for codec, expected in (("torchvision", 0), ("libjpeg-turbo", len(KINDS))):
-        load_image_batch([*EVERY_KIND.values()], width=9, height=9, codec=codec, scaled=True)
+        by(codec, load_image_batch)([*EVERY_KIND.values()], width=9, height=9, scaled=True)
         assert sum(asked) == expected

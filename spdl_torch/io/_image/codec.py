@@ -1,79 +1,41 @@
-"""The choice of the library that decodes a JPEG."""
+"""Which library decodes a JPEG: libjpeg-turbo the part in a crop; else the whole torchvision, or
+torchcodec where that has no decoders, or Pillow."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from . import kernel, libjpeg_turbo, torchcodec_jpeg
 from .header import is_scan, plain_jpeg_scan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
     from .kernel import PicturePlan
-
-Codec: TypeAlias = Literal["auto", "torchvision", "libjpeg-turbo", "torchcodec"]
 
 # Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.
 _LEAST_SHARE_SAVED = 1 / 8
 _LEAST_PIXELS = 96 * 96
 
 
-def image_codec(codec: Codec = "auto") -> str:
-    """Return the library that decodes JPEGs: ``"torchvision"``, ``"libjpeg-turbo (FILE)"`` or
-    ``"torchcodec (VERSION)"``.
-
-    Raises: as :func:`check_codec`.
+def image_codec() -> str:
+    """Return the library that decodes the JPEGs of random crops: ``"libjpeg-turbo (FILE)"``, which
+    decodes only the part in the crop; else as :func:`whole_codec`.
     """
-    if whole_decoder(codec, "image_codec") is not None:
-        return f"torchcodec ({torchcodec_jpeg.library_version()})"
-    library = region_library(codec)
-    return "torchvision" if library is None else f"libjpeg-turbo ({library.path})"
+    library = libjpeg_turbo.find_library()
+    return whole_codec() if library is None else f"libjpeg-turbo ({library.path})"
 
 
-def check_codec(codec: Codec, where: str) -> None:
-    """Refuse a codec that is not available.
-
-    Raises: ValueError: no such codec; ImportError: libjpeg-turbo was asked for by name, and no
-        library of version 3 was found, or torchcodec, and it is not installed.
+def whole_codec() -> str:
+    """Return the library that decodes whole JPEGs: ``"torchvision"``, ``"torchcodec (VERSION)"`` or
+    ``"Pillow"``.
     """
-    if codec not in get_args(Codec):
-        known = ", ".join(map(repr, get_args(Codec)))
-        raise ValueError(f"{where}: codec must be one of {known}, got {codec!r}.")
-    if codec == "libjpeg-turbo" and libjpeg_turbo.find_library() is None:
-        raise ImportError(
-            f"{where}: codec='libjpeg-turbo' needs libjpeg-turbo 3, which was not found: "
-            "install it from conda-forge, Homebrew or the system, or pip install turbojpeg. "
-            "codec='auto' does without."
-        )
-    whole_decoder(codec, where)
-
-
-def whole_decoder(codec: Codec, where: str) -> Callable[[Tensor], Tensor] | None:
-    """Return the function that decodes JPEGs; None: the batch kernel does, by torchvision.
-
-    Raises: ImportError: torchcodec was asked for, and it is not installed or too old.
-    """
-    if codec != "torchcodec":
-        return None
-    try:
-        return torchcodec_jpeg.jpeg_decoder()
-    except ImportError as error:
-        raise ImportError(
-            f"{where}: codec='torchcodec' needs torchcodec 0.17 or newer: pip install torchcodec "
-            "(the extra torchcodec). codec='auto' does without."
-        ) from error
-
-
-def region_library(codec: Codec) -> libjpeg_turbo.LibJpegTurbo | None:
-    """Return the decoder of regions; None: whole pictures are decoded.
-
-    Raises: as :func:`check_codec`.
-    """
-    check_codec(codec, "image_codec")
-    return libjpeg_turbo.find_library() if codec in ("auto", "libjpeg-turbo") else None
+    if kernel.has_codec():
+        return "torchvision"
+    has_torchcodec = torchcodec_jpeg.jpeg_decoder() is not None
+    return f"torchcodec ({torchcodec_jpeg.library_version()})" if has_torchcodec else "Pillow"
 
 
 def decode_regions(

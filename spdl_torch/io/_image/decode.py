@@ -1,8 +1,8 @@
 """One image from encoded bytes to RGB.
 
-torchvision's codecs decode JPEG and still WebP; every other format, and whatever they refuse, goes
-to Pillow, so that every file that Pillow reads is read. Only if both refuse is it a
-``DecodeError``.
+torchvision's codecs decode JPEG and still WebP, or torchcodec's JPEG where it has none; every other
+format, and whatever they refuse, goes to Pillow, so that every file that Pillow reads is read. Only
+if both refuse is it a ``DecodeError``.
 
 PNG is Pillow's too, though torchvision has a codec: that one jumps into freed stack when libpng
 reports an error, so one flipped bit in a file kills the process (torchvision 0.29).
@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from .._remote import is_url
 from .._source import Source, read_source, source_name
 from . import kernel
 from .header import ImageHeader, is_jpeg_without_picture, missing_data, read_header
+from .torchcodec_jpeg import jpeg_decoder
 
 if TYPE_CHECKING:
     import os
@@ -73,40 +74,41 @@ def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = Fal
     header = read_header(_view(data))
     if header is not None:
         _check_size(header, data.numel(), name)
-    if not _has_codec(header) or (header.format == "webp" and apply_exif_orientation):
+    codec = _codec_of(header, apply_exif_orientation)
+    if header is None or codec is None:
         return _decode_with_pillow(data, name, apply_exif_orientation)
     _warn_of_size(header, name)
     try:
-        image: Tensor = torch.ops.image.decode_image(data, 3, apply_exif_orientation)
+        return codec(data)
     except RuntimeError as error:
         return _decode_after(error, data, name, apply_exif_orientation)
-    return image
 
 
-def header_size(
-    data: Tensor, name: str, *, is_jpeg_decoded: bool = False
-) -> tuple[int, int] | None:
-    """Height and width of a picture that the batch kernel can decode, else None.
+def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
+    """Height and width of a picture that is decoded with its batch, else None.
 
-    is_jpeg_decoded: another library decodes JPEGs, whether torchvision has its codecs or not.
     Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
     """
     header = read_header(_view(data))
-    if header is None or not (_has_codec(header) or (is_jpeg_decoded and header.format == "jpeg")):
+    if header is None or _codec_of(header) is None:
         return None
     _check_size(header, data.numel(), name)
     _warn_of_size(header, name)
     return header.height, header.width
 
 
-def _has_codec(header: ImageHeader | None) -> TypeGuard[ImageHeader]:
-    """Return whether torchvision's codec may decode the image."""
-    return (
-        header is not None
-        and header.format in ("jpeg", "webp")
-        and kernel.has_codec()
-        and _is_pillows_own(header.format)
-    )
+def _codec_of(header: ImageHeader | None, turns: bool = False) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that decodes such a picture without the GIL; None: Pillow decodes it.
+
+    turns: as its EXIF tag says.
+    """
+    if header is None or header.format == "png" or not _is_pillows_own(header.format):
+        return None
+    if kernel.has_codec():
+        if turns and header.format == "webp":
+            return None
+        return lambda data: torch.ops.image.decode_image(data, 3, turns)
+    return jpeg_decoder() if header.format == "jpeg" and not turns else None
 
 
 def _is_pillows_own(format_name: str) -> bool:
@@ -135,7 +137,7 @@ def decode_pil(data: Tensor, name: str) -> Image:
     Raises: as :func:`decode_image`.
     """
     header = read_header(_view(data)) if data.numel() else None
-    if _has_codec(header):
+    if _codec_of(header) is not None:
         return to_pil(decode_tensor(data, name), pil_info(data))
     if header is not None:
         _check_size(header, data.numel(), name)

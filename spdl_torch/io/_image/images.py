@@ -13,12 +13,12 @@ from .._sizes import check_size, fitted_size
 from .._source import read_source, source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
-from . import kernel
-from .codec import check_codec, decode_regions, region_library, whole_decoder
+from . import kernel, libjpeg_turbo
+from .codec import decode_regions
 from .decode import decode_all, decode_image, decode_tensor, header_size
 from .geometry import Crop, check_crop_function, checked_crop
 from .reading import read_sources
-from .scaled import decode_at_least, is_jpeg, load_scaled
+from .scaled import decode_at_least, load_scaled
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .._source import Source
     from .._storage import Storage
     from .._transfer.transfer import CUDAConfig
-    from .codec import Codec
     from .geometry import CropFunction
     from .kernel import PicturePlan
 
@@ -61,7 +60,7 @@ def image_loader(
     if at_least is None:
         return decode_image(path)
     _check_least(at_least)
-    library = region_library("auto")
+    library = libjpeg_turbo.find_library()
     return decode_at_least(read_source(path), source_name(path), at_least, library)
 
 
@@ -71,7 +70,6 @@ def load_image(
     height: int | None = None,
     *,
     crop: CropFunction | None = None,
-    codec: Codec = "auto",
     scaled: bool = False,
     device_config: CUDAConfig | None = None,
     name: str | None = None,
@@ -84,17 +82,16 @@ def load_image(
         src: as in :func:`decode_image`.
         width, height: of the result, in pixels. If one is None, the shape is kept; if both are,
             the size.
-        crop, codec, scaled, device_config: as in :func:`load_image_batch`.
+        crop, scaled, device_config: as in :func:`load_image_batch`.
         name: of the source in errors; None: its path, or ``<bytes>``.
 
     Returns: uint8, shape (3, height, width), rows of RGB pixels in memory (channels_last).
     Raises: as :func:`load_image_batch`.
     """
-    check_codec(codec, "load_image")
     if device_config is not None:
         check_device_config(device_config, "load_image")
     _check_request([src], width, height, crop, "load_image")
-    image = _load([src], width, height, crop, codec, scaled=scaled, name=name)[0]
+    image = _load([src], width, height, crop, scaled=scaled, name=name)[0]
     return image if device_config is None else to_device(image, device_config)
 
 
@@ -111,7 +108,6 @@ def load_image_batch(
     device_config: CUDAConfig | None = None,
     storage: Storage | None = None,
     strict: bool = True,
-    codec: Codec = "auto",
     scaled: bool = False,
 ) -> Tensor:
     """Decode and resize a batch of images (bilinear, antialiased, as Pillow does).
@@ -133,10 +129,6 @@ def load_image_batch(
         storage: of :func:`cpu_storage`: memory for the batch, reused by the next call; or of
             :func:`batch_storage`: where a loader takes it without another copy.
         strict: False leaves images out that cannot be decoded.
-        codec: ``"libjpeg-turbo"`` decodes only the region of a common JPEG that ``crop`` wants,
-            ``"torchvision"`` all of it, with the same pixels; ``"auto"`` takes the first if it is
-            installed. ``"torchcodec"`` decodes all of a JPEG by torchcodec (extra of that name),
-            with the same pixels, also where torchvision has no codecs any more.
         scaled: decode JPEGs at a half, a quarter or an eighth of their size, where the crop still
             has the pixels wanted: several times as fast for photographs of many megapixels. Pixels
             differ from those of the whole picture, by 1 level (of 255) on average and by tens at
@@ -151,7 +143,6 @@ def load_image_batch(
     Raises:
         DecodeError: an image cannot be decoded; with ``strict=False``, none of them can; the
             pictures differ in size, and neither a size nor a filter says which.
-        ImportError: ``codec`` names a library that is not installed, or too old.
         OSError: a path cannot be read.
         RuntimeError: ``device_config`` names a device that is not there.
         TypeError: ``crop`` or ``scaled`` where FFmpeg does the work; ``crop`` is no function, or
@@ -162,13 +153,10 @@ def load_image_batch(
     """
     if device_config is not None:
         check_device_config(device_config, "load_image_batch")
-    check_codec(codec, "load_image_batch")
     _check_request(srcs, width, height, crop, "load_image_batch")
     configs = demux_config, decode_config
     if (pix_fmt, filter_desc, configs) == ("rgb24", RGB24, (None, None)):
-        batch = _load(
-            srcs, width, height, crop, codec, scaled=scaled, strict=strict, storage=storage
-        )
+        batch = _load(srcs, width, height, crop, scaled=scaled, strict=strict, storage=storage)
         batch = batch.permute(0, 2, 3, 1)
     elif crop is not None:
         raise TypeError(
@@ -198,7 +186,6 @@ def load_planned(
     height: int | None,
     width: int | None,
     *,
-    codec: Codec = "auto",
     scaled: bool = False,
     strict: bool = True,
     storage: Storage | None = None,
@@ -218,19 +205,19 @@ def load_planned(
     names = names or [str(name or source_name(source)) for source in sources]
     # Keep our own calls from any mode that the caller has entered: a loader's costs 1 µs a call.
     with torch._C.DisableTorchFunction():
-        data, sizes = _measure(read_sources(sources), names, strict, codec)
+        data, sizes = _measure(read_sources(sources), names, strict)
     plans = dict(zip(sizes, plan(sizes), strict=True))
     if height is None or width is None:
         height, width = _one_size(plans, names)
     size = height, width
     with torch._C.DisableTorchFunction():
         if scaled:
-            data, plans = load_scaled(data, plans, region_library(codec))
+            data, plans = load_scaled(data, plans, libjpeg_turbo.find_library())
         try:
-            return _fill(data, plans, size, codec, storage)
-        except RuntimeError:  # one of them is bad: take them one by one to learn which
+            return _fill(data, plans, size, storage)
+        except (RuntimeError, DecodeError):  # one is bad: take them one by one to learn which
             data = _decode_each(data, plans, names, strict)
-            return _fill(data, {k: plans[k] for k in data}, size, "torchvision", storage)
+            return _fill(data, {k: plans[k] for k in data}, size, storage)
 
 
 def _load(
@@ -238,7 +225,6 @@ def _load(
     width: int | None,
     height: int | None,
     crop: CropFunction | None,
-    codec: Codec,
     **options: Any,
 ) -> Tensor:
     def plan(size: tuple[int, int]) -> PicturePlan:
@@ -249,7 +235,7 @@ def _load(
     def plans(sizes: Sizes) -> list[PicturePlan]:
         return [plan(size) for size in sizes.values()]
 
-    return load_planned(srcs, plans, height, width, codec=codec, **options)
+    return load_planned(srcs, plans, height, width, **options)
 
 
 def _check_request(
@@ -292,9 +278,7 @@ _BAD = DecodeError, Warning
 """Raised for a picture; warnings, as of too many pixels, where the program made them errors."""
 
 
-def _measure(
-    data: list[Tensor], names: list[str], strict: bool, codec: Codec
-) -> tuple[dict[int, Tensor], Sizes]:
+def _measure(data: list[Tensor], names: list[str], strict: bool) -> tuple[dict[int, Tensor], Sizes]:
     """Find every picture's size by its header; decode those that the kernel could not.
 
     Returns: bytes or decoded picture, and height and width, by place in the batch.
@@ -302,7 +286,7 @@ def _measure(
 
     def measured(k: int) -> tuple[Tensor, tuple[int, int]]:
         content, name = data[k], names[k]
-        size = header_size(content, name, is_jpeg_decoded=codec == "torchcodec")
+        size = header_size(content, name)
         if size is None:
             content = decode_tensor(content, name)
             size = content.shape[1], content.shape[2]
@@ -332,24 +316,23 @@ def _fill(
     data: dict[int, Tensor],
     plans: dict[int, PicturePlan],
     size: tuple[int, int],
-    codec: Codec,
     storage: Storage | None,
 ) -> Tensor:
     # Rows of RGB pixels, seen as planes: channels_last.
     batch = room_for((len(data), *size, 3), storage).permute(0, 3, 1, 2)
     contents, orders = list(data.values()), list(plans.values())
-    decoder = whole_decoder(codec, "load_image_batch")
-    if decoder is not None:
-        for k, (content, plan) in enumerate(zip(contents, orders, strict=True)):
-            # One after the other: whole pictures of a batch may be more than there is memory.
-            image = decoder(content) if is_jpeg(content) else content
-            kernel.fill_batch([image], [plan], batch[k : k + 1])
-        return batch
-    library = region_library(codec)
-    if library is None:
+    library, has_codec = libjpeg_turbo.find_library(), kernel.has_codec()
+    if library is None and has_codec:
         kernel.fill_batch(contents, orders, batch)
         return batch
-    for start in range(0, len(data), _REGIONS_AT_ONCE):
-        part = slice(start, start + _REGIONS_AT_ONCE)
-        kernel.fill_batch(*decode_regions(library, contents[part], orders[part]), batch[part])
+    # One after the other: whole pictures of a batch may be more than there is memory.
+    at_once = _REGIONS_AT_ONCE if has_codec else 1
+    for start in range(0, len(data), at_once):
+        part = slice(start, start + at_once)
+        images, fitted = contents[part], orders[part]
+        if library is not None:
+            images, fitted = decode_regions(library, images, fitted)
+        if not has_codec:
+            images = [each if each.dim() == 3 else decode_tensor(each, "") for each in images]
+        kernel.fill_batch(images, fitted, batch[part])
     return batch

@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=1)
-def jpeg_decoder() -> Callable[[Tensor], Tensor]:
-    """Return the function that decodes a JPEG (uint8, one dimension) to uint8 (3, H, W), CPU.
+def jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
+    """Return the function that decodes a JPEG (uint8, one dimension) to uint8 (3, H, W), CPU; None
+    without a torchcodec that can.
 
     It does not hold the GIL, and raises RuntimeError for what is not a JPEG.
-    Raises: ImportError: torchcodec is not installed, or too old.
     """
     try:
         decode_jpeg = importlib.import_module("torchcodec.decoders").decode_jpeg
     # Versions before 0.16 decode no pictures, and need FFmpeg to be imported.
-    except (AttributeError, OSError, RuntimeError) as error:
-        raise ImportError(f"torchcodec cannot decode pictures: {error}") from error
+    except (AttributeError, ImportError, OSError, RuntimeError):
+        return None
 
     def decode(data: Tensor) -> Tensor:
+        if bytes(data[:3].numpy().data) != b"\xff\xd8\xff":  # it would skip what else is there
+            raise RuntimeError("Unsupported image file.")
         image: Tensor = decode_jpeg(_without_orientation(data), mode="RGB")
         return image
 
