@@ -4,9 +4,11 @@ import contextlib
 import io
 import random
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -19,14 +21,15 @@ CODECS = ["torchvision", *(["libjpeg-turbo"] if LIBRARY else [])]
 
 @contextlib.contextmanager
 def decoding_by(codec):
-    """Only this library is there to decode JPEGs, beside Pillow; of torchvision and libjpeg-turbo,
-    the second decodes regions and the first the rest."""
+    """Only this library is there to decode JPEGs, beside Pillow; with libjpeg-turbo, torchvision is
+    there too, unless it is alone."""
     with pytest.MonkeyPatch.context() as patched:
-        if codec != "libjpeg-turbo":
+        if "libjpeg-turbo" not in codec:
             patched.setattr(libjpeg_turbo, "find_library", lambda: None)
-        if codec in ("torchcodec", "Pillow"):
-            patched.setattr(kernel, "has_codec", lambda: False)
-        if codec == "Pillow":
+        if codec not in ("torchvision", "libjpeg-turbo"):
+            patched.setattr(torch.ops, "image", SimpleNamespace())
+            assert not kernel.has_codec()
+        if codec in ("Pillow", "libjpeg-turbo alone"):
             patched.setattr(torchcodec_jpeg, "jpeg_decoder", lambda: None)
             patched.setattr("spdl_torch.io._image.decode.jpeg_decoder", lambda: None)
         yield

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from _jpegs import KINDS, OTHER_KINDS, by, decoding_by, jpeg
+from _jpegs import KINDS, LIBRARY, OTHER_KINDS, by, decoding_by, jpeg
 from _pictures import KINDS as FILES
 from PIL import Image
 from torchvision.transforms import v2
@@ -15,16 +15,18 @@ from torchvision.transforms import v2
 from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_codec, load_image, load_image_batch, random_resized_crop
-from spdl_torch.io._image import torchcodec_jpeg
+from spdl_torch.io._image import libjpeg_turbo, torchcodec_jpeg
 
 EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS}
 
 
-@pytest.fixture(params=["torchcodec"])
+@pytest.fixture(params=["torchcodec", "libjpeg-turbo alone", "Pillow"])
 def codec(request):
     """A library that decodes whole pictures."""
     if request.param == "torchcodec":
         pytest.importorskip("torchcodec", reason="torchcodec is not installed")
+    if "libjpeg-turbo" in request.param and LIBRARY is None:
+        pytest.skip("libjpeg-turbo 3 is not installed")
     return request.param
 
 
@@ -97,16 +99,36 @@ def test_folder_and_loader_do_not_depend_on_it(codec, tmp_path):
             (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r] or [""]
         return batches, remark
 
-    for scaled, decoder in ((False, codec), (True, "Pillow")):
+    decoder = LIBRARY.path if "libjpeg-turbo" in codec else codec
+    for scaled in (False, True):
         expected, _ = epoch("torchvision", scaled, 0)
         for num_workers in (0, 2):
             found, remark = epoch(codec, scaled, num_workers)
             assert all(map(torch.equal, found, expected))
-            assert decoder in remark or not num_workers
+            assert not num_workers or (decoder if not scaled else "a reduced size") in remark
 
 
 def test_image_codec_names_what_decodes(codec):
     """torchcodec with its own number."""
     version = getattr(sys.modules.get("torchcodec"), "__version__", None)
-    expected = f"torchcodec ({version})" if codec == "torchcodec" else "Pillow"
-    assert by(codec, image_codec)() == expected
+    expected = {"torchcodec": f"torchcodec ({version})", "Pillow": "Pillow"}
+    assert by(codec, image_codec)() == expected.get(codec, f"libjpeg-turbo ({LIBRARY.path})")
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed")
+def test_libjpeg_turbo_is_found_where_torchvision_has_no_decoders():
+    """And it decodes whole pictures, too, without the GIL; Pillow those that it does not take."""
+    find = libjpeg_turbo.find_library.__wrapped__
+    with decoding_by("libjpeg-turbo alone"):
+        assert find().path == LIBRARY.path
+    asked, decode_region = [], libjpeg_turbo.LibJpegTurbo.decode_region
+
+    def spy(*args):
+        asked.append(decode_region(*args))
+        return asked[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
+        by("libjpeg-turbo alone", load_image_batch)([*KINDS.values()], width=9, height=9)
+    assert len(asked) == len(KINDS)
+    assert None not in asked

@@ -88,4 +88,6 @@ def sound_jpegs(data: Mapping[int, Tensor]) -> list[int]:
 def _is_worth_it(plan: PicturePlan) -> bool:
     num_pixels = plan.size[0] * plan.size[1]
     num_wanted = plan.box[2] * plan.box[3]
+    if not kernel.has_codec():
+        return num_wanted > 0
     return num_pixels >= _LEAST_PIXELS and 0 < num_wanted <= (1 - _LEAST_SHARE_SAVED) * num_pixels

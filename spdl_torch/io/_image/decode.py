@@ -90,7 +90,8 @@ def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
     Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
     """
     header = read_header(_view(data))
-    if header is None or _codec_of(header) is None:
+    is_jpeg = header is not None and header.format == "jpeg" and _is_pillows_own("jpeg")
+    if header is None or not (is_jpeg or _codec_of(header)):
         return None
     _check_size(header, data.numel(), name)
     _warn_of_size(header, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import io
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import kernel
+from .decode import decode_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,7 +146,7 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def find_library() -> LibJpegTurbo | None:
-    """Return the first library of version 3 that decodes as torchvision does; None if there is
+    """Return the first library of version 3 that decodes as others do; None if there is
     none.
 
     Looked for once: in the environment (conda), where the system keeps its libraries, and in the
@@ -157,7 +158,7 @@ def find_library() -> LibJpegTurbo | None:
             library = LibJpegTurbo(path)
         except (OSError, AttributeError):
             continue
-        if _agrees_with_torchvision(library):
+        if _agrees_with_others(library):
             return library
     return None
 
@@ -186,18 +187,21 @@ def _of_the_wheel() -> Iterator[str]:
             yield str(file.locate())
 
 
-def _agrees_with_torchvision(library: LibJpegTurbo) -> bool:
-    """Return whether a region of a small picture has the pixels that torchvision gives it.
+def _agrees_with_others(library: LibJpegTurbo) -> bool:
+    """Return whether a region of a small picture has the pixels that others give it: torchvision
+    or, where that has no decoders, Pillow.
 
     A library may have been built differently; the check takes less than a millisecond.
     """
-    kernel.load_operators()
+    from PIL import Image
+
+    picture = (np.arange(3 * 80 * 96) * 7 % 251).astype(np.uint8).reshape(80, 96, 3)
     try:
-        picture = torch.arange(3 * 80 * 96, device="cpu").mul(7).remainder(251).view(3, 80, 96)
-        data = torch.ops.image.encode_jpeg(picture.to(torch.uint8), 90)
-        whole = torch.ops.image.decode_image(data, 3, False)
+        Image.fromarray(picture).save(buffer := io.BytesIO(), "JPEG", quality=90)
+        data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+        whole = decode_tensor(data, "a small picture")
         found = library.decode_region(data, (80, 96), (21, 35, 40, 44))
-    except (AttributeError, RuntimeError):  # torchvision without its codecs
+    except OSError:  # Pillow without JPEG
         return False
     if found is None:
         return False
