@@ -25,7 +25,6 @@ MODULES = [
 DEFAULTS = {
     "io.load_image: filter_desc": "format=pix_fmts=rgb24, which SPDL's placeholder stands for",
     "io.load_video: filter_desc": "the same",
-    "io.load_image_batch: filter_desc": "the same",
     "io.decode_packets: filter_desc": "the same",
     "io.sample_decode_video: filter_desc": "the same",
     "io.transfer_tensor: num_caches": "None: no batches need to be kept here",
@@ -51,6 +50,11 @@ NOT_TAKEN = {
         "a rate and a number of channels stand in for filters of sound",
     ),
     "io.load_audio: filter_desc": "the same",
+    **dict.fromkeys(
+        [f"io.load_image_batch: {name}" for name in ("demux_config", "decode_config")],
+        "convert_frames of decode_packets(demux_image(path), filter_desc)",
+    ),
+    "io.load_image_batch: filter_desc": "the same",
     "pipeline.build_pipeline: background_tasks": "start a thread or an event loop of your own",
     "pipeline.run_pipeline_in_subprocess: background_tasks": "the same",
     "pipeline.iterate_in_subprocess: arena": "arrays always go through shared memory",

@@ -69,8 +69,8 @@ OF_LARGE = ("plain", "scale", "crop", "fps", "window", "sampled", "facts")
 STRETCH = "scale=w=40:h=24,format=pix_fmts=rgb24"
 
 
-def _batch(io, p, **options):
-    return io.load_image_batch([p, p], width=None, height=None, **options)
+def _stretched(io, p):
+    return io.decode_packets(io.demux_image(p), filter_desc=STRETCH)
 
 
 IMAGE = {
@@ -85,16 +85,9 @@ IMAGE = {
     "bytes": lambda io, p: io.convert_frames(
         io.decode_packets(io.demux_image(Path(p).read_bytes()), filter_desc=STRETCH)
     ),
-    "batch": lambda io, p: _batch(io, p, pix_fmt=None, filter_desc=STRETCH),
-    "letterbox": lambda io, p: io.load_image_batch(
-        [p, p],
-        width=50,
-        height=60,
-        filter_desc=io.get_video_filter_desc(scale_width=50, scale_height=60),
-    ),
-    "own size": lambda io, p: _batch(io, p, pix_fmt="gray"),
-    "stored": lambda io, p: _batch(
-        io, p, filter_desc=STRETCH, storage=io.cpu_storage(10_000, pin_memory=False)
+    "batch": lambda io, p: io.convert_frames([_stretched(io, p), _stretched(io, p)]),
+    "stored": lambda io, p: io.convert_frames(
+        [_stretched(io, p)], io.cpu_storage(10_000, pin_memory=False)
     ),
 }
 

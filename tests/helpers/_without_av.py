@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-NEEDS_AV = ("spdl_torch.io._video", "spdl_torch.io._image.filtered", "spdl_torch.check_gpu.clips")
+NEEDS_AV = ("spdl_torch.io._video", "spdl_torch.check_gpu.clips")
 HEAVY = ("lightning", "accelerate", "transformers", "__main__")
 """Modules that import an extra's library, or run."""
 

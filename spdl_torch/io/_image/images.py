@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from spdl_torch.errors import DecodeError
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._config import RGB24
 from .._sizes import check_size, fitted_size
 from .._source import read_source, source_name
 from .._storage import room_for
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .._config import DecodeConfig, DemuxConfig
     from .._source import Source
     from .._storage import Storage
     from .._transfer.transfer import CUDAConfig
@@ -101,10 +99,7 @@ def load_image_batch(
     width: int | None,
     height: int | None,
     crop: CropFunction | None = None,
-    pix_fmt: str | None = "rgb24",
-    demux_config: DemuxConfig | None = None,
-    decode_config: DecodeConfig | None = None,
-    filter_desc: str | None = RGB24,
+    pix_fmt: Literal["rgb24"] = "rgb24",
     device_config: CUDAConfig | None = None,
     storage: Storage | None = None,
     strict: bool = True,
@@ -120,10 +115,6 @@ def load_image_batch(
             the size. Then all pictures must agree.
         crop: called with each picture's height and width in turn, before anything is decoded;
             returns the box to resize. None takes the whole picture.
-        pix_fmt: FFmpeg's name of the pixel format; None keeps what the first image has.
-        demux_config, decode_config: of :func:`demux_image` and :func:`decode_packets`.
-        filter_desc: of :func:`decode_packets`. It decides everything: ``width``, ``height`` and
-            ``pix_fmt`` are then ignored, as in SPDL.
         device_config: of :func:`cuda_config`: where the batch goes, as by
             :func:`transfer_tensor`. None: it stays on the CPU.
         storage: of :func:`cpu_storage`: memory for the batch, reused by the next call; or of
@@ -135,48 +126,26 @@ def load_image_batch(
             single sharp edges. Other pictures, and JPEGs less than twice as large as wanted, are
             loaded as without it.
 
-    With another ``pix_fmt`` than rgb24, a ``filter_desc`` or a configuration, FFmpeg reads,
-    decodes and resizes the pictures, one after the other.
-
-    Returns: uint8, shape (N, height, width, 3), contiguous; for another pixel format as from
-        :func:`convert_frames`.
+    Returns: uint8, shape (N, height, width, 3), contiguous.
     Raises:
         DecodeError: an image cannot be decoded; with ``strict=False``, none of them can; the
-            pictures differ in size, and neither a size nor a filter says which.
+            pictures differ in size, and none is given.
         OSError: a path cannot be read.
         RuntimeError: ``device_config`` names a device that is not there.
-        TypeError: ``crop`` or ``scaled`` where FFmpeg does the work; ``crop`` is no function, or
-            returns no :class:`Crop`; a size that is no int.
-        UnsupportedOptionError: ``pix_fmt`` or ``device_config`` ask for what cannot be done.
-        ValueError: a size below 1; ``storage`` is too small; FFmpeg refuses filters or
-            configurations.
+        TypeError: ``crop`` is no function, or returns no :class:`Crop`; a size that is no int.
+        UnsupportedOptionError: another ``pix_fmt``, or a ``device_config`` that is none.
+        ValueError: a size below 1; ``storage`` is too small.
     """
     if device_config is not None:
         check_device_config(device_config, "load_image_batch")
     _check_request(srcs, width, height, crop, "load_image_batch")
-    configs = demux_config, decode_config
-    if (pix_fmt, filter_desc, configs) == ("rgb24", RGB24, (None, None)):
-        batch = _load(srcs, width, height, crop, scaled=scaled, strict=strict, storage=storage)
-        batch = batch.permute(0, 2, 3, 1)
-    elif crop is not None:
-        raise TypeError(
-            "load_image_batch: crop goes without filter_desc, demux_config, decode_config and "
-            "other formats than rgb24. FFmpeg has a filter for it: filter_desc='crop=w=...:h=...'."
+    if pix_fmt != "rgb24":
+        raise UnsupportedOptionError(
+            f"load_image_batch: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_image, "
+            "decode_packets and convert_frames for other formats."
         )
-    elif scaled:
-        raise TypeError(
-            "load_image_batch: scaled goes without filter_desc, demux_config, decode_config and "
-            "other formats than rgb24. FFmpeg has an option for it: "
-            "decode_config=decode_config(decoder_options={'lowres': '2'}) decodes at a quarter."
-        )
-    else:
-        from .filtered import load_filtered_batch, stretch_filter  # with PyAV, for this alone
-
-        if filter_desc == RGB24:
-            filter_desc = stretch_filter(width, height, pix_fmt)
-        batch = load_filtered_batch(
-            srcs, filter_desc, demux_config, decode_config, strict=strict, storage=storage
-        )
+    batch = _load(srcs, width, height, crop, scaled=scaled, strict=strict, storage=storage)
+    batch = batch.permute(0, 2, 3, 1)
     return batch if device_config is None else to_device(batch, device_config)
 
 
