@@ -7,8 +7,8 @@ _AUDIO = (
 )
 _ENCODING = "Writing is left out: save images with Pillow, and videos with PyAV."
 _NVDEC = (
-    "NVDEC is left out as a class: load_video and load_clip decode on the GPU with "
-    "decoder='torchcodec' and device_config=; without decoder= on the CPU, and send the frames."
+    "NVDEC is left out: torchcodec.decoders.VideoDecoder(path, device='cuda') decodes there; "
+    "load_video and load_clip decode on the CPU and send the frames with device_config=."
 )
 _NVJPEG = "Use load_image_batch_nvjpeg."
 _NV12 = "NVDEC is left out, and so are its colours: ask a filter for pix_fmt='rgb24'."

@@ -42,11 +42,6 @@ from spdl_torch.io import Transfer, cuda_config, decode_image
 from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
 
-try:
-    from spdl_torch.io._video import torchcodec_video
-except ModuleNotFoundError:  # it needs PyAV
-    torchcodec_video = None
-
 ORDERS = ("late", "model", *range(3))
 LARGE = slabs.SMALL_BYTES
 
@@ -513,26 +508,6 @@ def decoded_on_the_device(device):
     return judged(device, readings, problems)
 
 
-def clips_decoded_on_the_device(device):
-    """Frames of a video, by torchcodec: as before."""
-    problems, readings = [], []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torchcodec_video, "decoded_frames", LateJpegs(device).frames)
-        patched.setattr(cuda, "resolve", lambda place: HOST)
-        for value in range(10):
-            config = cuda_config(0) if value < 5 else cuda_config(0, stream=0)
-            if config.stream == 0:
-                before = device.empty(LARGE).fill_(100 + value)
-                readings.append((device.read(before), 100 + value))
-                del before
-            frames = torchcodec_video.frames_at(b"", [value], 1.0, None, config, 1)
-            expect(problems, [bytes(frames.numpy())], value)
-            readings.append((device.read(frames), value))
-            del frames
-            device.step()
-    return judged(device, readings, problems)
-
-
 def gray_jpeg(value):
     """A picture whose pixels all have one value."""
     Image.new("L", (SIDE, SIDE), value).save(file := io.BytesIO(), "JPEG", quality=100)
@@ -556,10 +531,6 @@ class LateJpegs:
             self.stream.give(partial(ctypes.memset, memory.data_ptr(), bad, memory.nbytes))
             raise RuntimeError("Failed to decode batch: 3")
         return self.written(decode_image(bytes(each.numpy())).contiguous() for each in coded)
-
-    def frames(self, source, seconds, *_):
-        """As torchcodec would."""
-        return self.written([torch.full((LARGE,), seconds[0], dtype=torch.uint8)])[0]
 
     def written(self, contents):
         """Memory of the caller's stream, which waits until the other one has written it."""
@@ -594,7 +565,6 @@ SCENARIOS = [
 # Where lines are that these alone need.
 OF_ROOMS = {
     nvjpeg: [decoded_on_the_device],
-    **({torchcodec_video: [clips_decoded_on_the_device]} if torchcodec_video else {}),
     transfer_stage: [ended_while_a_loader_waits_for_the_model],
     dataset: [ended_while_a_pipeline_waits_for_the_model],
     team: [packed_by_several_threads],
@@ -652,7 +622,7 @@ GUARDS = {
 }
 
 WAYS = (
-    *(cuda, region, slabs, transfer, nvjpeg, *filter(None, [torchcodec_video])),
+    *(cuda, region, slabs, transfer, nvjpeg),
     *(transfer_stage, mappings, shared_memory, batch_memory, dataset, team, readers),
 )
 

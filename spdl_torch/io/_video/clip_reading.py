@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .._source import source_name
 from .demux import read_again_if_unsure, read_spans
 from .moments import facts_of, facts_of_packets, moments_of, on_display, spans_of
 from .opening import open_video, position_of, rewind
@@ -20,25 +20,13 @@ if TYPE_CHECKING:
     from .samplers import ClipSampler, VideoInfo
 
 
-@dataclass(frozen=True, slots=True)
-class ClipPackets:
-    """The packets of a clip."""
-
-    packets: VideoPackets
-    wanted: list[int]
-    """The place of each moment's frame among the packets' frames."""
-    info: VideoInfo
-    container_format: str
-    """FFmpeg's name of it."""
-
-
 class ClipReading:
     """Reads the packets of a clip, of which the moments are chosen once."""
 
-    def __init__(self, src: Source, sampler: ClipSampler, name: str) -> None:
+    def __init__(self, src: Source, sampler: ClipSampler) -> None:
         self._src = src
         self._sampler = sampler
-        self._name = name
+        self._name = source_name(src)
         self._place = position_of(src)
         self._moments: list[float] = []
 
@@ -47,20 +35,20 @@ class ClipReading:
         """Whether the source can be read again."""
         return self._place is not None
 
-    def read(self, *, whole: bool = False) -> ClipPackets:
-        """Read the packets of the moments, or the whole video. Raises: as :func:`load_clip`."""
+    def read(self, *, whole: bool = False) -> tuple[VideoPackets, list[int]]:
+        """Read the packets of the moments, or the whole video.
+
+        Returns: the packets, and the place of each moment's frame among their frames.
+        Raises: as :func:`load_clip`.
+        """
         if whole:
             rewind(self._src, self._place)
-        packets, info, container_format = read_again_if_unsure(
-            self._src, None, self._name, self._read, whole=whole
-        )
-        return ClipPackets(
-            packets, on_display(packets, self._moments, info), info, container_format
-        )
+        packets, info = read_again_if_unsure(self._src, None, self._name, self._read, whole=whole)
+        return packets, on_display(packets, self._moments, info)
 
     def _read(
         self, container: InputContainer, stream: VideoStream, whole: bool
-    ) -> tuple[VideoPackets, VideoInfo, str]:
+    ) -> tuple[VideoPackets, VideoInfo]:
         reader = PacketReader(container, stream, self._name)
         if whole:
             packets = read_spans(reader, [(-math.inf, math.inf)], whole=True)
@@ -70,7 +58,7 @@ class ClipReading:
             info, can_go_on = facts_of(reader, keeps_all=not self.can_repeat)
             self._choose(info)
             packets = self._read_spans(reader) if can_go_on else self._read_anew()
-        return packets, info, container.format.name
+        return packets, info
 
     def _read_anew(self) -> VideoPackets:
         rewind(self._src, self._place)

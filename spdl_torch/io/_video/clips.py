@@ -23,13 +23,6 @@ from .decode import decode_wanted
 from .filters import filter_frames
 from .frames import rgb_view
 from .packets import UnsureError
-from .torchcodec_video import (
-    SURE_FORMATS,
-    check_decoder,
-    check_torchcodec,
-    frames_at,
-    readable,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
     from .._storage import Storage
     from .._transfer.transfer import CUDAConfig
     from .packets import VideoPackets
-    from .samplers import ClipSampler, VideoInfo
+    from .samplers import ClipSampler
 
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
 # The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
@@ -71,7 +64,6 @@ def load_clip(
     resize: Literal["swscale", "antialias"] = "swscale",
     num_threads: int = 1,
     storage: Storage | None = None,
-    decoder: Literal["ffmpeg", "torchcodec"] = "ffmpeg",
     device_config: CUDAConfig | None = None,
 ) -> Clip:
     """Load the frames that are displayed at given moments of a video.
@@ -91,76 +83,27 @@ def load_clip(
             frames, within one level (of 255).
         num_threads: the threads of FFmpeg's decoder and filters.
         storage: memory for the frames, of :func:`cpu_storage` or :func:`batch_storage`.
-        decoder: "torchcodec" decodes by torchcodec (extra ``torchcodec``, and FFmpeg's shared
-            libraries): with ``device_config`` on the GPU, by its video decoder. MP4, MOV, Matroska
-            and WebM go that way; other containers, rotated frames, and what torchcodec does not
-            take, are decoded on the CPU as by "ffmpeg". It knows only ``resize="antialias"``, on
-            the GPU within one level of that on the CPU, and takes no ``storage``. It notices less
-            damage within frames, and returns whatever it made of them.
         device_config: of :func:`cuda_config`: the device for the frames.
 
     Returns: the frames in the order of the moments.
     Raises:
         DecodeError: not a video, damaged at these frames, or a moment after its end.
-        ImportError: ``decoder`` names a library that is not installed.
         OSError: a path cannot be read.
-        RuntimeError: ``device_config`` names a device that is not there, or torchcodec was built
-            without CUDA.
-        UnsupportedOptionError: ``decoder="torchcodec"`` with what it does not do.
+        RuntimeError: ``device_config`` names a device that is not there.
         ValueError: the sampler returns no moments, or one that is not finite; ``storage`` is too
             small.
     """
     _check(width, height, pix_fmt, resize, "load_clip")
-    check_decoder(decoder, "load_clip")
     if device_config is not None:
         check_device_config(device_config, "load_clip")
-    size = width, height
-    if decoder == "torchcodec":
-        _check_torchcodec(size, resize, storage, device_config, "load_clip")
-        return _by_torchcodec(src, sampler, size, num_threads, device_config)
     room = partial(room_for, storage=storage)
-    clip = _load_clip(src, sampler, size, resize, num_threads, room)
+    clip = _load_clip(src, sampler, (width, height), resize, num_threads, room)
     return _sent(clip, device_config)
 
 
 def _sent(clip: Clip, config: CUDAConfig | None) -> Clip:
     """Return the clip with its frames on the device, if one was given."""
-    if config is None or clip.frames.device.type != "cpu":
-        return clip
-    return replace(clip, frames=to_device(clip.frames, config))
-
-
-def _check_torchcodec(
-    size: _Size, resize: str, storage: Storage | None, config: CUDAConfig | None, where: str
-) -> None:
-    if size != (None, None) and resize != "antialias":
-        raise UnsupportedOptionError(
-            f"{where}: decoder='torchcodec' goes with resize='antialias', got {resize!r}."
-        )
-    if storage is not None:
-        raise UnsupportedOptionError(
-            f"{where}: decoder='torchcodec' has memory of its own, got storage. Leave it out."
-        )
-    check_torchcodec(config)
-
-
-def _by_torchcodec(
-    src: Source, sampler: ClipSampler, size: _Size, num_threads: int, config: CUDAConfig | None
-) -> Clip:
-    """Return the same packets, moments and times as without it; only pixels are torchcodec's."""
-    name, src = source_name(src), readable(src)
-
-    def load(packets: VideoPackets, wanted: Sequence[int], info: VideoInfo) -> Clip | None:
-        tick = float(packets.time_base)
-        fitted = None if size == (None, None) else fitted_size(*size, info.width, info.height)
-        frames = frames_at(src, wanted, tick, fitted, config, num_threads)
-        return frames if frames is None else Clip(frames, _times(wanted, tick))
-
-    room = partial(room_for, storage=None)
-    clip = _load_clip(
-        src, sampler, size, "antialias", num_threads, room, name=name, torchcodecs=load
-    )
-    return _sent(clip, config)
+    return clip if config is None else replace(clip, frames=to_device(clip.frames, config))
 
 
 def load_clip_batch(
@@ -173,7 +116,6 @@ def load_clip_batch(
     resize: Literal["swscale", "antialias"] = "swscale",
     num_threads: int = 1,
     storage: Storage | None = None,
-    decoder: Literal["ffmpeg", "torchcodec"] = "ffmpeg",
     device_config: CUDAConfig | None = None,
 ) -> Clip:
     """Load one clip of each video, all into one tensor: nothing is stacked afterwards.
@@ -187,48 +129,23 @@ def load_clip_batch(
         storage: memory for the frames, of :func:`cpu_storage`; or :func:`batch_storage`, whose
             batches a loader sends to its device without another copy.
         width, height, pix_fmt, resize, num_threads, device_config: as in :func:`load_clip`.
-        decoder: as there; "torchcodec" has memory of its own for each clip, which is copied into
-            the batch, on the device if one is given.
 
     Returns: the clips in the order of ``srcs``.
     Raises: as :func:`load_clip`; DecodeError: the clips differ in size or number of frames;
         ValueError: no sources.
     """
     _check(width, height, pix_fmt, resize, "load_clip_batch")
-    check_decoder(decoder, "load_clip_batch")
     if device_config is not None:
         check_device_config(device_config, "load_clip_batch")
     if not srcs:
         raise ValueError("load_clip_batch: srcs must hold at least one video, got none.")
     size = width, height
-    if decoder == "torchcodec":
-        _check_torchcodec(size, resize, storage, device_config, "load_clip_batch")
-        return _batch_by_torchcodec(srcs, sampler, size, num_threads, device_config)
     rows = _Rows(len(srcs), partial(room_for, storage=storage))
     times = [
         _load_clip(src, sampler, size, resize, num_threads, partial(rows.take, k, src)).timestamps
         for k, src in enumerate(srcs)
     ]
     return _sent(Clip(rows.whole, torch.stack(times)), device_config)
-
-
-def _batch_by_torchcodec(
-    srcs: Sequence[Source],
-    sampler: ClipSampler,
-    size: _Size,
-    num_threads: int,
-    config: CUDAConfig | None,
-) -> Clip:
-    """Return the batch where the first clip is; the clips are copied there one by one."""
-    times: list[Tensor] = []
-    rows: _Rows | None = None
-    for k, src in enumerate(srcs):
-        clip = _by_torchcodec(src, sampler, size, num_threads, config)
-        rows = rows or _Rows(len(srcs), clip.frames.new_empty)
-        rows.take(k, src, tuple(clip.frames.shape)).copy_(clip.frames)
-        times.append(clip.timestamps)
-    assert rows is not None, "guaranteed by the caller: there are sources"
-    return Clip(rows.whole, torch.stack(times))
 
 
 class _Rows:
@@ -265,28 +182,16 @@ def _load_clip(
     resize: str,
     num_threads: int,
     room: _Room,
-    *,
-    name: str | None = None,
-    torchcodecs: _Other | None = None,
 ) -> Clip:
-    """Load one clip. name: of the source; None: its own. torchcodecs: tried first; where it returns
-    None, the clip is decoded here.
-    """
-    reading = ClipReading(src, sampler, name or source_name(src))
-    read = reading.read()
-    packets = read.packets
-    clip = None
-    if torchcodecs is not None and read.container_format in SURE_FORMATS and packets.is_plain:
-        clip = torchcodecs(packets, [packets.times[place] for place in read.wanted], read.info)
-    if clip is not None:
-        return clip
+    reading = ClipReading(src, sampler)
+    packets, wanted = reading.read()
     try:
-        return _load(packets, read.wanted, size, resize, num_threads, room)
+        return _load(packets, wanted, size, resize, num_threads, room)
     except UnsureError:
         if packets.sequence is not None or not reading.can_repeat:
             raise
-    read = reading.read(whole=True)
-    return _load(read.packets, read.wanted, size, resize, num_threads, room)
+    packets, wanted = reading.read(whole=True)
+    return _load(packets, wanted, size, resize, num_threads, room)
 
 
 def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:
@@ -327,19 +232,15 @@ def _load(
             for row in rows[place]:
                 batch[row].copy_(image)
     assert batch is not None, "guaranteed by decode_wanted: every frame, of at least one"
-    return Clip(batch, _times([packets.times[place] for place in wanted], float(packets.time_base)))
-
-
-def _times(wanted: Sequence[int], tick: float) -> Tensor:
-    return torch.tensor(wanted, dtype=torch.float64, device="cpu") * tick
+    ticks = [packets.times[place] for place in wanted]
+    times = torch.tensor(ticks, dtype=torch.float64, device="cpu")
+    return Clip(batch, times * float(packets.time_base))
 
 
 _Size: TypeAlias = tuple[int | None, int | None]
 """Width and height in pixels; None: derived from the other one, or the video's."""
 _Room: TypeAlias = "Callable[[tuple[int, ...]], Tensor]"
 """Gets a shape, returns memory of it: uint8, contiguous."""
-_Other: TypeAlias = "Callable[[VideoPackets, Sequence[int], VideoInfo], Clip | None]"
-"""Another way to decode the frames at those display times, in ticks."""
 
 
 def _swscaled(

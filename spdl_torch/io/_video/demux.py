@@ -55,10 +55,10 @@ def demux_video(
         OSError: a path cannot be read.
         ValueError: FFmpeg has no such format, or refuses ``bsf``.
     """
-    return demux_known(src, timestamp, demux_config, bsf, name)[0]
+    return read_window(src, timestamp, demux_config, bsf, name)
 
 
-def demux_known(
+def read_window(
     src: Source,
     timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None,
     config: DemuxConfig | None,
@@ -66,8 +66,8 @@ def demux_known(
     name: str | None,
     *,
     whole: bool = False,
-) -> tuple[VideoPackets, str]:
-    """Do the same, and return FFmpeg's name of the container's format, too.
+) -> VideoPackets:
+    """Do the same.
 
     whole: read all of the video, and find the window's frames by decoding it.
     """
@@ -75,18 +75,15 @@ def demux_known(
     window = None if timestamp is None else window_of(timestamp)
     spans = [(-math.inf, math.inf)] if window is None else [window]
 
-    def read(
-        container: InputContainer, stream: VideoStream, whole: bool
-    ) -> tuple[VideoPackets, str]:
-        reader = PacketReader(container, stream, name)
-        return read_spans(reader, spans, window, bsf, whole=whole), container.format.name
+    def read(container: InputContainer, stream: VideoStream, whole: bool) -> VideoPackets:
+        return read_spans(PacketReader(container, stream, name), spans, window, bsf, whole=whole)
 
-    packets, container_format = read_again_if_unsure(src, config, name, read, whole=whole)
+    packets = read_again_if_unsure(src, config, name, read, whole=whole)
     if not packets.times:
         if window is not None:
             packets.check_order()
         raise DecodeError(f"{name}: no frame {_where(window)}.")
-    return packets, container_format
+    return packets
 
 
 def read_again_if_unsure(

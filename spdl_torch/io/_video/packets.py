@@ -155,13 +155,6 @@ class VideoPackets:
         return self.sequence is None and (not self.is_counted or counts)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether whoever trusts the container's times and keyframes finds the same frames."""
-        return self.sequence is None and all(
-            label.is_entry or not label.is_key for label in self.labels
-        )
-
-    @property
     def _has_order(self) -> bool:
         return all(a <= b for a, b in pairwise(self.sequence or ()))
 
