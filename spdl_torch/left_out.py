@@ -10,7 +10,10 @@ _NVDEC = (
     "NVDEC is left out: torchcodec.decoders.VideoDecoder(path, device='cuda') decodes there; "
     "load_video and load_clip decode on the CPU and send the frames with device_config=."
 )
-_NVJPEG = "Use load_image_batch_nvjpeg."
+_NVJPEG = (
+    "Use torchcodec.decoders.decode_jpeg(list of bytes as tensors, device='cuda'), or "
+    "load_image_batch(device_config=), which decodes on the CPU."
+)
 _NV12 = "NVDEC is left out, and so are its colours: ask a filter for pix_fmt='rgb24'."
 _STREAM = "Decoding in pieces is left out: take windows, demux_video(src, timestamp=(start, end))."
 _GRAPH = "Filters run inside of decode_packets: pass filter_desc=."
@@ -25,7 +28,7 @@ _IO = {
     **dict.fromkeys(("encode_image", "save_image"), _ENCODING),
     **dict.fromkeys(("NvDecDecoder", "decode_packets_nvdec", "nvdec_decoder"), _NVDEC),
     "streaming_load_video_nvdec": _NVDEC,
-    "decode_image_nvjpeg": _NVJPEG,
+    **dict.fromkeys(("decode_image_nvjpeg", "load_image_batch_nvjpeg"), _NVJPEG),
     **dict.fromkeys(("nv12_to_bgr", "nv12_to_rgb"), _NV12),
     **dict.fromkeys(("Decoder", "Demuxer", "VideoDecoder"), _STREAM),
     **dict.fromkeys(("FilterGraph", "get_buffer_desc"), _GRAPH),
@@ -69,6 +72,7 @@ _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes.
 _WENT: dict[str, dict[str, str]] = {
     "spdl_torch.io": {
         "Codec": "Leave codec= out: what is there decodes, with the same pixels.",
+        "load_image_batch_nvjpeg": _NVJPEG,
     },
     "spdl_torch.observe": {
         **dict.fromkeys(

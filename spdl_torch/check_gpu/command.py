@@ -201,7 +201,6 @@ def _groups(
             ("devices", partial(devices.check_devices, sheet)),
             ("batches", partial(correctness.check_batches, gpu, sheet)),
             ("loaders", partial(correctness.check_loaders, gpu, sheet)),
-            by_kernels("nvjpeg", partial(correctness.check_nvjpeg, sheet)),
             ("clips", partial(check_clips, gpu, sheet)),
         ],
         "races": [
@@ -209,7 +208,6 @@ def _groups(
             ("race_drop", partial(races.check_races, gpu, sheet, **extent._asdict())),
             ("race_isolation", partial(races.check_isolation, gpu, sheet, **more)),
             ("race_ways", partial(ways.check_ways, gpu, sheet, **few)),
-            by_kernels("race_nvjpeg", partial(correctness.check_nvjpeg_race, gpu, sheet)),
             by_kernels("race_allocators", partial(allocators.check_allocators, sheet)),
             ("sizes", partial(resources.check_sizes, gpu, sheet, **sizes)),
         ],

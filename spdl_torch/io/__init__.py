@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.decode import decode_image
     from spdl_torch.io._image.geometry import Crop, random_resized_crop, random_resized_crop_params
     from spdl_torch.io._image.images import image_loader, load_image, load_image_batch
-    from spdl_torch.io._image.nvjpeg import load_image_batch_nvjpeg
     from spdl_torch.io._read import Reader
     from spdl_torch.io._source import Source
     from spdl_torch.io._storage import CPUStorage, Storage, batch_storage, cpu_storage
@@ -102,7 +101,6 @@ __all__ = [
     "load_clip_batch",
     "load_image",
     "load_image_batch",
-    "load_image_batch_nvjpeg",
     "load_npy",
     "load_npz",
     "load_video",
@@ -142,7 +140,6 @@ _HOMES = {
     "_image.images": ("image_loader", "load_image", "load_image_batch"),
     "_array.npy": ("load_npy",),
     "_array.npz": ("NpzFile", "load_npz"),
-    "_image.nvjpeg": ("load_image_batch_nvjpeg",),
     "_video.packets": ("ImagePackets", "VideoPackets"),
     "_read": ("Reader",),
     "_video.samplers": (

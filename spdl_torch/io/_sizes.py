@@ -5,23 +5,20 @@ from __future__ import annotations
 import operator
 
 
-def check_size(
-    width: int | None, height: int | None, where: str, *, may_be_none: bool = True
-) -> None:
+def check_size(width: int | None, height: int | None, where: str) -> None:
     """Raise a TypeError unless both are whole numbers, or None, and a ValueError below 1."""
-    or_none = " or None" if may_be_none else ""
     for name, pixels in (("width", width), ("height", height)):
-        if pixels is None and may_be_none:
+        if pixels is None:
             continue
         try:
-            operator.index(pixels)  # type: ignore[arg-type]  # whatever was given
+            operator.index(pixels)
         except TypeError:
             raise TypeError(
-                f"{where}: {name} must be an int{or_none}, in pixels, got {pixels!r}. "
+                f"{where}: {name} must be an int or None, in pixels, got {pixels!r}. "
                 "Convert it with int()."
             ) from None
     if any(pixels is not None and pixels < 1 for pixels in (width, height)):
-        raise ValueError(f"width and height must be >= 1{or_none}, got {width=}, {height=}.")
+        raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
 
 
 def fitted_size(

@@ -24,8 +24,6 @@ from spdl_torch.check_gpu import command, correctness, exits, races, rates
 from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.data.child_process import worker_process
-from spdl_torch.io._image import nvjpeg
-from spdl_torch.io._image.geometry import Crop
 from spdl_torch.io._transfer import cuda, transfer
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.measuring.quantiles import quantile
@@ -137,48 +135,6 @@ def test_batches_of_loaders_are_compared(gpu, monkeypatch):
     assert outcomes_of_loaders(gpu) == ["FAIL"] * 3
 
 
-WHOLE = [f"nvjpeg_{kind}" for kind in correctness.made_pictures()]
-CROPPED = ["nvjpeg_crop", "nvjpeg_crop_together"]
-
-
-def jpegs_found(gpu, monkeypatch, off_by=0):
-    """The names of the lines that fail, with torchvision's decoder of the CPU in nvJPEG's place."""
-
-    def decode(coded, device):
-        pictures = [torch.ops.image.decode_jpeg(each, 0, False) for each in coded]
-        return [(each.expand(3, -1, -1).int() + off_by).clamp(0, 255).byte() for each in pictures]
-
-    monkeypatch.setattr(nvjpeg, "gpu_decoder", lambda: decode)
-    found = lines_of(partial(correctness.check_nvjpeg, device_index=0))
-    assert [name for name, _ in found] == WHOLE + CROPPED
-    return [name for name, outcome in found if outcome == "FAIL"]
-
-
-def test_jpegs_are_compared(gpu, monkeypatch):
-    """Of every kind, whole, and cropped and flipped; those that are not nvJPEG's are the CPU's."""
-    assert jpegs_found(gpu, monkeypatch) == []
-    others = ["nvjpeg_cmyk", "nvjpeg_png"]
-    expected = [name for name in WHOLE + CROPPED if name not in others]
-    assert jpegs_found(gpu, monkeypatch, off_by=9) == expected
-
-
-def test_jpegs_that_are_not_flipped_are_found(gpu, monkeypatch):
-    """Or are cropped elsewhere, one by one and together."""
-    box = nvjpeg.box_of
-    monkeypatch.setattr(nvjpeg, "box_of", lambda *args: Crop(*box(*args)[:4], flip=False))
-    assert jpegs_found(gpu, monkeypatch) == CROPPED
-
-
-def test_jpegs_are_skipped_where_there_is_no_decoder(gpu, monkeypatch):
-    """The sheet says so."""
-
-    def missing():
-        raise RuntimeError("load_image_batch_nvjpeg needs nvJPEG, which this torchvision lacks")
-
-    monkeypatch.setattr(nvjpeg, "gpu_decoder", missing)
-    assert lines_of(correctness.check_nvjpeg) == [("nvjpeg", "SKIP")]
-
-
 class Backwards(correctness.DataLoader):
     """A loader whose batches come in another order."""
 
@@ -194,13 +150,13 @@ def test_lines_are_printed_and_kept(tmp_path):
     assert json.loads(path.read_text())["passed"] is True
     sheet.at_least("ratio", 0.94, 0.95)
     sheet.note("rate", 51.23456)
-    sheet.skip("nvjpeg", "no nvJPEG here")
+    sheet.skip("clips", "no PyAV here")
     sheet.fail("copies", "OSError: no")
     assert out.getvalue().splitlines() == [
         "wrong 0 <= 0 PASS",
         "ratio 0.94 >= 0.95 FAIL",
         "rate 51.23 - PASS",
-        "nvjpeg (no nvJPEG here) - SKIP",
+        "clips (no PyAV here) - SKIP",
         "copies (OSError: no) - FAIL",
     ]
     written = json.loads(path.read_text())

@@ -8,15 +8,13 @@ import math
 from functools import partial
 
 import pytest
-import torch
 from _lazy_device import FreeAtOnce
 from _lazy_gpu import Cuda, as_torchs, gpu, lines_of
 from _loader_helpers import no_thread_left
 
-from spdl_torch.check_gpu import allocators, correctness, rates, resources, ways
+from spdl_torch.check_gpu import allocators, rates, resources, ways
 from spdl_torch.check_gpu.gpu import unguarded
 from spdl_torch.check_gpu.sheet import Sheet
-from spdl_torch.io._image import nvjpeg
 from spdl_torch.io._transfer import transfer
 from spdl_torch.io._transfer.kept import TransferKeeper
 
@@ -116,29 +114,6 @@ def test_program_of_the_allocators_runs():
 
 
 # -- kernels of others -----------------------------------------------------------------------------
-
-
-def test_races_of_nvjpegs_batches_are_looked_for(gpu, monkeypatch):
-    """Against the first batch of each picture; where there is no decoder they are skipped."""
-    pictures = []
-
-    def decode(coded, device):
-        pictures.append(0)
-        return [torch.ops.image.decode_jpeg(each, 0, False).expand(3, -1, -1) for each in coded]
-
-    monkeypatch.setattr(nvjpeg, "gpu_decoder", lambda: decode)
-    monkeypatch.setattr(gpu, "total", lambda tensor: tensor.sum(dtype=torch.float64))
-    monkeypatch.setattr(gpu, "values", lambda totals: [float(total) for total in totals])
-    check = partial(correctness.check_nvjpeg_race, gpu, num_batches=12)
-    assert lines_of(check) == [("race_nvjpeg", "PASS")]
-    monkeypatch.setattr(gpu, "values", lambda totals: [float(total) + 1 for total in totals])
-    assert lines_of(check) == [("race_nvjpeg", "FAIL")]
-
-    def missing():
-        raise RuntimeError("load_image_batch_nvjpeg needs nvJPEG, which this torchvision lacks")
-
-    monkeypatch.setattr(nvjpeg, "gpu_decoder", missing)
-    assert lines_of(check) == [("race_nvjpeg", "SKIP")]
 
 
 PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -24,18 +23,16 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.testing._internal.two_tensor import TwoTensor
 from torchvision import tv_tensors
 
-from spdl_torch import DecodeError, UnsupportedOptionError
+from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (
     CUDAConfig,
     Transfer,
     cuda_config,
     load_image_batch,
-    load_image_batch_nvjpeg,
     transfer_buffer,
     transfer_tensor,
     transfer_tensor_h2d,
 )
-from spdl_torch.io._image.geometry import Crop
 from spdl_torch.io._transfer import cuda, leaves, runtime
 from spdl_torch.io._transfer import transfer as transfer_module
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES, plan
@@ -639,182 +636,6 @@ def test_load_image_batch_goes_to_the_device_of_the_config(backends, jpegs):
     assert backends[0].copy_sizes
 
 
-def test_nvjpeg_says_so_when_it_is_not_there(backends, jpegs, monkeypatch):
-    """Libraries without it are not the data's fault."""
-    from spdl_torch.io._image import kernel, nvjpeg
-
-    nvjpeg.gpu_decoder.cache_clear()
-    monkeypatch.setattr(kernel, "has_codec", lambda: False)
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    with pytest.raises(
-        RuntimeError, match="needs nvJPEG, which this torchvision was built without"
-    ):
-        load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
-
-
-def test_nvjpeg_is_torchcodecs_when_torchvision_has_none(jpegs, monkeypatch):
-    """Called as on a GPU, but for the device."""
-    pytest.importorskip("torchcodec")
-    from spdl_torch.io._image import kernel, nvjpeg
-
-    monkeypatch.setattr(kernel, "has_nvjpeg", lambda: False)
-    decode = nvjpeg.gpu_decoder.__wrapped__()
-    data = [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in jpegs]
-    images = decode(data, torch.device("cpu"))
-    assert [image.shape for image in images] == [(3, 40, 60)] * 2
-
-
-@pytest.fixture
-def decoder(monkeypatch):
-    """Decodes on the CPU in nvJPEG's place, and as that refuses what is not of one or three
-    components. Its calls, and what a call is to raise instead."""
-    from spdl_torch.io._image import kernel, nvjpeg
-
-    assert kernel.has_codec()
-    fake = SimpleNamespace(calls=[], error=None)
-
-    def decode(data, device):
-        fake.calls.append(len(data))
-        if fake.error is not None:
-            raise fake.error
-        images = [torch.ops.image.decode_jpeg(content, 0, False) for content in data]
-        if any(len(image) == 4 for image in images):
-            raise RuntimeError("nvjpegDecodeBatched failed: 2")
-        return [image.expand(3, -1, -1) for image in images]
-
-    monkeypatch.setattr(nvjpeg, "gpu_decoder", lambda: decode)
-    return fake
-
-
-def test_nvjpeg_batch_is_planes_of_the_asked_size(backends, decoder, jpegs):
-    """Within a level of the CPU path, whose resize is the same but for rounding."""
-    config = cuda_config(1)
-    batch = load_image_batch_nvjpeg(jpegs, device_config=config, width=32, height=24)
-    assert (batch.shape, batch.dtype) == ((2, 3, 24, 32), torch.uint8)
-    expected = load_image_batch(jpegs, width=32, height=24).permute(0, 3, 1, 2)
-    assert (batch.int() - expected.int()).abs().max() <= 1
-    (backend,) = backends
-    assert (backend.place.index, backend.use) == (1, "decode")
-    ((_, pointers),) = backend.handed_over
-    assert pointers == [batch.untyped_storage().data_ptr()]
-
-
-def test_nvjpeg_crops_and_flips(backends, decoder, jpegs):
-    """As the CPU path does with the same boxes, called with the same sizes."""
-    boxes = [Crop(5, 10, 30, 20, flip=True), Crop(0, 0, 40, 33), Crop(1, 2, 3, 4, flip=True)]
-    results = []
-    for load, options in (
-        (load_image_batch, {}),
-        (load_image_batch_nvjpeg, {"device_config": cuda_config(0)}),
-    ):
-        left, sizes = iter(boxes), []
-
-        def crop(height, width, left=left, sizes=sizes):
-            sizes.append((height, width))
-            return next(left)
-
-        srcs = [*jpegs, jpegs[0]]
-        results.append(load(srcs, width=32, height=24, crop=crop, **options))
-        assert sizes == [(40, 60)] * 3
-    expected, batch = results
-    assert (batch.int() - expected.permute(0, 3, 1, 2).int()).abs().max() <= 1
-    with pytest.raises(ValueError, match="outside the picture of height=40"):
-        load_image_batch_nvjpeg(
-            jpegs,
-            device_config=cuda_config(0),
-            width=8,
-            height=8,
-            crop=lambda h, w: Crop(0, 0, 41, 1),
-        )
-
-
-@pytest.fixture
-def others(tmp_path, jpegs):
-    """What nvJPEG does not take, by its kind."""
-    image = Image.open(jpegs[0])
-    image.convert("CMYK").save(tmp_path / "inks.jpg")
-    image.convert("L").save(tmp_path / "gray.jpg")
-    image.save(tmp_path / "a.png")
-    return [tmp_path / name for name in ("inks.jpg", "gray.jpg", "a.png")]
-
-
-def test_nvjpeg_batch_has_pictures_that_the_cpu_decoded(backends, decoder, jpegs, others):
-    """Every picture is there, in its place; those that nvJPEG does not take are not tried on it."""
-    srcs = [others[0], jpegs[0], others[1], others[2], jpegs[1]]
-    batch = load_image_batch_nvjpeg(srcs, device_config=cuda_config(0), width=32, height=24)
-    expected = load_image_batch(srcs, width=32, height=24).permute(0, 3, 1, 2)
-    assert (batch.int() - expected.int()).abs().max() <= 1
-    assert decoder.calls == [3]
-
-
-def test_nvjpeg_batch_is_whole_when_one_picture_is_refused(backends, decoder, jpegs, others):
-    """Each is tried alone, and the one that fails again is decoded on the CPU."""
-    from spdl_torch.io._image import nvjpeg
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(nvjpeg, "jpeg_components", lambda data: 3)
-        srcs = [jpegs[0], others[0], jpegs[1]]
-        batch = load_image_batch_nvjpeg(srcs, device_config=cuda_config(0), width=32, height=24)
-    expected = load_image_batch(srcs, width=32, height=24).permute(0, 3, 1, 2)
-    assert (batch.int() - expected.int()).abs().max() <= 1
-    assert decoder.calls == [3, 1, 1, 1]
-
-
-@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_nvjpeg_error_is_the_devices_when_it_is_its_fault(backends, decoder, jpegs, kind):
-    """Not a DecodeError, which a pipeline would skip, and no second try."""
-    decoder.error = kind("CUDA error")
-    with pytest.raises(kind, match="CUDA error"):
-        load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
-    assert decoder.calls == [2]
-
-
-@pytest.mark.parametrize(
-    "message", ["Failed to create nvjpeg handle: 4", "Failed to decode batch: 6"]
-)
-def test_nvjpeg_status_that_is_no_pictures_fault_is_raised(backends, decoder, jpegs, message):
-    """No picture is tried again for it, or decoded slowly on the CPU without a word."""
-    decoder.error = RuntimeError(f"{message}\nException raised from somewhere: 3")
-    with pytest.raises(RuntimeError, match=message):
-        load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
-    assert decoder.calls == [2]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty"),
-        (b"\x89PNG\r\n\x1a\n", "not an image"),
-        (b"\xff\xd8\xff\xdbxx", "Truncated"),
-    ],
-)
-def test_nvjpeg_names_the_file_when_it_cannot_be_decoded(
-    backends, decoder, jpegs, tmp_path, content, reason
-):
-    """By the CPU, either; the good ones around it are not accused."""
-    bad = tmp_path / "bad.img"
-    bad.write_bytes(content)
-    with pytest.raises(DecodeError, match=rf"bad\.img: .*{reason}"):
-        load_image_batch_nvjpeg([*jpegs, bad], device_config=cuda_config(0), width=8, height=8)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"pix_fmt": "bgr"}, UnsupportedOptionError, "pix_fmt must be 'rgb', got 'bgr'"),
-        ({"device_config": None}, UnsupportedOptionError, "got NoneType"),
-        ({"width": 0}, ValueError, "must be >= 1"),
-    ],
-)
-def test_nvjpeg_refuses_what_it_cannot_do(jpegs, options, error, message):
-    """Before a file is read."""
-    options = {"device_config": cuda_config(0), "width": 8, "height": 8, **options}
-    with pytest.raises(error, match=message):
-        load_image_batch_nvjpeg(jpegs, **options)
-    with pytest.raises(ValueError, match="at least one image"):
-        load_image_batch_nvjpeg([], device_config=cuda_config(0), width=8, height=8)
-
-
 # The tests that need a GPU
 
 
@@ -838,7 +659,6 @@ def test_own_stream_is_the_same_for_all_who_copy_to_a_device(backends):
     stream = cuda.CudaBackend(first).own_stream
     assert cuda.CudaBackend(first).own_stream is stream
     assert cuda.CudaBackend(second).own_stream is not stream
-    assert cuda.CudaBackend(first, use="decode").own_stream is not stream
 
 
 def copy_stream_among(streams):

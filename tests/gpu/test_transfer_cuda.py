@@ -15,12 +15,10 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from spdl_torch import DecodeError
 from spdl_torch.io import (
     Transfer,
     cuda_config,
     load_image_batch,
-    load_image_batch_nvjpeg,
     transfer_tensor,
 )
 from spdl_torch.io._transfer import cuda
@@ -201,34 +199,6 @@ def test_load_image_batch_arrives_on_the_device(jpegs):
     batch = load_image_batch(jpegs, width=96, height=64, device_config=cuda_config(0))
     assert batch.device == torch.device("cuda", 0)
     assert torch.equal(batch.cpu(), load_image_batch(jpegs, width=96, height=64))
-
-
-def test_nvjpeg_names_the_file_when_it_is_damaged(jpegs):
-    """The others are not accused, and the next batch decodes."""
-    bad = jpegs[2].with_name("bad.jpg")
-    bad.write_bytes(jpegs[2].read_bytes()[:60])
-    with pytest.raises(DecodeError, match=r"bad\.jpg"):
-        load_image_batch_nvjpeg([*jpegs, bad], device_config=cuda_config(0), width=8, height=8)
-    load_image_batch_nvjpeg(jpegs, device_config=cuda_config(0), width=8, height=8)
-
-
-def test_nvjpeg_is_a_pipeline_stage(jpegs):
-    """Many batches, several threads, late kernels: each batch keeps its pictures."""
-    config = cuda_config(0)
-    expected = load_image_batch_nvjpeg(jpegs, device_config=config, width=32, height=32).sum()
-
-    def decode(_):
-        return load_image_batch_nvjpeg(jpegs, device_config=config, width=32, height=32)
-
-    sums = []
-    with (
-        PipelineBuilder().add_source(range(40)).pipe(decode, concurrency=3).add_sink().build()
-    ).auto_stop() as pipeline:
-        for batch in pipeline:
-            keep_busy(LATE // 10)
-            sums.append(batch.sum())
-            del batch
-    assert all(torch.equal(one, expected) for one in sums)
 
 
 def test_unordered_and_unsized_batches_reach_the_device():

@@ -5,27 +5,22 @@ line that sees to it is taken out once, which is then noticed.
 from __future__ import annotations
 
 import ast
-import ctypes
 import gc
 import inspect
-import io
 import os
 import pickle
 import textwrap
 import threading
 import weakref
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from _gates import in_thread, result_of
 from _inside import regions_of
-from _lazy_device import HOST, FreeAtOnce, LazyDevice, install, machine
-from PIL import Image
+from _lazy_device import FreeAtOnce, LazyDevice, install, machine
 
 from spdl_torch.data import dataset
 from spdl_torch.data.child_process import mappings, shared_memory
@@ -38,8 +33,7 @@ from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.engine.channel.channel import Channel
 from spdl_torch.engine.channel.waits import ChannelClosed
-from spdl_torch.io import Transfer, cuda_config, decode_image
-from spdl_torch.io._image import nvjpeg
+from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
 
 ORDERS = ("late", "model", *range(3))
@@ -477,85 +471,6 @@ def packed_by_several_threads(device):
     return judged(device, readings, problems)
 
 
-def decoded_on_the_device(device):
-    """JPEGs, by a library with a stream of its own, which writes into memory of the caller's stream
-    at once. They are there when the call returns, and they may be read late.
-    """
-    problems, readings = [], []
-    with pytest.MonkeyPatch.context() as patched:
-        library = LateJpegs(device)
-        patched.setattr(nvjpeg, "gpu_decoder", lambda: library.decode)
-        patched.setattr(nvjpeg, "_resized", library.resized)
-        patched.setattr(cuda, "resolve", lambda place: HOST)
-        for value, coded in enumerate(2 * JPEGS):
-            # What the stream was given before still reads memory that the library will be given.
-            config = cuda_config(0) if value < len(JPEGS) else cuda_config(0, stream=0)
-            if config.stream == 0:
-                before = device.empty(3 * SIDE * SIDE).fill_(100 + value)
-                readings.append((device.read(before), 100 + value))
-                del before
-            options = {"device_config": config, "width": SIDE, "height": SIDE}
-            batch = nvjpeg.load_image_batch_nvjpeg([coded] * 2, **options)
-            expect(problems, [bytes(batch.numpy())], 40 * (value % len(JPEGS)))
-            readings.append((device.read(batch), 40 * (value % len(JPEGS))))
-            del batch
-            device.step()
-        library.refuses = True
-        for value, coded in enumerate(JPEGS):  # the CPU decodes it, into memory that was begun with
-            batch = nvjpeg.load_image_batch_nvjpeg([coded] * 2, **options)
-            device.drain()
-            expect(problems, [bytes(batch.numpy())], 40 * value)
-    return judged(device, readings, problems)
-
-
-def gray_jpeg(value):
-    """A picture whose pixels all have one value."""
-    Image.new("L", (SIDE, SIDE), value).save(file := io.BytesIO(), "JPEG", quality=100)
-    return file.getvalue()
-
-
-SIDE = 64
-JPEGS = [gray_jpeg(40 * value) for value in range(4)]
-
-
-class LateJpegs:
-    """nvJPEG, as torchvision calls it: on its own stream, for which the caller's waits."""
-
-    def __init__(self, device):
-        self.device, self.stream = device, device.Stream(0)
-        self.refuses = False
-
-    def decode(self, coded, place):
-        if self.refuses:  # when it has begun to write into memory of the batch's size
-            memory, bad = self.device.empty(len(coded) * 3 * SIDE * SIDE), ctypes.c_int(255)
-            self.stream.give(partial(ctypes.memset, memory.data_ptr(), bad, memory.nbytes))
-            raise RuntimeError("Failed to decode batch: 3")
-        return self.written(decode_image(bytes(each.numpy())).contiguous() for each in coded)
-
-    def written(self, contents):
-        """Memory of the caller's stream, which waits until the other one has written it."""
-        images = []
-        for pixels in contents:
-            images.append(self.device.empty(pixels.nbytes).view(pixels.shape))
-            self.stream.give(partial(ctypes.memmove, images[-1].data_ptr(), *address_of(pixels)))
-        event = self.device.Event(blocking=True)
-        event.record(self.stream)
-        self.device.current_stream(0).wait_event(event)
-        return images
-
-    def resized(self, images, boxes, size, backend):
-        """Kernels on the caller's stream; nothing is resized here."""
-        batch = backend.empty(len(images) * images[0].nbytes).view(len(images), *images[0].shape)
-        for target, image in zip(batch, images, strict=True):
-            self.device.copy_later(target.data_ptr(), image.data_ptr(), image.nbytes)
-        return batch
-
-
-def address_of(pixels):
-    """As memmove takes it, with the memory's owner kept alive."""
-    return np.ctypeslib.as_ctypes(pixels.numpy().reshape(-1)), pixels.nbytes
-
-
 SCENARIOS = [
     *(ended_while_the_model_is_far_behind, beside_a_graph_that_is_captured, done_on_return),
     *(staged_ahead_and_read_late, made_where_they_leave_from, written_by_a_child),
@@ -564,14 +479,13 @@ SCENARIOS = [
 
 # Where lines are that these alone need.
 OF_ROOMS = {
-    nvjpeg: [decoded_on_the_device],
     transfer_stage: [ended_while_a_loader_waits_for_the_model],
     dataset: [ended_while_a_pipeline_waits_for_the_model],
     team: [packed_by_several_threads],
     mappings: [kept_on_both_sides_of_the_border, written_by_a_child],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
-    cuda: [*SCENARIOS, decoded_on_the_device, made_on_the_device],
+    cuda: [*SCENARIOS, made_on_the_device],
     transfer: [*SCENARIOS, made_on_the_device],
     region: [*SCENARIOS, kept_on_both_sides_of_the_border],
 }
@@ -614,7 +528,6 @@ GUARDS = {
     *("record_stream", "wait_event", "synchronize", "record", "wait", "busy_until", "hand_over"),
     *("_hand_over", "_await_the_model", "await_model", "unlock_pages", "captures_unharmed"),
     *("wait_while", "other.result"),
-    "drain",
     "record_made",
     # Of memory that is given out again: who has it, and when that ends.
     *("finalize", "_free.remove", "_viewed.add", "_live.add", "lent.add", "slabs.spend"),
@@ -622,7 +535,7 @@ GUARDS = {
 }
 
 WAYS = (
-    *(cuda, region, slabs, transfer, nvjpeg),
+    *(cuda, region, slabs, transfer),
     *(transfer_stage, mappings, shared_memory, batch_memory, dataset, team, readers),
 )
 

@@ -443,9 +443,9 @@ class LazyBackend(cuda.CudaBackend):
 
     out_of_memory = False
 
-    def __init__(self, place, stream=cuda.PER_THREAD_STREAM, *, use="copy"):
-        super().__init__(place, stream, use=use)
-        self.place, self.stream, self.use = place, stream, use
+    def __init__(self, place, stream=cuda.PER_THREAD_STREAM):
+        super().__init__(place, stream)
+        self.place, self.stream = place, stream
         self.machine = machine()
         self.slab_sizes = []
         self.copy_sizes = []

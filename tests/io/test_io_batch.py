@@ -17,14 +17,12 @@ from torchvision.transforms import v2
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     Crop,
-    cuda_config,
     decode_image,
     image_loader,
     load_clip,
     load_clip_batch,
     load_image,
     load_image_batch,
-    load_image_batch_nvjpeg,
     random_resized_crop,
     random_resized_crop_params,
 )
@@ -217,11 +215,6 @@ def test_sizes_that_are_no_ints(paths, size):
     ):
         with pytest.raises(TypeError, match=f"^{name}: {match}"):
             load()
-    match = match.replace(" or None", "")
-    with pytest.raises(TypeError, match=f"^load_image_batch_nvjpeg: {match}"):
-        load_image_batch_nvjpeg(
-            paths, device_config=cuda_config(device_index=0), width=width, height=height
-        )
 
 
 def test_sizes_of_numpy_are_ints(paths):

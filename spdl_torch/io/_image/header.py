@@ -72,7 +72,7 @@ _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
 _JPEG_APPLICATION_1 = 0xE1
 _MARKER = re.compile(rb"\xff[^\xff]")
-_MOST_SEGMENTS = 10_000  # before the first scan; those of a profile of colours are 255 at most
+_MOST_SEGMENTS = 4096  # before the first scan; those of a profile of colours are 255 at most
 
 
 def plain_jpeg_scan(data: memoryview) -> int | None:
@@ -98,22 +98,14 @@ def plain_jpeg_scan(data: memoryview) -> int | None:
     return None
 
 
-def jpeg_components(data: memoryview) -> int | None:
-    """Return the number of a JPEG's components: 1 = gray, 3 = colours, 4 = inks; None = no JPEG."""
-    if bytes(data[:2]) != b"\xff\xd8":
-        return None
-    try:
-        for marker, position in _jpeg_segments(data):
-            if marker in _JPEG_FRAMES:
-                return data[position + 7]
-    except (IndexError, struct.error):
-        pass
-    return None
-
-
 def is_jpeg_without_picture(data: memoryview) -> bool:
-    """Return whether the bytes begin as a JPEG's, and its first 10,000 segments say no size."""
-    return bytes(data[:2]) == b"\xff\xd8" and jpeg_components(data) is None
+    """Return whether the bytes begin as a JPEG's, and its first segments say no size."""
+    if bytes(data[:2]) != b"\xff\xd8":
+        return False
+    try:
+        return all(marker not in _JPEG_FRAMES for marker, _ in _jpeg_segments(data))
+    except struct.error:
+        return True
 
 
 def exif_markers(data: memoryview) -> list[int]:

@@ -134,11 +134,6 @@ def has_codec() -> bool:
     return hasattr(torch.ops.image, "decode_image")
 
 
-def has_nvjpeg() -> bool:
-    """Return whether torchvision can decode JPEGs on a GPU, if there is one."""
-    return has_codec() and hasattr(torch.ops.image, "decode_jpegs_cuda")
-
-
 def is_compiled() -> bool:
     """Return whether batches go through compiled code (compiles it on the first call)."""
     return _compiled() is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this
 package's own stream on each device, which serves the same purpose."""
-
-Use = Literal["copy", "decode"]
 
 
 class Backend(PageLocker, Protocol):
@@ -90,12 +88,6 @@ class Backend(PageLocker, Protocol):
         """
         ...
 
-    def drain(self) -> None:
-        """Wait, without the GIL, for all that the device was given, on any stream. Called while
-        the thread is on the copy stream.
-        """
-        ...
-
     def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
         """Let the caller's current stream (not the caller itself) wait for ``event``, and keep
         the blocks' memory until that stream is done with it, too.
@@ -115,12 +107,10 @@ class CudaBackend:
     soon as its last kernel was *launched*.
     """
 
-    def __init__(
-        self, device: torch.device, stream: int = PER_THREAD_STREAM, *, use: Use = "copy"
-    ) -> None:
+    def __init__(self, device: torch.device, stream: int = PER_THREAD_STREAM) -> None:
         self.device = device
         self.readers = _readers_of(device)
-        self.own_stream = _stream_of(stream, device, use)
+        self.own_stream = _stream_of(stream, device)
 
     @cached_property
     def near(self) -> Near | None:
@@ -187,9 +177,6 @@ class CudaBackend:
 
     def record_made(self) -> Event:
         return self._event_on(torch.cuda.default_stream(self.device))
-
-    def drain(self) -> None:
-        torch.cuda.synchronize(self.device)
 
     def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
         stream = self.current_stream()
@@ -321,18 +308,18 @@ def _readers_of(device: torch.device) -> Readers:
 _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 
 
-# One for each device and use, as long as the process lives. The allocator keeps freed memory
+# One for each device, as long as the process lives. The allocator keeps freed memory
 # apart by stream: with a new stream for each epoch, the memory of old epochs would lie idle.
-_own_streams: dict[tuple[torch.device, Use], torch.cuda.Stream] = {}
+_own_streams: dict[torch.device, torch.cuda.Stream] = {}
 _own_streams_lock = threading.Lock()
 
 
-def _stream_of(handle: int, device: torch.device, use: Use) -> torch.cuda.Stream:
+def _stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:
     if handle == PER_THREAD_STREAM:
         with _own_streams_lock:
-            if (device, use) not in _own_streams:
-                _own_streams[device, use] = _new_stream(device)
-            return _own_streams[device, use]
+            if device not in _own_streams:
+                _own_streams[device] = _new_stream(device)
+            return _own_streams[device]
     if handle == 0:
         return torch.cuda.default_stream(device)
     return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]  # untyped in torch

@@ -107,7 +107,5 @@ def built_with_nvcodec() -> bool:
 
 
 def built_with_nvjpeg() -> bool:
-    """Return whether torchvision supports :func:`spdl_torch.io.load_image_batch_nvjpeg`."""
-    from ...io._image.kernel import has_nvjpeg
-
-    return has_nvjpeg()
+    """Return False: images are decoded on the CPU."""
+    return False
