@@ -5,7 +5,6 @@ import io
 import logging
 import pickle
 import random
-import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -31,10 +30,9 @@ from spdl_torch.io import (
     strided_frames,
     uniform_frames,
 )
-from spdl_torch.io._video import bits, incoming, reading, slowness
+from spdl_torch.io._video import incoming, reading, slowness
 from spdl_torch.io._video.codec import VideoCodec
 from spdl_torch.io._video.entry import is_entry, is_hidden
-from spdl_torch.io._video.reference_numbers import ReferenceNumbers
 from spdl_torch.io._video.segment import ends_with_segment
 
 SHORT = (
@@ -295,14 +293,14 @@ def test_headers_say_where_decoding_may_begin(codec, content, entry, hidden):
     assert not is_entry(packet, described)
 
 
-def remuxed(content, container, *, first=0, lost=None, keys=None):
+def remuxed(content, container, *, first=0, keys=None):
     """The packets from one on, all but one, without another encoding; keys: what all are marked
     as."""
     file = io.BytesIO()
     with av.open(io.BytesIO(content)) as source, av.open(file, "w", container) as out:
         stream = out.add_stream_from_template(source.streams.video[0])
         packets = [packet for packet in source.demux(video=0) if packet.size]
-        for packet in packets[first:lost] + (packets[lost + 1 :] if lost is not None else []):
+        for packet in packets[first:]:
             packet.is_keyframe = packet.is_keyframe if keys is None else keys
             packet.stream = stream
             out.mux(packet)
@@ -352,68 +350,6 @@ def test_packets_that_are_all_marked_as_keyframes_are_looked_at(container, codec
     first = {"h263": "avi", "h263p": "avi", "flv": "flv", "ffv1": "matroska"}[codec]
     video = write_video(Kind(first, codec, {"g": "8"}, size=(176, 144)))
     check_against_plain(remuxed(video, container, keys=True))
-
-
-@pytest.mark.parametrize("container", ["mov", "matroska"])
-@pytest.mark.parametrize("lost", [11, 16])
-def test_where_a_picture_is_missing_frames_are_those_of_a_decode_of_all(container, lost):
-    """Or an error: a decoder of H.264 makes up what it lacks from all the pictures it has got."""
-    whole = write_video(Kind("matroska", "libx264", {"g": "8", "bf": "3"}, num_frames=30))
-    content = remuxed(whole, container, lost=lost)
-    frames, times = decode_plainly(content)
-    refused = []
-    for place in (7, 11, 14, 20):
-        try:
-            window = load_video(content, (times[place] - 1e-4, times[place] + 1e-3))
-            sampled = convert_frames(sample_decode_video(demux_video(content), [place]))
-        except DecodeError as error:
-            refused.append(str(error))
-            continue
-        assert torch.equal(window, frames[[place]])
-        assert torch.equal(sampled, frames[[place]])
-    assert len(refused) == (3 if lost == 16 else 0)
-    for text in refused:
-        assert re.match("<bytes>: after the frame at .*, or packets may be missing", text)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "MP4, H.264 B-pyramid",
-        "MP4, H.264 open GOP",
-        "MP4, H.264 interlaced",
-        "MP4, H.264 odd size",
-        "transport stream, H.264 intra-refresh, B-frames",
-        "raw H.264",
-    ],
-)
-def test_numbers_of_pictures_show_that_one_is_missing(kind):
-    """Of pictures that others refer to, wherever it was; and only then."""
-    with av.open(io.BytesIO(decoded(kind).content)) as container:
-        codec = VideoCodec.of(container.streams.video[0])
-        packets = [packet for packet in container.demux(video=0) if packet.size]
-    decoder = codec.new_context()
-    decoder.skip_frame = "NONREF"
-    for number, packet in enumerate(packets):
-        packet.pts = number
-    references = {frame.pts for packet in [*packets, None] for frame in decoder.decode(packet)}
-
-    def late(kept):
-        numbers = ReferenceNumbers(codec)
-        return [number for number in kept if numbers.lacks(packets[number])]
-
-    everything = list(range(len(packets)))
-    assert late(everything) == []
-    for lost in everything[1:-1]:
-        kept = everything[:lost] + everything[lost + 1 :]
-        shows = lost in references and not holds_idr(packets[lost + 1], codec)
-        assert late(kept)[:1] == [lost + 1] * shows, lost
-
-
-def holds_idr(packet, codec):
-    """Whether nothing after this picture refers to one before it."""
-    units = bits.units(bytes(packet), codec.extradata, 4)
-    return any(unit[0] & 0x1F == 5 for unit in units)
 
 
 class Pipe(io.RawIOBase):

@@ -14,7 +14,7 @@ def units(content: bytes, description: bytes | None, length_at: int | None) -> I
     description: of the codec, in the container.
     length_at: where that has the size of the lengths before units.
     """
-    size = None if length_at is None else length_bytes(description, length_at)
+    size = None if length_at is None else _length_bytes(description, length_at)
     if size is None or content[:4] == b"\0\0\0\1":
         for unit in content.split(b"\0\0\1")[1:]:
             if len(unit) >= 2:
@@ -27,15 +27,11 @@ def units(content: bytes, description: bytes | None, length_at: int | None) -> I
         place = max(end, place + size + 1)
 
 
-def length_bytes(description: bytes | None, length_at: int) -> int | None:
+def _length_bytes(description: bytes | None, length_at: int) -> int | None:
     """Return the bytes of the lengths before units; None where a start code is before each."""
     if description is None or len(description) <= length_at or description[0] != 1:
         return None
     return (description[length_at] & 3) + 1
-
-
-_MOST_ZEROS = 32
-"""Of a number of 32 bits."""
 
 
 class Bits:
@@ -43,26 +39,10 @@ class Bits:
 
     def __init__(self, content: bytes) -> None:
         self._value = int.from_bytes(content, "big")
-        self.num_left = 8 * len(content)
-        """The number of bits that were not read; below 0 after their end."""
+        self._num_left = 8 * len(content)
 
     def take(self, number: int) -> int:
         """Return the next bits as a number."""
-        self.num_left -= number
-        shifted = self._value >> self.num_left if self.num_left >= 0 else 0
+        self._num_left -= number
+        shifted = self._value >> self._num_left if self._num_left >= 0 else 0
         return shifted & ((1 << number) - 1)
-
-    def golomb(self) -> int:
-        """Return the next number in the code of Golomb and Rice, in which zeros say its length."""
-        ahead = (self._value & ((1 << max(self.num_left, 0)) - 1)).bit_length()
-        zeros = self.num_left - ahead
-        if not ahead or zeros > _MOST_ZEROS:
-            self.num_left = 0
-            return 0
-        self.num_left = ahead
-        return self.take(zeros + 1) - 1
-
-    def signed_golomb(self) -> int:
-        """Return the next number in that code, which alternates between signs."""
-        code = self.golomb()
-        return (code + 1) // 2 if code & 1 else -code // 2

@@ -13,7 +13,6 @@ from .entry import can_have_entries, is_entry
 from .incoming import Incoming
 from .opening import can_seek
 from .packets import Label, display_times, last_frame, tick_until, to_ticks
-from .reference_numbers import ReferenceNumbers
 from .stream_packets import displayed, identity_of
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ class PacketReader:
             self._opening = _Opening.of(first, self.incoming.layout, codec)
         self._time_base = Fraction(*codec.time_base)
         self._seen: set[tuple[int | None, ...] | None] = set()
-        self._numbers = ReferenceNumbers(codec)
         self._has_dropped = self._has_moved = False
 
     def read(self, start: float, end: float) -> None:
@@ -98,15 +96,12 @@ class PacketReader:
                 self._seek(ticks)
             elif not layout.is_counted:
                 self._skim(ticks)
-        came = [*self.incoming.until(to_ticks(end, self._time_base))]
-        for packet in came:
+        for packet in self.incoming.until(to_ticks(end, self._time_base)):
             # The way from an entry far back may begin in the span before.
             identity = identity_of(packet) if layout.is_listed else None
             if identity is None or identity not in self._seen:
                 self._seen.add(identity)
                 self.packets.append(packet)
-        if not layout.is_counted and any(map(self._numbers.lacks, came)):
-            self._doubt("a picture that others refer to is missing in it")
         self.is_whole = self.incoming.at_end and self.is_from_start and not self._has_dropped
 
     @property
@@ -121,7 +116,7 @@ class PacketReader:
     def find_end(self) -> tuple[int, int] | None:
         """Return when the last frame is displayed and when it ends, in ticks; None where that is
         not to be had by a seek, or the file is cut off."""
-        if not self.incoming.layout.is_listed or not self._land(_BEYOND):
+        if not self.incoming.layout.is_listed or not self.incoming.land(_BEYOND):
             return None
         self._has_moved = True
         packets = [(packet.pos, Label.of(packet, self.incoming.codec)) for packet in self.incoming]
@@ -171,7 +166,7 @@ class PacketReader:
         """Read to the end of the video, where only that shows that no time comes twice."""
         if not self.incoming.rest_is_unknown:
             return
-        if not self.incoming.layout.is_listed or self._land(_BEYOND):
+        if not self.incoming.layout.is_listed or self.incoming.land(_BEYOND):
             for packet in self.incoming:
                 self.incoming.skip(packet)
 
@@ -183,7 +178,6 @@ class PacketReader:
             if time is not None and time <= start and is_entry(packet, self.incoming.codec):
                 for skipped in held:
                     self.incoming.skip(skipped)
-                    self._numbers.forget()
                 self._has_dropped = self._has_dropped or bool(held)
                 self.is_from_start = self.is_from_start and not (held and not self.packets)
                 held = []
@@ -205,7 +199,7 @@ class PacketReader:
         step = max(1, round(_FIRST_STEP_SECONDS / self._time_base))
         target = int(min(start, _LATEST))
         while target > opening.lowest:
-            if not self._land(target):
+            if not self.incoming.land(target):
                 break
             reach = self.incoming.until(start, most_ahead=0)
             entry = next((each for each in reach if is_entry(each, self.incoming.codec)), None)
@@ -225,22 +219,13 @@ class PacketReader:
         FFmpeg does not find a first packet that the container does not mark as a keyframe, and
         lands on any other then, also where it says that it has failed.
         """
-        landed = self._land(opening.lowest)
+        landed = self.incoming.land(opening.lowest)
         first = next(self.incoming, None) if landed else None
         if first is None or identity_of(first) != opening.identity:
-            self._doubt("the way back to its first packet was not found")
+            self.incoming.doubt = self.incoming.doubt or "the way back to its start was not found"
             self._has_dropped = True
         if first is not None:
             self.incoming.put_back([first])
-
-    def _land(self, target: int) -> bool:
-        has_landed = self.incoming.land(target)
-        if has_landed:
-            self._numbers.forget()
-        return has_landed
-
-    def _doubt(self, reason: str) -> None:
-        self.incoming.doubt = self.incoming.doubt or reason
 
     def _unsure_ticks(self, entry: Packet[Any]) -> Fraction:
         codec = self.incoming.codec
