@@ -25,6 +25,7 @@ from _gates import (
 )
 from _inside import check_balance
 
+from spdl_torch.engine.channel.waits import ChannelClosed
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -326,6 +327,33 @@ def test_cancelled_error_of_the_op_is_a_failing_item(order):
     with p.auto_stop():
         assert sorted(p) == [n for n in range(50) if n not in (3, 5)]
     assert [stage.tasks.num_failures for stage in p.snapshot().stages] == [1, 1]
+    check_balance(p)
+
+
+@pytest.mark.parametrize("kind", ["function", "generator", "async", "async generator"])
+def test_closed_channel_of_the_op_s_own_is_a_failing_item(kind):
+    """An op that waits at another pipeline's queue does not end this one as if the data ended."""
+
+    def op(item):
+        if item == 3:
+            raise ChannelClosed
+        return item
+
+    def generator(item):
+        yield op(item)
+
+    async def asynchronous(item):
+        return op(item)
+
+    async def asynchronous_generator(item):
+        yield op(item)
+
+    ops = op, generator, asynchronous, asynchronous_generator
+    names = "function", "generator", "async", "async generator"
+    p = pipeline_of(range(9), dict(zip(names, ops, strict=True))[kind], build={"max_failures": 1})
+    with p.auto_stop():
+        assert list(p) == [n for n in range(9) if n != 3]
+    assert p.snapshot().stages[0].tasks.num_failures == 1
     check_balance(p)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..channel.sentinels import ABSENT, Sentinel
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
-from ..hooks.checks import BadHookError, bad_hook
+from ..hooks.checks import bad_hook
 from ..hooks.context_managers import NotAContextError
 from ..recorder.moments import Outcome
 from .epoch_barrier import AsyncTurnstile
@@ -105,10 +105,9 @@ class AsyncStage(Stage):
             started_ns, outcome = perf_counter_ns(), Outcome.PASSED
             try:
                 result = await self._call(item, cell)
-            except (ChannelClosed, BadHookError):  # the run stops, or every item would fail
-                raise
             except (Exception, asyncio.CancelledError) as error:
-                if self._cancelled:  # by the run's stop; else what the op awaited was cancelled
+                # Cancelled by the run's stop; else what the op awaited was cancelled.
+                if self._cancelled or self.ends_worker(error):
                     raise
                 ended_ns, outcome = perf_counter_ns(), Outcome.FAILED
                 cell.add_failure(ended_ns - started_ns, self._loop_cpu(cell))

@@ -306,7 +306,7 @@ class Stage:
 
         return call_limited
 
-    def ends_worker(self, error: Exception) -> bool:
+    def ends_worker(self, error: BaseException) -> bool:
         """Return whether the item is not to blame for ``error``: the run stops, or a hook or a
         dead executor would fail every item."""
         if isinstance(error, BadHookError):
