@@ -373,3 +373,23 @@ def test_compressed_tar_gets_no_index(tmp_path):
     (tmp_path / "a.tar").write_bytes(gzip.compress(SHARD))
     with pytest.raises(ValueError, match="the tar is compressed"):
         scan_tar(str(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_damaged_shard_that_is_skipped_is_resumed_at_any_sample(tmp_path, shuffle):
+    """Alone, and in a mixture that reads it again and again: samples that never come do not count,
+    though the index counts them."""
+    for number in range(3):
+        write_shard(tmp_path / f"{number}.tar", shard_of(6 * number, 6))
+    damaged = tmp_path / "1.tar"
+    damaged.write_bytes(damaged.read_bytes().replace(b"jpg 8", b"gpj 8", 1))
+    source = TarShards(tmp_path / "*.tar", index=True, on_error="skip")
+    source = source.shuffle(seed=5) if shuffle else source
+    found = keys(source)
+    assert len(found) == 14 < len(source)
+    mixed = mix({"a": source, "b": as_source(ListSource(range(30)))}, stop="all", shuffle=False)
+    epoch = [*map(str, mixed)]
+    assert len(epoch) == 60
+    for start in range(len(epoch) + 1):
+        assert keys(source.iterate(start)) == found[start:]
+        assert [*map(str, mixed.iterate(start))] == epoch[start:]

@@ -81,8 +81,10 @@ class SourceReader(Reader):
 
     def skip(self, num_items: int) -> None:
         try:
-            length = len(self._source)
+            length = len(self._source) if self._source._has_all_it_counts else None
         except TypeError:
+            length = None
+        if length is None:
             self._read_past(num_items)
             return
         if length and num_items:
@@ -92,7 +94,7 @@ class SourceReader(Reader):
         self._begin(num_items)
 
     def _read_past(self, num_items: int) -> None:
-        """Skip in a source that does not know its length."""
+        """Skip in a source that does not know how many items it gives."""
         self._begin(num_items)
         assert self._items is not None, "guaranteed by _begin"
         first = next(self._items, _END)

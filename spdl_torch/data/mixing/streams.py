@@ -37,6 +37,7 @@ class MixedSource(DataSource[T_co]):
     ) -> None:
         self.sources = dict(sources)
         """The sources by name."""
+        self._has_all_it_counts = all(each._has_all_it_counts for each in sources.values())
         self._phases = tuple(phases)
         self._seed = seed
         self._stop: Stop = stop

@@ -27,6 +27,8 @@ class DataSource(ABC, Generic[T_co]):
     """
 
     _epoch = 0
+    _has_all_it_counts = True
+    """Whether a pass has ``len()`` items, if that is known; else it may have fewer."""
 
     @property
     def epoch(self) -> int:

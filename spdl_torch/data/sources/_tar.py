@@ -100,6 +100,7 @@ class TarShards(StreamSource[dict[str, Any]]):
             self._indexed = IndexedSamples(
                 self._urls, self._options, self._policy, self._max_sample_bytes
             )
+        self._has_all_it_counts = self._indexed is None or on_error == "raise"
 
     def __repr__(self) -> str:
         parts = "".join(f", shard({index}, {count})" for index, count in self._parts)
@@ -150,11 +151,14 @@ class TarShards(StreamSource[dict[str, Any]]):
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th sample on.
 
-        Earlier ones are skipped: their contents are not even read, unless samples are shuffled.
+        Earlier ones are skipped: their contents are not even read, unless samples are shuffled, or
+        damaged ones, which do not count, may be among those of an index.
         """
         check_start(self, start)
-        if self._mix is None:
+        if self._has_all_it_counts and self._mix is None:
             return self._unmixed(start)
+        if self._mix is None:
+            return islice(self._unmixed(0), start, None)
         place = [number for part in self._parts for number in part]
         return islice(self._mix.drawn(self._unmixed(0), self._epoch, *place), start, None)
 
