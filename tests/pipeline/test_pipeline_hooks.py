@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -191,6 +192,20 @@ def test_task_hook_that_raises_fails_its_item_alone(op, when):
         expected.insert(2, 2)  # it had left before the hook was
     assert got == ([[n] for n in expected] if op == "aggregate" else expected)
     assert run_of(p).num_lost == 1
+
+
+@pytest.mark.parametrize("op", [same, asame, spread, aspread])
+def test_stop_while_an_output_waits_for_room_is_no_error_to_the_hooks(op):
+    """The op has done its work; that nobody takes it is not its error."""
+    log = []
+    hooks = {"task_hook_factory": lambda info: [Tracing("a", log)]}
+    p = pipeline_of(itertools.count(), op, sink=1, buffer_size=1, build=hooks)
+    with p.auto_stop():
+        queues = run_of(p).queues()
+        next(iter(p))
+        until(lambda: queues[1].counters().put_wait[1] == 1 and len(queues[2]) == 1)
+    assert not [entry for entry in log if entry[0] == "error"]
+    assert log[-1] == ("exit", "a", "stage")
 
 
 @pytest.mark.parametrize("op", [same, asame, spread])

@@ -1,10 +1,12 @@
 """States, stop, leaks, interrupts, exit, fork and garbage collection."""
 
+import contextlib
 import decimal
 import gc
 import signal
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
+from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped
 
 
 def same(item):
@@ -375,6 +377,87 @@ def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
     join_spdl_threads()
     gc.collect()
     assert gone() is None
+
+
+class Thing:
+    """An item whose end a weak reference tells."""
+
+
+async def asame(item):
+    return item
+
+
+def spread(item):
+    yield item
+
+
+async def aspread(item):
+    yield item
+
+
+class LastOne(Aggregator):
+    """Passes each item on at once."""
+
+    def accumulate(self, item):
+        return item
+
+    def flush(self):
+        return None
+
+
+async def things(source):
+    for thing in source:
+        yield thing
+        del thing
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("op", [None, same, asame, spread, aspread, 1, LastOne, "executor"])
+def test_item_is_freed_while_the_threads_wait_for_the_next_one(op, is_async):
+    """No thread of the run keeps an item that the consumer has let go."""
+    references = []
+
+    def made():
+        thing = Thing()
+        references.append(weakref.ref(thing))
+        return thing
+
+    source = BlockedSource()
+    source.items = (made() for _ in range(1))
+    builder = PipelineBuilder().add_source(things(source) if is_async else source)
+    with ThreadPoolExecutor(1) as pool:
+        if op == "executor":
+            builder.pipe(spread, executor=pool)
+        elif op in (1, LastOne):
+            builder.aggregate(op if op == 1 else LastOne())
+        elif op is not None:
+            builder.pipe(op)
+        with builder.add_sink().build().auto_stop() as p:
+            p.get_item(timeout=PATIENCE_SECONDS)
+            assert source.blocked.wait(PATIENCE_SECONDS)
+            until(lambda: references[0]() is None)
+            source.released.set()
+
+
+@pytest.mark.parametrize("pool", [None, ThreadPoolExecutor])
+def test_outputs_of_a_generator_are_freed_one_by_one(pool):
+    """While it waits for room for the next, those that were taken are gone."""
+    references = []
+
+    def several(item):
+        for _ in range(9):
+            thing = Thing()
+            references.append(weakref.ref(thing))
+            yield thing
+            del thing
+
+    with pool(1) if pool else contextlib.nullcontext() as executor:
+        p = pipeline_of([0], several, sink=1, buffer_size=1, executor=executor)
+        with p.auto_stop():
+            queues = run_of(p).queues()
+            p.get_item(timeout=PATIENCE_SECONDS)
+            until(lambda: queues[1].counters().put_wait[1] == 1)
+            until(lambda: references[0]() is None)
 
 
 def test_threads_do_not_keep_the_pipeline_alive():

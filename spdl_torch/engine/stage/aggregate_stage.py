@@ -97,6 +97,7 @@ class AggregateStage(GroupingStage):
             except EndOfChannel:
                 break
             self._group.append(item)
+            item = None  # else it would stay alive while this thread waits
             if len(self._group) == size:
                 self._emit_group(number)
         self.end_epoch(number)
@@ -145,6 +146,7 @@ class AggregatorStage(GroupingStage):
                 except EndOfChannel:
                     break
                 self._emit(accumulate, item, number, number)
+                item = None  # else it would stay alive while this thread waits
             is_empty = True
             self.end_epoch(number)
         finally:

@@ -119,6 +119,7 @@ class AsyncStage(Stage):
                 if result is None and self.spec.kind is OpKind.ASYNC_FUNCTION:
                     cell.num_dropped, outcome = cell.num_dropped + 1, Outcome.DROPPED
             output = await self._emit(number, result)
+            item = result = None  # else they would stay alive while this coroutine waits
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(
@@ -158,8 +159,12 @@ class AsyncStage(Stage):
         async for output in outputs:
             if output is None:
                 cell.num_dropped += 1
-            else:
+                continue
+            try:
                 await self.outlet.aput(output)
+            except ChannelClosed:  # no error of the op's: task hooks do not see it
+                return
+            output = None  # else it would stay alive while the generator waits
 
     async def _emit(self, number: int, result: Any) -> int:
         """Pass a result on; return its number in the outlet, -1 = unknown."""
@@ -168,6 +173,8 @@ class AsyncStage(Stage):
                 await self._aemit_sentinel(number, ABSENT)
             elif self.ordered:
                 await self.outlet.askip(number)
+            elif self.outlet.closed:
+                raise ChannelClosed
         elif self.ordered:
             await self.outlet.aput_at(number, result)
         else:

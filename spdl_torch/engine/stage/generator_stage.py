@@ -10,7 +10,7 @@ import functools
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ..channel.waits import EndOfChannel
+from ..channel.waits import ChannelClosed, EndOfChannel
 from ..recorder.moments import Outcome
 from .op_timing import EXHAUSTED, Measured, Spent, next_of
 from .stage import Stage
@@ -52,6 +52,9 @@ class ExpandingStage(Stage):
             else:
                 cell.add(spent.wall_ns, spent.cpu_ns)
             self.emit_nothing(number)
+            if self.outlet.closed:
+                raise ChannelClosed
+            item = None  # else it would stay alive while this thread waits
             # Its work and its waits for room alternate; the turn shows all of the work first.
             ended_ns = started_ns + spent.wall_ns
             done_ns = perf_counter_ns()
@@ -78,7 +81,11 @@ class ExpandingStage(Stage):
         spent: Spent,
         item: Any,
     ) -> None:
-        """Pass on the outputs of the generator; ``spent`` sums the time inside it."""
+        """Pass on the outputs of the generator; ``spent`` sums the time inside it.
+
+        Task hooks are around all of this. That the outlet has closed is no error of the op's, so
+        they do not see it.
+        """
         outputs, spent.wall_ns, spent.cpu_ns = call(item)
         step = self.limited(functools.partial(self.measure, next_of))
         while True:
@@ -87,9 +94,13 @@ class ExpandingStage(Stage):
             spent.cpu_ns += cpu_ns
             if output is EXHAUSTED:
                 return
-            if output is None:
-                cell.num_dropped += 1
-            elif self.ordered:
-                self.outlet.put_at(number, output, last=False)
-            else:
-                spent.output = self.outlet.put(output)
+            try:
+                if output is None:
+                    cell.num_dropped += 1
+                elif self.ordered:
+                    self.outlet.put_at(number, output, last=False)
+                else:
+                    spent.output = self.outlet.put(output)
+            except ChannelClosed:
+                return
+            output = None  # else it would stay alive while the generator waits

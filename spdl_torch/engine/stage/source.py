@@ -77,6 +77,7 @@ class Source:
             for item in iterate(spec):
                 ended_ns = perf_counter_ns()
                 output = queue.put(item)
+                item = None  # else it would stay alive while the source waits for the next one
                 done_ns = perf_counter_ns()
                 if done_ns - since_ns >= ring.shortest_ns:
                     ring.add(since_ns, since_ns, ended_ns, done_ns, -1, -1, output, None, queue)
@@ -133,3 +134,4 @@ def _iterate_async(iterable: AsyncIterable[Any]) -> Iterator[Any]:
             except StopAsyncIteration:
                 return
             yield item
+            del item

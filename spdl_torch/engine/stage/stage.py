@@ -271,7 +271,9 @@ class Stage:
             self.outlet.skip(number)
 
     def _emit_all(self, cell: TaskCell, number: int, results: list[Any]) -> None:
-        for result in results:
+        results.reverse()
+        while results:
+            result = results.pop()  # what was passed on does not stay alive in the list
             if result is None:
                 cell.num_dropped += 1
             elif self.ordered:
