@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from ._remote import afetch_url, fetch_url, is_url
+from ._remote import fetch_url, is_url
 from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads paths and URLs: ``pipe(reader)`` on threads, ``pipe(reader.aread)`` on an event loop.
+    """Reads paths and URLs, as a stage: ``pipe(reader, concurrency=64)``.
 
     A read that fails for a transient reason (timeouts, lost connections, HTTP 408, 425, 429 and
     5xx, any OSError but a missing file, permission or a wrong name) is retried after
@@ -24,15 +23,11 @@ class Reader:
     attempt the error itself is raised, with a note of the number of attempts.
 
     retries: further attempts for one read; 0 = none.
-    timeout_seconds: the limit of one attempt on network file systems (http, s3, gs, abfs). Reads
-        of local files and ``memory://`` cannot be cancelled and have none.
     keep_path: return ``(path, content)`` rather than the content, the path as given.
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
 
     Any number of threads may call one reader; it can be pickled.
-
-    **Stop.** Stopping a pipeline cancels ``aread`` at once, also while it waits for its next
-    attempt. A read on a thread finishes first, its waits included.
+    A pipeline that stops waits for its reads, their waits included.
     """
 
     def __init__(
@@ -41,14 +36,10 @@ class Reader:
         retries: int = RETRIES,
         backoff_seconds: float = BACKOFF_SECONDS,
         max_backoff_seconds: float = MAX_BACKOFF_SECONDS,
-        timeout_seconds: float | None = None,
         keep_path: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if timeout_seconds is not None and timeout_seconds <= 0:
-            raise ValueError(f"Reader: timeout_seconds must be > 0 or None, got {timeout_seconds}.")
         self._policy = RetryPolicy(retries, backoff_seconds, max_backoff_seconds)
-        self._timeout_seconds = timeout_seconds
         self._keep_path = keep_path
         self._options = dict(storage_options or {})
 
@@ -77,36 +68,10 @@ class Reader:
                 return (path, content) if self._keep_path else content
             time.sleep(wait)
 
-    async def aread(self, path: str | os.PathLike[str]) -> Any:
-        """Read a path or URL on an event loop, which may have many reads in flight.
-
-        Local files and synchronous file systems are read on the few threads of the loop; for those
-        alone, ``pipe(reader, concurrency=...)`` is faster.
-        """
-        name, num_failed = _name_of(path), 0
-        while True:
-            try:
-                content = await self._aread(name)
-            except Exception as error:
-                num_failed += 1
-                wait = self._policy.wait_after(error, name, num_failed)
-                if wait is None:
-                    raise
-            else:
-                return (path, content) if self._keep_path else content
-            await asyncio.sleep(wait)
-
     def _read(self, name: str) -> bytes:
         if is_url(name):
-            return fetch_url(
-                name, self._options, timeout_seconds=self._timeout_seconds, is_repeated=True
-            )
+            return fetch_url(name, self._options, is_repeated=True)
         return _read_local(name)
-
-    async def _aread(self, name: str) -> bytes:
-        if is_url(name):
-            return await afetch_url(name, self._options, timeout_seconds=self._timeout_seconds)
-        return await asyncio.to_thread(_read_local, name)
 
 
 def _read_local(path: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -12,7 +11,6 @@ from ..scopes import scope
 from ._retry import note_failure
 
 if TYPE_CHECKING:
-    import concurrent.futures
     from collections.abc import Iterator, Mapping
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
@@ -45,29 +43,20 @@ def fetch_url(
     url: str,
     storage_options: Mapping[str, Any] | None = None,
     *,
-    timeout_seconds: float | None = None,
     is_repeated: bool = False,
 ) -> bytes:
     """Read the whole content in one attempt.
 
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
-    timeout_seconds: the limit on network file systems, after which TimeoutError is raised; reads of
-        other file systems cannot be cancelled.
     is_repeated: as for :func:`file_system`.
     Raises: ImportError: the protocol needs a package that is not installed; OSError: no such file,
         and whatever else the file system reports; ValueError: an unknown protocol.
     """
     system, path = file_system(url, storage_options, is_repeated=is_repeated)
-    if timeout_seconds is None or not is_async(system, url):
-        return _read_all(system, path, url)
-    future = _submit(system, path)
-    try:
-        return future.result(timeout_seconds)
-    except TimeoutError as error:
-        if future.done():
-            raise  # the file system's own
-        future.cancel()
-        raise _timed_out(url, timeout_seconds) from error
+    if "::" in url:  # caches implement open() themselves, other calls less reliably
+        with system.open(path, "rb") as file:
+            return cast("bytes", file.read())
+    return cast("bytes", system.cat_file(path, **_whole(system)))
 
 
 def read_url_range(
@@ -92,31 +81,6 @@ def read_url_range(
             url,
         )
     return content
-
-
-async def afetch_url(
-    url: str,
-    storage_options: Mapping[str, Any] | None = None,
-    *,
-    timeout_seconds: float | None = None,
-) -> bytes:
-    """Read like :func:`fetch_url`, for a caller that repeats what fails; any number of coroutines
-    may await this at once.
-
-    The network file systems (http, s3, gs, abfs) read on fsspec's own event loop, which outlives
-    the caller's, so that connections are kept; others read on a thread of the caller's loop.
-    """
-    system, path = file_system(url, storage_options, is_repeated=True)
-    if not is_async(system, url):
-        return await asyncio.to_thread(_read_all, system, path, url)
-    limit = asyncio.timeout(timeout_seconds)
-    try:
-        async with limit:
-            return await asyncio.wrap_future(_submit(system, path))
-    except TimeoutError as error:
-        if timeout_seconds is None or not limit.expired():
-            raise  # the file system's own
-        raise _timed_out(url, timeout_seconds) from error
 
 
 def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
@@ -199,17 +163,6 @@ def is_async(system: Any, url: str) -> bool:
     return bool(system.async_impl) and not system.asynchronous and "::" not in url
 
 
-def _read_all(system: Any, path: str, url: str) -> bytes:
-    if "::" in url:  # caches implement open() themselves, other calls less reliably
-        with system.open(path, "rb") as file:
-            return cast("bytes", file.read())
-    return cast("bytes", system.cat_file(path, **_whole(system)))
-
-
-def _submit(system: Any, path: str) -> concurrent.futures.Future[bytes]:
-    return asyncio.run_coroutine_threadsafe(system._cat_file(path, **_whole(system)), system.loop)
-
-
 def _whole(system: Any) -> dict[str, Any]:
     """Return the options with which a file system reads an object in one request.
 
@@ -217,7 +170,3 @@ def _whole(system: Any) -> dict[str, Any]:
     parts that need not be of one version.
     """
     return {"max_concurrency": 1} if "s3" in system.protocol else {}
-
-
-def _timed_out(url: str, timeout_seconds: float) -> TimeoutError:
-    return TimeoutError(f"{url}: not read within {timeout_seconds} s.")

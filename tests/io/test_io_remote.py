@@ -1,4 +1,4 @@
-"""Reading paths and URLs: file systems, retries, timeouts, many reads in flight, stopping."""
+"""Reading paths and URLs: file systems, retries, many reads in flight."""
 
 import asyncio
 import errno
@@ -50,12 +50,10 @@ class Remote(AsyncFileSystem):
     errors = None  # set by the fixture
     wait_for = 1
     num_waiting = 0
-    asked = threading.Event()
     enough = None
 
     async def _cat_file(self, path, start=None, end=None, **kwargs):
         cls = type(self)
-        cls.asked.set()
         if cls.errors:
             raise cls.errors.pop(0)
         cls.num_waiting += 1
@@ -75,7 +73,6 @@ def file_systems():
         cls.clear_instance_cache()
     Flaky.attempts = 0
     Remote.wait_for, Remote.num_waiting, Remote.enough = 1, 0, None
-    Remote.asked = threading.Event()
     yield
     fsspec.filesystem("memory").rm("/", recursive=True)
 
@@ -128,16 +125,6 @@ def reader_of(**options):
     return Reader(backoff_seconds=0, **options)
 
 
-def call(reader, path):
-    return reader(path)
-
-
-def acall(reader, path):
-    return asyncio.run(reader.aread(path))
-
-
-either = pytest.mark.parametrize("read", [call, acall], ids=["sync", "async"])
-
 # --- what is a URL, and which file system it belongs to ---------------------------------------
 
 
@@ -163,8 +150,7 @@ def test_url_has_a_protocol(name, expected):
     assert is_url(name) == expected
 
 
-@either
-def test_content_is_read_from_paths_and_urls(read, tmp_path, monkeypatch):
+def test_content_is_read_from_paths_and_urls(tmp_path, monkeypatch):
     """Local paths, file:// and memory://, empty files too."""
     fsspec.filesystem("memory").pipe({"/a.bin": b"remote", "/empty": b""})
     (tmp_path / "a.bin").write_bytes(b"local")
@@ -172,29 +158,27 @@ def test_content_is_read_from_paths_and_urls(read, tmp_path, monkeypatch):
     (tmp_path / "ab::c.jpg").write_bytes(b"with colons")
     monkeypatch.chdir(tmp_path)
     reader = Reader()
-    assert read(reader, "ab::c.jpg") == b"with colons"
-    assert read(reader, tmp_path / "a.bin") == b"local"
-    assert read(reader, str(tmp_path / "empty")) == b""
-    assert read(reader, f"file://{tmp_path}/a.bin") == b"local"
-    assert read(reader, "memory://a.bin") == b"remote"
-    assert read(reader, "memory://empty") == b""
+    assert reader("ab::c.jpg") == b"with colons"
+    assert reader(tmp_path / "a.bin") == b"local"
+    assert reader(str(tmp_path / "empty")) == b""
+    assert reader(f"file://{tmp_path}/a.bin") == b"local"
+    assert reader("memory://a.bin") == b"remote"
+    assert reader("memory://empty") == b""
 
 
-@either
-def test_content_is_read_through_a_chain(read, tmp_path):
+def test_content_is_read_through_a_chain(tmp_path):
     """fsspec's chained URLs, here a cache in front of another file system."""
     fsspec.filesystem("memory").pipe("/a.bin", b"remote")
-    assert read(Reader(), "simplecache::memory://a.bin") == b"remote"
+    assert Reader()("simplecache::memory://a.bin") == b"remote"
 
 
-@either
-def test_content_is_read_from_a_web_server(read, server):
+def test_content_is_read_from_a_web_server(server):
     """One request a read; what is missing is a FileNotFoundError."""
     Handler.files["/a.bin"] = b"x" * 300_000
-    assert read(Reader(), f"{server}/a.bin") == b"x" * 300_000
+    assert Reader()(f"{server}/a.bin") == b"x" * 300_000
     assert Handler.num_requests == 1
     with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
-        read(Reader(), f"{server}/missing.bin")
+        Reader()(f"{server}/missing.bin")
     assert Handler.num_requests == 2
 
 
@@ -210,10 +194,9 @@ def test_open_file_reads_in_parts():
         assert file.read(3) == b"456"
 
 
-@either
-def test_options_reach_the_file_system(read):
+def test_options_reach_the_file_system():
     """storage_options are fsspec's."""
-    assert read(Reader(storage_options={"content": b"other"}), "flaky://a.bin") == b"other"
+    assert Reader(storage_options={"content": b"other"})("flaky://a.bin") == b"other"
 
 
 @pytest.mark.parametrize("use", [read_url, open_url, glob_url, Files, Reader()])
@@ -223,49 +206,44 @@ def test_protocol_is_named_when_nobody_knows_it(use):
         use("nope://a")
 
 
-@either
-def test_package_is_named_when_a_protocol_needs_it(read, monkeypatch):
+def test_package_is_named_when_a_protocol_needs_it(monkeypatch):
     """The error stays an ImportError and says what to install."""
     entry = {"class": "no_such_package.System", "err": "Install it to access Nowhere"}
     monkeypatch.setitem(known_implementations, "nowhere", entry)
     message = "nowhere://a: a package is missing: Install it .*Run: pip install no_such_package"
     with pytest.raises(ImportError, match=message) as caught:
-        read(Reader(), "nowhere://a")
+        Reader()("nowhere://a")
     assert caught.value.name == "no_such_package"
 
 
-@either
 @pytest.mark.parametrize("path", [b"bytes", 5, None])
-def test_thing_that_is_no_path_is_refused(read, path):
+def test_thing_that_is_no_path_is_refused(path):
     """Rather than read from a file descriptor."""
     with pytest.raises(TypeError, match="expected a path or a URL, got"):
-        read(Reader(), path)
+        Reader()(path)
 
 
 # --- retries ---------------------------------------------------------------------------------
 
 
-@either
-def test_read_is_repeated_when_the_error_may_pass(read):
+def test_read_is_repeated_when_the_error_may_pass():
     """Up to `retries` times, and counted."""
     Flaky.errors = [TimeoutError("slow"), ConnectionResetError("gone"), OSError(errno.EIO, "disk")]
     reader = reader_of(retries=3)
-    assert read(reader, "flaky://a.bin") == b"content"
+    assert reader("flaky://a.bin") == b"content"
     assert (Flaky.attempts, reader.num_retries) == (4, 3)
 
 
-@either
-def test_last_error_is_raised_as_itself_when_retries_are_used_up(read):
+def test_last_error_is_raised_as_itself_when_retries_are_used_up():
     """The same object, with a note that has the number of attempts."""
     Flaky.errors = [OSError(f"number {n}") for n in range(3)]
     last = Flaky.errors[-1]
     with pytest.raises(OSError, match="number 2") as caught:
-        read(reader_of(retries=2), "flaky://a.bin")
+        reader_of(retries=2)("flaky://a.bin")
     assert caught.value is last
     assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 3 attempts"]
 
 
-@either
 @pytest.mark.parametrize(
     "error",
     [
@@ -278,51 +256,48 @@ def test_last_error_is_raised_as_itself_when_retries_are_used_up(read):
     ],
     ids=repr,
 )
-def test_read_is_not_repeated_when_the_error_will_stay(read, error):
+def test_read_is_not_repeated_when_the_error_will_stay(error):
     """A missing file is missing the next time too. The note names what these errors do not."""
     Flaky.errors = [error]
     with pytest.raises(type(error)) as caught:
-        read(reader_of(), "flaky://a.bin")
+        reader_of()("flaky://a.bin")
     assert caught.value is error
     assert error.__notes__[0].startswith("reading 'flaky://a.bin' failed after 1 attempt")
     assert ("credentials" in error.__notes__[0]) == isinstance(error, PermissionError)
     assert Flaky.attempts == 1
 
 
-@either
-def test_missing_local_file_is_an_os_error_at_once(read, tmp_path):
+def test_missing_local_file_is_an_os_error_at_once(tmp_path):
     """As open() reports it."""
     reader = reader_of()
     with pytest.raises(FileNotFoundError, match=r"missing\.bin") as caught:
-        read(reader, tmp_path / "missing.bin")
+        reader(tmp_path / "missing.bin")
     assert not hasattr(caught.value, "__notes__")
     with pytest.raises(IsADirectoryError, match="Is a directory"):
-        read(reader, tmp_path)
+        reader(tmp_path)
     assert reader.num_retries == 0
 
 
-@either
 @pytest.mark.parametrize(("status", "num_requests"), [(503, 3), (429, 3), (403, 1), (400, 1)])
-def test_read_is_repeated_when_a_web_server_is_busy(read, server, status, num_requests):
+def test_read_is_repeated_when_a_web_server_is_busy(server, status, num_requests):
     """Statuses that say "later" are tried again, those that say "no" are not."""
     Handler.files["/a.bin"] = b"content"
     Handler.first = [status, status]
     reader = reader_of()
     if num_requests == 3:
-        assert read(reader, f"{server}/a.bin") == b"content"
+        assert reader(f"{server}/a.bin") == b"content"
     else:
         with pytest.raises(Exception, match=str(status)):
-            read(reader, f"{server}/a.bin")
+            reader(f"{server}/a.bin")
     assert Handler.num_requests == num_requests
     assert reader.num_retries == num_requests - 1
 
 
-@either
-def test_lost_connection_is_tried_again(read):
+def test_lost_connection_is_tried_again():
     """aiohttp's errors of connections are not OSErrors, and pass all the same."""
     aiohttp = pytest.importorskip("aiohttp")
     Remote.errors = [aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError("cut")]
-    assert read(reader_of(), "remote://a") == b"a"
+    assert reader_of()("remote://a") == b"a"
     assert not is_transient(aiohttp.InvalidURL("remote://"))
 
 
@@ -349,7 +324,6 @@ def test_retries_are_logged_without_flooding(caplog):
     [
         ({"retries": -1}, "retries must be >= 0, got -1"),
         ({"backoff_seconds": -1}, "must be >= 0, got -1 and 5.0"),
-        ({"timeout_seconds": 0}, "timeout_seconds must be > 0 or None, got 0"),
     ],
 )
 def test_options_are_checked(options, message):
@@ -378,58 +352,16 @@ def test_status_is_understood_wherever_a_library_keeps_it(where, status, expecte
     assert is_transient(error) == expected
 
 
-# --- timeouts, many at once, stopping --------------------------------------------------------
-
-
-@either
-def test_attempt_ends_when_it_takes_too_long(read):
-    """A file system of the network is cut off; each attempt has its time, then TimeoutError."""
-    Remote.wait_for = 10**6
-    reader = reader_of(retries=1, timeout_seconds=0.01)
-    with pytest.raises(TimeoutError, match=r"remote://a: not read within 0.01 s") as caught:
-        read(reader, "remote://a")
-    assert caught.value.__notes__ == ["reading 'remote://a' failed after 2 attempts"]
-    assert Remote.num_waiting == 2
-
-
-@either
-def test_timeout_of_the_file_system_is_left_as_it_is(read):
-    """Its message is not replaced by ours when it gave up first."""
-    Remote.errors = [TimeoutError("of its own")]
-    with pytest.raises(TimeoutError, match="of its own"):
-        read(reader_of(retries=0, timeout_seconds=1000), "remote://a")
-
-
-@pytest.mark.parametrize("num_reads", [1, 16])
-def test_reads_are_in_flight_together_on_one_loop(num_reads):
-    """As many as the stage's concurrency; no read is answered before all of them were asked."""
-    Remote.wait_for = num_reads
-    names = [f"remote://{n}" for n in range(num_reads)]
-    builder = PipelineBuilder().add_source(names).pipe(Reader(keep_path=True).aread, concurrency=16)
-    with (pipeline := builder.add_sink().build()).auto_stop():
-        found = dict(pipeline)
-    assert found == {name: name.partition("://")[2].encode() for name in names}
+# --- many at once ----------------------------------------------------------------------------
 
 
 def test_reads_are_in_flight_together_on_threads():
-    """The same reader on a threaded stage."""
+    """As many as the stage's concurrency; none is answered before all of them were asked."""
     Remote.wait_for = 4
     names = [f"remote://{n}" for n in range(4)]
     builder = PipelineBuilder().add_source(names).pipe(Reader(), concurrency=4).add_sink()
     with (pipeline := builder.build()).auto_stop():
         assert sorted(pipeline) == [b"0", b"1", b"2", b"3"]
-
-
-def test_pipeline_stops_while_a_read_waits_for_its_next_attempt():
-    """stop() cancels an asynchronous read at once, whatever its backoff."""
-    Remote.errors = [OSError("down")] * 100
-    reader = Reader(backoff_seconds=1000, max_backoff_seconds=1000)
-    builder = PipelineBuilder().add_source(["remote://a"]).pipe(reader.aread).add_sink()
-    pipeline = builder.build()
-    pipeline.start()
-    assert Remote.asked.wait(30)
-    pipeline.stop(timeout=30)
-    assert len(Remote.errors) == 99
 
 
 def test_pipeline_fails_with_the_error_of_the_file_system():
@@ -446,14 +378,13 @@ def test_pipeline_fails_with_the_error_of_the_file_system():
 
 
 def test_web_server_feeds_a_pipeline(server):
-    """URLs in, contents out, on both kinds of stage, over connections that are kept."""
+    """URLs in, contents out, over connections that are kept."""
     Handler.files = {f"/{n}.bin": bytes([n]) * 1000 for n in range(40)}
     names = [f"{server}/{n}.bin" for n in range(40)]
     reader = reader_of()
-    for op in (reader, reader.aread):
-        builder = PipelineBuilder().add_source(as_source(names).shuffle()).pipe(op, concurrency=8)
-        with (pipeline := builder.add_sink().build()).auto_stop():
-            assert sorted(pipeline) == sorted(Handler.files.values())
+    builder = PipelineBuilder().add_source(as_source(names).shuffle()).pipe(reader, concurrency=8)
+    with (pipeline := builder.add_sink().build()).auto_stop():
+        assert sorted(pipeline) == sorted(Handler.files.values())
 
 
 def test_shard_is_read_from_a_web_server_in_one_request(server):

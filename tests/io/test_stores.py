@@ -1,6 +1,5 @@
 """Stores as users have them, http and S3: each read ends in data, or in an error that names it."""
 
-import asyncio
 import gzip
 import io
 import re
@@ -129,17 +128,6 @@ def place(request):
     return request.getfixturevalue(request.param)
 
 
-def call(reader, url):
-    return reader(url)
-
-
-def acall(reader, url):
-    return asyncio.run(reader.aread(url))
-
-
-either = pytest.mark.parametrize("read", [call, acall], ids=["sync", "async"])
-
-
 def reader_of(options, **others):
     return Reader(storage_options=options, backoff_seconds=0, **others)
 
@@ -151,25 +139,23 @@ def text_of(error):
 # --- data -------------------------------------------------------------------------------------
 
 
-@either
-def test_object_is_read_in_one_request(read, place):
+def test_object_is_read_in_one_request(place):
     """Its size is not asked for first, and a large one is not read in parts."""
     content = bytes(range(256)) * 8
     place.put("a.bin", content)
     options = place.options
     if options:
         options = {**options, "default_block_size": 100}
-    assert read(reader_of(options), place.url("a.bin")) == content
+    assert reader_of(options)(place.url("a.bin")) == content
     assert [(method, wanted) for method, _, wanted in place.store.requests] == [("GET", None)]
 
 
-@either
 @pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
-def test_object_is_read_when_the_store_fails_now_and_then(read, fault, place):
+def test_object_is_read_when_the_store_fails_now_and_then(fault, place):
     """503, connections that are lost before and in the middle of the answer."""
     place.put("a.bin", b"content")
     place.store.faults = [fault, fault]
-    assert read(reader_of(place.options), place.url("a.bin")) == b"content"
+    assert reader_of(place.options)(place.url("a.bin")) == b"content"
     assert place.store.faults == []
 
 
@@ -219,7 +205,7 @@ def test_video_is_decoded_when_its_store_fails_now_and_then(web):
 
 
 def test_files_and_objects_feed_a_pipeline(place):
-    """Listed where the store can, read on one event loop."""
+    """Listed where the store can."""
     contents = {f"files/{number:02d}.bin": bytes([number]) * 1000 for number in range(30)}
     for name, content in contents.items():
         place.put(name, content)
@@ -228,7 +214,7 @@ def test_files_and_objects_feed_a_pipeline(place):
         assert list(Files(place.url("files/*.bin"), storage_options=place.options)) == names
     place.store.faults = ["ok", "busy", "drop"] * 5
     reader = reader_of(place.options, keep_path=True)
-    builder = PipelineBuilder().add_source(names).pipe(reader.aread, concurrency=8).add_sink()
+    builder = PipelineBuilder().add_source(names).pipe(reader, concurrency=8).add_sink()
     with (pipeline := builder.build()).auto_stop():
         assert dict(pipeline) == dict(zip(names, contents.values(), strict=True))
 
@@ -300,7 +286,6 @@ def errors_of_reading(url, options, **others):
     """The errors of each way to read: whole, and from front to back; each has the URL."""
     ways = [
         lambda: reader_of(options, **others)(url),
-        lambda: acall(reader_of(options, **others), url),
         lambda: list(TarShards(url, storage_options=options, **others)),
     ]
     for way in ways:
@@ -343,23 +328,14 @@ def test_program_that_says_how_often_s3fs_tries_is_obeyed(way, bucket, monkeypat
     assert bucket.store.num_gets == 3
 
 
-@either
-def test_answer_that_trickles_is_read_if_there_is_time(read, place):
-    """Whole; with a limit it is given up, once for each attempt, and a faster one is taken."""
+def test_answer_that_trickles_is_read_to_its_end(place):
+    """In one request."""
     content = bytes(range(256)) * 4
     place.put("a.bin", content)
     url = place.url("a.bin")
     place.store.faults = ["slow"]
-    assert read(reader_of(place.options), url) == content
+    assert reader_of(place.options)(url) == content
     assert place.store.num_gets == 1
-    place.put("a.bin", content * 64)  # which takes seconds
-    place.store.faults = ["slow"] * 2
-    with pytest.raises(TimeoutError, match=r"/a\.bin: not read within 0.3 s") as caught:
-        read(reader_of(place.options, timeout_seconds=0.3, retries=1), url)
-    assert caught.value.__notes__ == [f"reading {url!r} failed after 2 attempts"]
-    place.store.faults = ["slow"]
-    assert read(reader_of(place.options, timeout_seconds=0.3, retries=99), url) == content * 64
-    assert place.store.faults == []
 
 
 def test_shard_that_trickles_is_read_to_its_end(place):
@@ -398,19 +374,6 @@ def test_store_is_named_when_it_refuses_the_credentials(have, bucket):
         assert "failed after 1 attempt. The store refused" in text_of(error)
         assert "storage_options" in text_of(error)
         assert bucket.options["secret"] not in "".join(traceback.format_exception(error))
-
-
-@either
-def test_answer_that_does_not_come_is_given_up(read, place):
-    """Each attempt has its time; the error names it, and a later answer is taken."""
-    place.put("a.bin", b"content")
-    url = place.url("a.bin")
-    place.store.faults = ["hang"] * 2
-    with pytest.raises(TimeoutError, match=r"/a\.bin: not read within 0.3 s") as caught:
-        read(reader_of(place.options, timeout_seconds=0.3, retries=1), url)
-    assert caught.value.__notes__ == [f"reading {url!r} failed after 2 attempts"]
-    place.store.faults = ["hang"]
-    assert read(reader_of(place.options, timeout_seconds=0.3, retries=99), url) == b"content"
 
 
 def test_shard_is_opened_again_when_its_answer_does_not_come(place):
@@ -512,7 +475,7 @@ def test_pipeline_asks_a_store_for_what_its_buffers_hold(web):
         web.put(f"{number}.bin", b"x")
     names = [web.url(f"{number}.bin") for number in range(100)]
     builder = PipelineBuilder().add_source(names)
-    builder = builder.pipe(reader_of({}).aread, concurrency=4, buffer_size=2).add_sink(2)
+    builder = builder.pipe(reader_of({}), concurrency=4, buffer_size=2).add_sink(2)
     with (pipeline := builder.build()).auto_stop():
         for num_delivered, _ in enumerate(pipeline, 1):
             assert web.store.num_gets <= num_delivered + 4 + 2 + 2 + 1
