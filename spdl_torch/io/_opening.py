@@ -80,7 +80,7 @@ def open_stream(system: Any, path: str, offset: int) -> Opened:
         answer.close()
         answer = _Answer(system, path, 0)
     if answer.status == 206:
-        length = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        length = answer.headers.get("Content-Range", "").rpartition("/")[2].replace("*", "")
     else:
         length = answer.headers.get("Content-Length", "")
         try:

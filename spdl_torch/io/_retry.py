@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import random
 import sys
@@ -19,10 +20,13 @@ _WARNING_INTERVAL_SECONDS = 60.0
 
 _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
-    *(DecodeError, SourceChangedError),
+    *(DecodeError, SourceChangedError, io.UnsupportedOperation),
 )
 _LASTING_ERRNOS = frozenset(
-    {errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENXIO, errno.EROFS}
+    {
+        *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENXIO, errno.EROFS),
+        *(errno.ENOSYS, errno.EOPNOTSUPP),
+    }
 )
 
 # "Try later" in HTTP: request timeout, too early, too many requests.

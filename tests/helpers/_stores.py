@@ -57,6 +57,7 @@ class HttpStore(http.server.ThreadingHTTPServer):
         self.faults = []
         self.requests = []  # (method, path, Range header or None)
         self.ranges = self.etags = True
+        self.says_size_of_ranges = True
         self.num_bytes_sent = 0
         self.reader_waits = threading.Event()  # or the answer was sent to its end
         self._closing = threading.Event()
@@ -95,7 +96,8 @@ class HttpStore(http.server.ThreadingHTTPServer):
         part = content[int(first) : int(last) + 1 if last else None]
         if not part:
             return Answer(416, {"Content-Range": f"bytes */{len(content)}", "Content-Length": "0"})
-        found["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        size = len(content) if self.says_size_of_ranges else "*"
+        found["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{size}"
         return Answer(206, {**found, "Content-Length": str(len(part))}, part)
 
     def fault_of(self, method, path, headers):

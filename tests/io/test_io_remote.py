@@ -253,6 +253,8 @@ def test_last_error_is_raised_as_itself_when_retries_are_used_up():
         ValueError("v"),
         KeyError("k"),
         OSError(errno.ENAMETOOLONG, "n"),
+        OSError(errno.EOPNOTSUPP, "o"),
+        io.UnsupportedOperation("u"),
     ],
     ids=repr,
 )

@@ -183,6 +183,16 @@ def test_shard_goes_on_where_it_was_when_a_connection_was_lost(ranges, etags, we
     assert starts == sorted(starts)
 
 
+def test_shard_goes_on_where_the_server_does_not_say_how_large_it_is(web):
+    """``Content-Range: bytes 500-999/*`` says nothing of a change."""
+    web.put("a.tar", shard_of(3000))
+    web.store.says_size_of_ranges = False
+    web.store.faults = ["cut"]
+    source = TarShards(web.url("a.tar"))
+    assert numbers_of(source) == [*range(3000)]
+    assert source.num_retries == 1
+
+
 def test_file_of_a_web_server_can_seek(web):
     """As videos need it: by ranges, of which one is lost."""
     web.put("a.bin", content := bytes(range(256)) * 4096)
