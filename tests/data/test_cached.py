@@ -11,6 +11,7 @@ import random
 import re
 import resource
 import signal
+import threading
 from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -415,6 +416,38 @@ def test_sample_is_made_once_and_kept_on_disk(tmp_path):
     assert again.num_made[0] == 2
     assert f"{tmp_path}" in kept.loading_remarks()[0]
     assert "holds 100% of the items" in kept.loading_remarks()[0]
+
+
+class Neighbours(Made):
+    """Each sample reads the next one through the cache, once both are being made."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.first = [threading.Barrier(2, timeout=PATIENCE_SECONDS)] * 2
+        self.cached = None
+
+    def __getitem__(self, index):
+        if self.first:
+            self.first.pop().wait()
+            self.cached[1 - index]
+        return super().__getitem__(index)
+
+
+def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):
+    """By two threads, of which each makes what the other one waits for."""
+    dataset = Neighbours()
+    dataset.cached = cached(dataset, tmp_path, version=1)
+    found = []
+
+    def read(index):
+        found.append(dataset.cached[index].label)
+
+    threads = [threading.Thread(target=read, args=(index,), daemon=True) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert sorted(found) == [0, 1]
 
 
 class Counted(Made):

@@ -178,6 +178,9 @@ class Store:
     def making(self, number: int) -> Iterator[None]:
         """Wait while another thread or process makes the content of this number, then exclude
         others from making it. Whoever enters checks again whether it is there by now.
+
+        A thread that makes another content meanwhile does not wait for a thread: that one might
+        wait for it.
         """
         if self._off or self._is_full:  # what is made cannot be kept: nobody need wait for it
             yield
@@ -187,14 +190,17 @@ class Store:
             if others is None:
                 self._makers[number] = threading.Event()
         if others is not None:
-            # The maker sets it however it ends. If it failed, each waiter tries for itself.
-            others.wait()
+            if not _of_thread.num_made:
+                # The maker sets it however it ends. If it failed, each waiter tries for itself.
+                others.wait()
             yield
             return
+        _of_thread.num_made += 1
         try:
             with self._files.making(number):
                 yield
         finally:
+            _of_thread.num_made -= 1
             with self._reading:
                 event = self._makers.pop(number, None)  # None in a child forked in the block
             if event is not None:
@@ -389,6 +395,14 @@ class Store:
                 self.num_bytes >> 20,
             )
         return False
+
+
+class _OfThread(threading.local):
+    num_made = 0
+    """The contents that it makes at the moment, one for another."""
+
+
+_of_thread = _OfThread()
 
 
 class _Files:
