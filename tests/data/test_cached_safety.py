@@ -316,17 +316,31 @@ def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, mon
 
 
 @pytest.mark.parametrize("make", [of_another_user, a_link, open_to_others, a_file])
-def test_memory_is_refused_where_its_name_is_taken(make, tmp_path, monkeypatch):
-    """By anybody, in any way: nothing is read or written there, and the error says what to do."""
+def test_memory_has_another_name_where_its_own_is_taken(make, tmp_path, monkeypatch):
+    """By anybody, in any way: nothing is read or written there, and all processes agree."""
     if make is of_another_user and os.geteuid():
         pytest.skip("only root can give a folder away")
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
     root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"
     make(root)
-    with pytest.raises(ValueError, match=rf"cache: {root} is refused: .*(Give a|Remove it)"):
-        cached(Rows())
+    dataset = cached(Rows())
+    assert [dataset[index] for index in range(3)] == SAMPLES
+    own = Path(kept_by(dataset).folder)
+    assert own.parent == tmp_path / f"{root.name}-1"
+    assert Path(memory.memory_folder("another")).parent == own.parent
     if root.is_dir():
         assert not any(root.iterdir())
+
+
+def test_memory_is_refused_where_all_its_names_are_taken(tmp_path, monkeypatch):
+    """The error has the last one, and what to do."""
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(memory, "_NUM_ROOTS", 2)
+    root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"
+    a_file(root)
+    a_file(tmp_path / f"{root.name}-1")
+    with pytest.raises(ValueError, match=rf"cache: {root}-1 is refused: .*Remove it"):
+        cached(Rows())
 
 
 def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkeypatch, caplog):

@@ -1,7 +1,7 @@
 """The folder of a cache in memory: shared by the processes of a run, gone with the last one.
 
-It stands in a folder of this user alone. Anybody can make names in /dev/shm: a folder by that name
-that another user made is refused.
+It stands in a folder of this user alone. Anybody can make names in /dev/shm: where another user has
+made this one, the next is tried, in all processes in the same order.
 
 A file on which every process holds a shared lock shows who is alive. The system releases the lock
 when a process ends, however it ends, so a folder that nobody holds is a leftover and is removed: by
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ...machine.limits import Limits
 from ...named_tuples import NamedTuple
-from .own_files import open_own_file, open_own_folder
+from .own_files import UnsafePlaceError, open_own_file, open_own_folder
 
 try:
     import fcntl
@@ -27,6 +27,8 @@ except ImportError:  # Windows
 
 _SHARED_MEMORY = "/dev/shm"
 _ALIVE = "alive"
+_NUM_ROOTS = 100
+"""The names that are tried."""
 
 
 class _Held(NamedTuple):
@@ -43,7 +45,7 @@ def memory_folder(name: str) -> str:
     Processes that give the same name share it. Where there is no /dev/shm, it is on disk, among the
     temporary files.
 
-    Raises: UnsafePlaceError: others could have written there; OSError: it cannot be made.
+    Raises: UnsafePlaceError: others have taken all its names; OSError: it cannot be made.
     """
     if fcntl is None:
         return os.path.join(tempfile.gettempdir(), name)  # the store is off, and makes nothing
@@ -95,11 +97,19 @@ def _held_bytes(root: str) -> dict[str, int]:
 def _root() -> str:
     """Return the folder of all caches of this user, made if it is not there.
 
-    Raises: UnsafePlaceError: others could have written there; OSError.
+    Raises: UnsafePlaceError: others have taken all its names; OSError.
     """
     place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
-    root = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
-    os.close(open_own_folder(root))
+    name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
+    for number in range(_NUM_ROOTS):
+        root = f"{name}-{number}" if number else name
+        try:
+            os.close(open_own_folder(root))
+        except UnsafePlaceError:
+            if number == _NUM_ROOTS - 1:
+                raise
+        else:
+            break
     return root
 
 
