@@ -357,7 +357,7 @@ def test_full_disk_stops_the_cache_and_not_the_training(tmp_path):
     assert child.exitcode == 0
     assert 50 <= num_made < 150
     assert kept[-1] is False
-    assert re.match(r"cache /.*: no room: File too large\. It stops growing at 0 MB", line)
+    assert re.match(r"cache /.*: no room: File too large\. It stops growing at [\d.]+ kB;", line)
 
 
 def test_limit_is_kept_and_logged_once(tmp_path, caplog):
@@ -386,6 +386,16 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
     assert re.search(
         r": [\d.]+ GB are free on its disk, and it leaves [\d.]+ GB free\. It stops", record.message
     )
+
+
+def test_small_disk_is_named_in_its_own_unit(tmp_path, caplog, monkeypatch):
+    """By the first store that finds it full: nobody asks for the same line twice."""
+    small = SimpleNamespace(f_bavail=3, f_blocks=16_000, f_frsize=4096)
+    monkeypatch.setattr(store_module.os, "fstatvfs", lambda _: small)
+    for _ in range(2):
+        assert not Store(str(tmp_path)).put(0, 0, [b"content"])
+    (line,) = caplog.messages
+    assert ": 12.3 kB are free on its disk, and it leaves 3.3 MB free. It stops growing" in line
 
 
 def test_large_disk_is_used_but_for_ten_gigabytes(tmp_path, monkeypatch):

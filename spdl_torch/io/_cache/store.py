@@ -354,8 +354,8 @@ class Store:
     def _limit_in_words(self) -> str:
         if self._max_bytes is not None:
             return "it has reached its limit"
-        free, spare = (num_bytes / 1e9 for num_bytes in self._disk_bytes())
-        return f"{free:.1f} GB are free on its disk, and it leaves {spare:.1f} GB free"
+        free, spare = map(_size_in_words, self._disk_bytes())
+        return f"{free} are free on its disk, and it leaves {spare} free"
 
     def _next_free(self) -> int:
         """Return the byte of ``data`` behind all that was given out: the header's or, if the header
@@ -386,13 +386,16 @@ class Store:
             _write_all(self._index, [memoryview(entry.packed())], end)
 
     def _full(self, why: str) -> bool:
-        if not self._is_full:
-            self._is_full = True
+        self._is_full = True
+        with _opening:
+            is_said = self.folder in _full
+            _full.add(self.folder)
+        if not is_said:
             _logger.warning(
-                "cache %s: %s. It stops growing at %d MB; other samples are loaded without it.",
+                "cache %s: %s. It stops growing at %s; other samples are loaded without it.",
                 self.folder,
                 why,
-                self.num_bytes >> 20,
+                _size_in_words(self.num_bytes),
             )
         return False
 
@@ -482,6 +485,8 @@ class _Files:
 _open_files: weakref.WeakValueDictionary[str, _Files] = weakref.WeakValueDictionary()
 _renewed: LiveObjects[Any] = LiveObjects()
 _opening = threading.Lock()
+_full = set[str]()
+"""The folders of which this process has said so."""
 
 
 def _after_fork() -> None:
@@ -513,6 +518,14 @@ def _locks(file: int, *part: int) -> bool:
 
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
+
+
+def _size_in_words(num_bytes: int) -> str:
+    """Return a size with three digits at most: ``"12 kB"``, ``"3.3 MB"``."""
+    unit, name = (
+        (1e9, "GB") if num_bytes >= 1e9 else (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
+    )
+    return f"{num_bytes / unit:.1f}".removesuffix(".0") + f" {name}"
 
 
 def _reopened(
