@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import _warm
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,8 @@ from _readings import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from test_sources_indexed import write_shard
+from test_sources_tar import keys, shard_of
 from torch.utils.data import Subset
 
 import spdl_torch
@@ -37,6 +40,7 @@ from spdl_torch.data import cached
 from spdl_torch.data.caching import dataset as dataset_module
 from spdl_torch.data.caching.files import CachedFiles
 from spdl_torch.data.differences import path_of_difference
+from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory
 from spdl_torch.io._cache import store as store_module
@@ -719,6 +723,99 @@ def test_damaged_image_is_named_when_it_comes_from_the_cache(folder, tmp_path):
     for _ in range(2):
         with pytest.raises(spdl_torch.DecodeError, match=r"class_1/1\.png: not an image"):
             kept[3]
+
+
+class Lines(torch.utils.data.Dataset):
+    """The contents of files by their names, which depend on the current folder."""
+
+    def __init__(self):
+        self.samples = [("a.txt", 0), ("b.txt", 1)]
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return Path(self.samples[index][0]).read_text(), self.samples[index][1]
+
+
+def shards(folder):
+    """Two samples in a shard with an index, by a relative path."""
+    content = shard_of(*((0, 2) if folder == "one" else (2, 2)))
+    write_shard("a.tar", content)
+    return TarShards("a.tar", index=True)
+
+
+def lines(folder):
+    for name in ("a", "b"):
+        path = Path(f"{name}.txt")
+        path.write_text(f"{name} in {folder}")
+        os.utime(path, ns=(1, 1))
+    return Lines()
+
+
+@pytest.mark.parametrize("make", [lines, shards])
+@pytest.mark.parametrize("version", [1, None])
+def test_relative_paths_are_others_in_another_folder(tmp_path, monkeypatch, make, version):
+    """Though size and time are the same, or nobody looks."""
+    if make is shards and version is None:
+        pytest.skip("a cache on disk needs a version for shards")
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        dataset = make(folder)
+        expected = [dataset[index] for index in range(2)]
+        for _ in range(2):
+            for kept in (
+                cached(dataset, tmp_path / "cache", version=version),
+                cached(Subset(dataset, [0, 1]), tmp_path / "cache", version=version),
+            ):
+                assert [kept[index] for index in range(2)] == expected
+
+
+def test_files_are_others_after_a_change_of_the_folder(folder, tmp_path, monkeypatch):
+    """The dataset reads other files then, and so does its cache."""
+    os.makedirs(tmp_path / "other/class_0")
+    os.makedirs(tmp_path / "other/class_1")
+    for path in Path(folder).rglob("*.png"):
+        other = tmp_path / "other" / path.relative_to(folder)
+        Image.new("RGB", (12, 10), (9, 9, 9)).save(other)
+    monkeypatch.chdir(folder)
+    options = {"transform": transforms.Resize((5, 5)), "loader": image_loader}
+    kept = spdl_torch.ImageFolder(".", cache=tmp_path / "cache", version=1, **options)
+    before = [image for image, _ in kept]
+    monkeypatch.chdir(tmp_path / "other")
+    assert all((image == 9).all() for image, _ in kept)
+    assert not any((image == 9).all() for image in before)
+
+
+class Regions(fsspec.AbstractFileSystem):
+    """A store that has other objects in each of its regions."""
+
+    protocol = "regions"
+    files = {}  # noqa: RUF012 - by region
+
+    def __init__(self, region="none", **options):
+        super().__init__(**options)
+        self.region = region
+
+    def cat_file(self, path, start=None, end=None, **options):
+        return self.files[self.region][path][start:end]
+
+
+def test_objects_are_others_with_other_options_of_the_store(tmp_path, monkeypatch):
+    """Another endpoint has another bucket of that name."""
+    fsspec.register_implementation("regions", Regions, clobber=True)
+    for region, first in [("east", 0), ("west", 2)]:
+        tar = shard_of(first, 2)
+        index = write_shard(tmp_path / f"{region}.tar", tar)
+        monkeypatch.setitem(Regions.files, region, {"a.tar": tar, "a.index.json": index})
+    for _ in range(2):
+        for region in ("east", "west"):
+            options = {"index": True, "storage_options": {"region": region}}
+            kept = cached(TarShards("regions://a.tar", **options), tmp_path / "cache", version=1)
+            assert keys(kept) == keys(TarShards(tmp_path / f"{region}.tar"))
+            half = TarShards("regions://a.tar", **options).shard(1, 2)
+            assert keys(cached(half, tmp_path / "cache", version=1)) == keys(half)
 
 
 # -- memory ----------------------------------------------------------------------------------------

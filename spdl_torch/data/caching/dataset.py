@@ -61,16 +61,16 @@ def cached(
             "an iterable one have no index to be kept under."
         )
     check_cache(cache, "cached")
-    stamp_of = None if version is not None else sample_stamps(dataset, identity_of(dataset))
+    identity = f"{identity_of(dataset)}\n{version!r}"
+    stamp_of = sample_stamps(dataset, identity, is_checked=version is None)
     if stamp_of is None and version is None and cache != "memory":
         raise ValueError(
             f"cached: version is needed for a {type(dataset).__name__} on disk: it does not say "
             "which files its samples are made from, so nothing would show that they have changed. "
             'Pass version="1", and another one whenever they change.'
         )
-    identity = f"{identity_of(dataset)}\n{version!r}"
     store = open_store(cache, identity, max_bytes=max_bytes, num_numbers=len(dataset), who="cached")
-    return CachedDataset(dataset, store, transform, stamp_of, hash_of(identity))
+    return CachedDataset(dataset, store, transform, identity, is_checked=version is None)
 
 
 class CachedDataset(Dataset[T_co]):
@@ -81,16 +81,18 @@ class CachedDataset(Dataset[T_co]):
         dataset: Any,
         store: Store,
         transform: Callable[[Any], Any] | None,
-        stamp_of: Callable[[int], int] | None,
-        stamp: int,
+        identity: str,
+        *,
+        is_checked: bool,
     ) -> None:
         self.dataset = dataset
         """The dataset whose samples are cached."""
         self.transform = transform
         """The function that is applied to each sample as it is handed out."""
         self._store = store
-        self._stamp_of = stamp_of
-        self._stamp = stamp
+        self._identity = identity
+        self._is_checked = is_checked
+        self._find_stamps()
         self._num_compared = {"made": 0, "found": 0}
 
     def __len__(self) -> int:
@@ -109,14 +111,11 @@ class CachedDataset(Dataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to pickle; the stamp function is rebuilt when they are loaded."""
-        return {**self.__dict__, "_stamp_of": self._stamp_of is not None}
+        return {**self.__dict__, "_stamp_of": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._stamp_of:
-            self._stamp_of = sample_stamps(self.dataset, identity_of(self.dataset))
-        else:
-            self._stamp_of = None
+        self._find_stamps()
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report: what the cache holds, this process's hits."""
@@ -125,6 +124,11 @@ class CachedDataset(Dataset[T_co]):
     def loading_counts(self) -> dict[str, int]:
         """Return how many samples this process found in the cache, and how many it did not."""
         return self._store.counts()
+
+    def _find_stamps(self) -> None:
+        self._stamp = hash_of(self._identity)
+        is_checked = self._is_checked
+        self._stamp_of = sample_stamps(self.dataset, self._identity, is_checked=is_checked)
 
     def _sample(self, index: int) -> Any:
         stamp = self._stamp if self._stamp_of is None else self._stamp_of(index)

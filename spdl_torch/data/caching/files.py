@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,7 @@ class CachedFiles:
 
     def contents(self, paths: Sequence[str]) -> list[Tensor]:
         """Return the files' bytes: uint8, one dimension each. Raises: OSError."""
-        numbers = [hash_of(path) for path in paths]
+        numbers = [hash_of(os.path.abspath(path)) for path in paths]
         stamps = [self._stamp(path) for path in paths]
         found = [self._store.get(*key) for key in zip(numbers, stamps, strict=True)]
         missing = [place for place, content in enumerate(found) if content is None]
@@ -57,4 +58,6 @@ class CachedFiles:
         return (self._store.remark(num_files),)
 
     def _stamp(self, path: str) -> int:
-        return file_stamp(path) if self._version is None else hash_of(path, str(self._version))
+        if self._version is None:
+            return file_stamp(path)
+        return hash_of(os.path.abspath(path), str(self._version))

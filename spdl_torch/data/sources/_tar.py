@@ -86,7 +86,8 @@ class TarShards(StreamSource[dict[str, Any]]):
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
-        self._options = dict(storage_options or {})
+        self.storage_options = dict(storage_options or {})
+        """As given."""
         given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
         self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
         if not self._urls:
@@ -98,7 +99,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         self._indexed: IndexedSamples | None = None
         if index or (index is None and all(map(_has_index, self._urls))):
             self._indexed = IndexedSamples(
-                self._urls, self._options, self._policy, self._max_sample_bytes
+                self._urls, self.storage_options, self._policy, self._max_sample_bytes
             )
         self._has_all_it_counts = self._indexed is None or on_error == "raise"
 
@@ -227,7 +228,7 @@ class TarShards(StreamSource[dict[str, Any]]):
                 return rest == 0 and skipped + turn >= start
 
             samples = numbered_samples(
-                url, wanted, self._policy, self._max_sample_bytes, self._options
+                url, wanted, self._policy, self._max_sample_bytes, self.storage_options
             )
             for number, sample in enumerate(self._unless_damaged(samples)):
                 num_passed += number % members == first
@@ -250,7 +251,7 @@ class TarShards(StreamSource[dict[str, Any]]):
             # "?" belongs to a glob, but in a web address it begins the query.
             magic = glob.has_magic(name.replace("?", "") if name.startswith("http") else name)
             if magic and (is_url(name) or not os.path.exists(name)):
-                names = sorted(find_files(name, False, self._options))
+                names = sorted(find_files(name, False, self.storage_options))
                 if not names:
                     raise nothing_found("TarShards", name)
                 found += names

@@ -48,9 +48,10 @@ def check_cache(cache: Any, who: str) -> None:
 
 
 def file_stamp(path: str, *parts: int | str) -> int:
-    """Return the stamp of a file's current content, from its path, size and modification time.
+    """Return the stamp of a file's current content, from its whole path, size and modification
+    time.
 
     Raises: OSError: it does not exist.
     """
     there = os.stat(path)
-    return hash_of(path, there.st_size, there.st_mtime_ns, *parts)
+    return hash_of(os.path.abspath(path), there.st_size, there.st_mtime_ns, *parts)
