@@ -13,7 +13,6 @@ import textwrap
 import threading
 import weakref
 from contextlib import nullcontext
-from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +33,7 @@ from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.engine.channel.channel import Channel
 from spdl_torch.engine.channel.waits import ChannelClosed
 from spdl_torch.io import Transfer
-from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, team, transfer
+from spdl_torch.io._transfer import batch_memory, cuda, readers, region, slabs, transfer
 
 ORDERS = ("late", "model", *range(3))
 LARGE = slabs.SMALL_BYTES
@@ -444,33 +443,6 @@ def ended_while_a_pipeline_waits_for_the_model(device):
     return ["the model was not waited for"]
 
 
-class LateHelpers:
-    """Threads that take a part at once, and copy it when somebody waits for them."""
-
-    def __init__(self, *_):
-        pass
-
-    def submit(self, function, parts):
-        taken = list(islice(parts, 1))
-        return SimpleNamespace(cancel=lambda: False, result=lambda: function(taken))
-
-
-def packed_by_several_threads(device):
-    """A batch is packed when all of them are done."""
-    problems, readings = [], []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(team, "ThreadPoolExecutor", LateHelpers)
-        patched.setattr(team, "LEAST_BYTES", LARGE)
-        patched.setattr(team, "_PART_BYTES", LARGE // 4)
-        patched.setattr(team, "num_useful", lambda: 3)
-        copies = Transfer("cuda")
-        for value in range(1, 4):
-            batch = copies.stage(torch.full((LARGE,), value, dtype=torch.uint8)).receive()
-            readings.append((device.read(batch), value))
-            del batch
-    return judged(device, readings, problems)
-
-
 SCENARIOS = [
     *(ended_while_the_model_is_far_behind, beside_a_graph_that_is_captured, done_on_return),
     *(staged_ahead_and_read_late, made_where_they_leave_from, written_by_a_child),
@@ -481,7 +453,6 @@ SCENARIOS = [
 OF_ROOMS = {
     transfer_stage: [ended_while_a_loader_waits_for_the_model],
     dataset: [ended_while_a_pipeline_waits_for_the_model],
-    team: [packed_by_several_threads],
     mappings: [kept_on_both_sides_of_the_border, written_by_a_child],
     shared_memory: [kept_on_both_sides_of_the_border, written_by_a_child],
     batch_memory: [given_out_again_where_batches_grow, made_where_they_leave_from],
@@ -527,7 +498,7 @@ def test_batches_are_right_in_every_order(scenario, monkeypatch):
 GUARDS = {
     *("record_stream", "wait_event", "synchronize", "record", "wait", "busy_until", "hand_over"),
     *("_hand_over", "_await_the_model", "await_model", "unlock_pages", "captures_unharmed"),
-    *("wait_while", "other.result"),
+    "wait_while",
     "record_made",
     # Of memory that is given out again: who has it, and when that ends.
     *("finalize", "_free.remove", "_viewed.add", "_live.add", "lent.add", "slabs.spend"),
@@ -536,7 +507,7 @@ GUARDS = {
 
 WAYS = (
     *(cuda, region, slabs, transfer),
-    *(transfer_stage, mappings, shared_memory, batch_memory, dataset, team, readers),
+    *(transfer_stage, mappings, shared_memory, batch_memory, dataset, readers),
 )
 
 

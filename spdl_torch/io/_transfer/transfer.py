@@ -22,7 +22,6 @@ from .batch_memory import BatchMemory
 from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move
 from .region import LimitedLocker
 from .slabs import SMALL_BYTES, SlabRing, Slot, copy_alone, dense_strides, plan, typed
-from .team import Team
 from .tree import Leaf, leaves_of, map_leaves, map_spots, spots_of, spots_where
 
 if TYPE_CHECKING:
@@ -195,8 +194,7 @@ class Transfer:
             readers.look()
 
         self._memory = BatchMemory(self._backend, 0, let_go, self._backend.mapped)
-        self._team = Team()
-        # Held while a batch is staged, waits included: the ring and the team serve one at a time.
+        # Held while a batch is staged, waits included: the ring serves one at a time.
         # receive() does not take it, so a receiver never waits for a batch that is being packed.
         self._lock = threading.Lock()
         # The marks of batches whose kernels may still run. The receiving thread appends without the
@@ -321,8 +319,7 @@ class Transfer:
     def _copy_packed(self, layout: Layout, memory: Tensor, blocks: list[Tensor]) -> dict[int, Any]:
         for slot in layout.slots:
             target = typed(memory, slot, slot.offset)
-            if not self._team.copy(target, slot.tensor):
-                copy_alone(target, slot.tensor)
+            copy_alone(target, slot.tensor)
         for (start, size), block in zip(layout.blocks, blocks, strict=True):
             self._backend.copy(block, memory[start : start + size])
         return {
