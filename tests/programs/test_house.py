@@ -375,16 +375,6 @@ def test_every_test_stands_in_a_room():
     assert {folder.relative_to(ROOT).as_posix() for folder in found} <= rooms
 
 
-def test_files_on_the_way_of_a_batch_exist():
-    """Each file that docs/howto/contribute.md names on the way of a batch."""
-    page = (ROOT / "docs/howto/contribute.md").read_text(encoding="utf-8")
-    _, _, way = page.partition("### The way of a batch")
-    way, _, _ = way.partition("\n## ")
-    named = re.findall(r"`([a-z_/]+\.py)`", way)
-    assert len(named) > 20
-    assert [each for each in named if not (ROOT / "spdl_torch/data" / each).is_file()] == []
-
-
 def test_version_is_one_that_pip_understands():
     """PEP 440, in its normal form, so that releases sort."""
     assert str(Version(spdl_torch.__version__)) == spdl_torch.__version__
