@@ -18,13 +18,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .data.lightning_file import LoadersFile, split_and
-from .data.lightning_states import (
-    correct_resumed_loaders,
-    correct_saved_states,
-    holds_one_back,
-    saved_states,
-    want_states,
-)
 from .data.loader.dataloader import DataLoader
 from .data.loader.for_trainers import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
@@ -116,10 +109,6 @@ class PipelineStatsMonitor(Callback):
         self._printed_placement: dict[str, Placement] = {}
         self._logged_placement: dict[str, Placement] = {}
         self._has_warned = False
-        self._saved_states: list[Any] = []
-        """The loaders' in the checkpoint that training is about to resume."""
-        self._held_one_back = False
-        """Whether Lightning held a batch back as training ended, and dropped it since."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
@@ -143,8 +132,6 @@ class PipelineStatsMonitor(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Write the remaining statistics to the file, up to the step that failed."""
-        if trainer.state.fn == "fit":
-            self._held_one_back = holds_one_back(trainer)
         if trainer.training:  # and not pausing for a validation
             self._end_intervals(trainer)
         self._stop_watching()
@@ -152,34 +139,10 @@ class PipelineStatsMonitor(Callback):
             self._file.close()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Correct a resumed loader where Lightning did not. Training loaders come first in the
-        file, whatever is logged first.
-        """
-        correct_resumed_loaders(trainer, self._saved_states)
-        self._saved_states, self._held_one_back = [], False
-        want_states(trainer)
+        """Let training loaders come first in the file, whatever is logged first."""
         if self._file is not None:
             for name, _ in self._reporting(trainer.train_dataloader):
                 self._file.number_of("train", name)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember whether the loaders are ahead of training, for a checkpoint that is saved later.
-        Lightning is about to drop the batch that says so.
-        """
-        self._held_one_back = holds_one_back(trainer)
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Correct the loaders' states: they must describe what has been trained on."""
-        if self._held_one_back or holds_one_back(trainer):
-            correct_saved_states(trainer, checkpoint)
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Remember the loaders' states until training starts."""
-        self._saved_states = saved_states(checkpoint)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the statistics of a new epoch from zero."""

@@ -22,6 +22,7 @@ from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..pipeline.pipeline import Pipeline
 from .dataset_state import DatasetState
 from .fetching.collating import collate_into, is_torchs_collate
+from .lightning_states import follow_trainer
 from .sampling.parts import length_of_shard, padding_of_shard
 from .sampling.sharding import OwnRank, check_tail
 from .workers.device import AHEAD, check_device, most_pieces
@@ -145,6 +146,10 @@ class PipelineDataset(IterableDataset[T_co]):
         self._state.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[T_co]:
+        follow_trainer()
+        return self._items()
+
+    def _items(self) -> Iterator[T_co]:
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
         yield from self._items_of(*self._new_pass())
 
@@ -315,8 +320,11 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         self._state.load(state_dict)
 
-    def _state_before_last(self) -> dict[str, Any]:
-        return self._state.state(before_last=True)
+    def _state_before(self, num_back: int) -> dict[str, Any]:
+        return self._state.state(num_back=num_back)
+
+    def _state_to_resume(self) -> dict[str, Any] | None:
+        return self._state.to_resume()
 
     def _ends_empty_tail(self) -> bool:
         """Return whether the present or coming pass resumes after its last item. If it is the

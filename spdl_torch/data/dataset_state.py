@@ -92,6 +92,10 @@ class DatasetState:
         self._next_epoch, self.named_epoch = self._to_resume.epoch, None
         self._is_wanted = True
 
+    def to_resume(self) -> dict[str, Any] | None:
+        """Return the state that the next pass resumes; None = there is none."""
+        return None if self._to_resume is None else self._to_resume.as_dict()
+
     def want(self, *, is_told: bool = False) -> None:
         """Collect states from now on. ``is_told``: whether a loader warns of a first state that
         counts items."""
@@ -123,8 +127,8 @@ class DatasetState:
             "" if progress.began_wanted else " Call state_dict() once before training.",
         )
 
-    def state(self, *, before_last: bool = False) -> dict[str, Any]:
-        """Return the state now or, with ``before_last``, as it was before the last item."""
+    def state(self, *, num_back: int = 0) -> dict[str, Any]:
+        """Return the state as it was before the last ``num_back`` items, two at most."""
         is_told = get_worker_info() is not None
         self.want(is_told=is_told)
         if self._to_resume is not None:
@@ -139,7 +143,7 @@ class DatasetState:
                 'was under way is lost or repeated. Give it output_order="input".',
                 unordered,
             )
-        state = self._progress.state(before_last=before_last)
+        state = self._progress.state(num_back=num_back)
         if state.source is None and (self._progress.began_wanted or not is_told):
             self._warn_if_counted()
         return {**state.as_dict(), "made_by": self._made_by()}

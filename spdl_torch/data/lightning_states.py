@@ -1,10 +1,12 @@
-"""Correct, from a callback, the loader states that Lightning itself saves and loads.
+"""Correct the loader states that Lightning saves and loads by itself.
 
-Lightning 2.6 saves and loads the states of the training loaders. In four cases even a correct
-loader would lose batches:
+Lightning saves and loads the states of the training loaders. In five cases even a correct loader
+would lose batches:
 
 - the loader has no length: Lightning holds one batch back, so the state is one batch ahead of
   training;
+- a checkpoint that is saved within a step: Lightning makes that step again, and the loader has
+  handed its batch out;
 - ``trainer.estimated_stepping_batches`` was read: the loaders are then made before Lightning looks
   for states, which it never loads;
 - the state stands within an epoch that ``max_steps`` ended: Lightning counts that as over, and by
@@ -15,57 +17,139 @@ loader would lose batches:
   on one batch of what is left. And as Lightning never asks a loader with a length for more, a
   sampler without workers has not drawn what it draws as it ends; resuming has.
 
-All access to Lightning's private attributes for this is in this file.
+So a trainer whose fit loop asks a loader for an iterator gets a callback from it. All access to
+Lightning's private attributes for this is in this file.
 """
 
 from __future__ import annotations
 
+import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from .dataset import PipelineDataset
-from .loader import for_trainers
-from .loader.dataloader import DataLoader
 from .sampling.sampler_chain import has_length
 from .user_warnings import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
+    from types import FrameType
 
 
-def want_states(trainer: Any) -> None:
+def follow_trainer() -> None:
+    """Correct the states of the trainer whose fit loop is about to iterate over its loaders, if one
+    is. Called by ``iter()`` of a loader."""
+    loop = _asking_fit_loop()
+    if loop is None:
+        return
+    callbacks = loop.trainer.callbacks
+    ours = next((each for each in callbacks if isinstance(each, _Hooks)), None)
+    if ours is None:
+        package = type(loop).__module__.partition(".loops")[0]
+        kinds = (_Hooks, sys.modules[f"{package}.callbacks"].Callback)
+        ours = type("LoaderStates", kinds, {"__module__": __name__})()
+        callbacks.append(ours)
+    ours.see(loop)
+
+
+def _asking_fit_loop() -> Any:
+    """Return the loop of Lightning's that has called us; None = another caller."""
+    if not _PACKAGES & sys.modules.keys():
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "setup_data" and name.endswith(".loops.fit_loop"):
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
+_PACKAGES = {"lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop"}
+
+
+class _Hooks:
+    """The hooks of the callback that a trainer gets."""
+
+    def __init__(self) -> None:
+        self._saved: list[Any] = []
+        """The loaders' states in the checkpoint that training is about to resume."""
+        self._held_one_back = False
+        """Whether Lightning held a batch back as training ended, and dropped it since."""
+
+    def see(self, loop: Any) -> None:
+        """Look at the states that the loaders have been given, before each of them begins."""
+        given = [_given_state(each) for each in _flattened(loop) if hasattr(each, "state_dict")]
+        self._saved = [new or old for new, old in zip_longest(given, self._saved[: len(given)])]
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Correct a resumed loader where Lightning did not."""
+        _correct_resumed_loaders(trainer, self._saved)
+        self._saved, self._held_one_back = [], False
+        _want_states(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Remember whether the loaders are ahead of training, for a checkpoint that is saved later.
+        Lightning is about to drop the batch that says so.
+        """
+        self._held_one_back = _holds_one_back(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Remember the same."""
+        if trainer.state.fn == "fit":
+            self._held_one_back = _holds_one_back(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: Any, pl_module: Any, checkpoint: MutableMapping[str, Any]
+    ) -> None:
+        """Correct the loaders' states: they must describe what has been trained on."""
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_within_step = progress.ready > progress.processed
+        is_ahead = self._held_one_back or _holds_one_back(trainer)
+        if num_ahead := is_within_step + is_ahead:
+            _correct_saved_states(trainer, checkpoint, num_ahead)
+
+
+def _given_state(loader: Any) -> Any:
+    return loader._state_to_resume() if _is_ours(loader) else {}
+
+
+def _is_ours(loader: Any) -> bool:
+    return hasattr(type(loader), "_state_to_resume")
+
+
+def _is_pipeline(loader: Any) -> bool:
+    return hasattr(type(loader), "_begun_pass")
+
+
+def _want_states(trainer: Any) -> None:
     """Make the loaders collect states for checkpoints. Called when training starts."""
     if not trainer.checkpoint_callbacks:
         return
-    for loader in _flattened(trainer):
-        if isinstance(loader, DataLoader):
-            for_trainers.want_states(loader, before_last=not has_length(loader))
+    for loader in _flattened(trainer.fit_loop):
+        if _is_ours(loader) and not _is_pipeline(loader):
+            loader._collect_states(before_last=not has_length(loader))
 
 
-def holds_one_back(trainer: Any) -> bool:
+def _holds_one_back(trainer: Any) -> bool:
     """Return whether Lightning has drawn one batch more than it has trained on."""
     return bool(getattr(getattr(trainer.fit_loop, "_data_fetcher", None), "batches", None))
 
 
-def correct_saved_states(trainer: Any, checkpoint: MutableMapping[str, Any]) -> None:
-    """Replace states in a checkpoint that are one batch ahead of training. Called while it is
-    made."""
-    loaders = [loader for loader in _flattened(trainer) if hasattr(loader, "state_dict")]
-    states = saved_states(checkpoint)
-    for number, loader in enumerate(loaders[: len(states)]):
-        if isinstance(loader, DataLoader | PipelineDataset):
-            states[number] = loader._state_before_last()
-
-
-def saved_states(checkpoint: Mapping[str, Any]) -> list[Any]:
-    """Return the states of the training loaders in a checkpoint, in their order."""
+def _correct_saved_states(
+    trainer: Any, checkpoint: MutableMapping[str, Any], num_ahead: int
+) -> None:
+    """Replace states in a checkpoint that are ``num_ahead`` batches ahead of training."""
     saved = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     states: list[Any] = saved.get("combined_loader", [])
-    return states
+    loaders = [each for each in _flattened(trainer.fit_loop) if hasattr(each, "state_dict")]
+    for number, loader in enumerate(loaders[: len(states)]):
+        if _is_ours(loader):
+            states[number] = loader._state_before(num_ahead)
 
 
-def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
+def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     """Load the states that Lightning did not, and begin the epoch that the trainer is about to run.
-    Called when training starts. ``saved``: the states in the checkpoint.
+    Called when training starts. ``saved``: the states that they have been given.
     """
     loop = trainer.fit_loop
     fetcher = getattr(loop, "_data_fetcher", None)
@@ -75,22 +159,31 @@ def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     if states:
         loop._combined_loader._load_state_dicts(states)
         loop._combined_loader_states_to_load = []
+        saved = states
         iter(fetcher)
     # If an epoch was over, Lightning is about to run the next one or, in step-based training, the
     # end of that one again, for which an exhausted iterator is right.
     loaders = [_Resumed(trainer, *pair) for pair in enumerate(_with_states(trainer, saved))]
     progress = loop.epoch_loop.batch_progress
-    is_left = progress.current.ready >= loop.max_batches
+    if progress.current.ready > progress.current.processed:
+        progress.is_last_batch = False  # the step of the last batch comes again
+    if loop.restarted_on_epoch_start:
+        progress.reset_on_run()  # that of the epoch before
+    is_left = progress.current.processed >= loop.max_batches
     enough = any if loop._combined_loader._mode == "min_size" else all
     is_over = is_left or enough([each.is_over for each in loaders])
     if states and not loop.restarting:
+        if all(each.is_at_start for each in loaders):
+            return  # saved before the first batch of an epoch, which iter() has begun
         is_left_out = not is_over and not progress.is_last_batch
         if is_left_out and trainer.is_global_zero and any(each.is_ours for each in loaders):
             _warn_of_rest(loop.epoch_progress.current.processed)
         # Run the rest of the epoch: with another number of ranks it may be longer.
         begins = not all(each.has_finished for each in loaders)
     else:
-        begins = is_over and loop.epoch_loop.restarted_on_train_batch_end
+        begins = is_over and (
+            loop.epoch_loop.restarted_on_train_batch_end or loop.restarted_on_epoch_start
+        )
     for each in loaders:
         each.correct(begins=begins, is_over=is_over, has_length=fetcher.length is not None)
     if begins:
@@ -101,8 +194,8 @@ def correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
 
 def _warn_of_rest(epoch: int) -> None:
     warn(
-        f"PipelineStatsMonitor: training had stopped within epoch {epoch - 1}, by max_steps or "
-        f"should_stop, and Lightning counts that epoch as over: it begins epoch {epoch}, and "
+        f"DataLoader.load_state_dict: training had stopped within epoch {epoch - 1}, by max_steps "
+        f"or should_stop, and Lightning counts that epoch as over: it begins epoch {epoch}, and "
         f"leaves out the batches that were left of epoch {epoch - 1}. Resume with max_steps to "
         "train on them first."
     )
@@ -115,10 +208,11 @@ class _Resumed:
         self._combined = trainer.fit_loop._combined_loader
         self._number = number
         self._loader, self._state = loader_and_state
-        self.is_ours = isinstance(self._loader, DataLoader | PipelineDataset)
+        self.is_ours = _is_ours(self._loader)
         self.has_finished = self._state is None or self._state.get("finished", True)
         """Whether the loader had said that its epoch was over."""
-        self._nothing_left = _nothing_left(self._loader)  # asked once: it may act
+        self.is_at_start = not (self.has_finished or _num_received(self._state))
+        self._nothing_left = self.is_ours and self._loader._ends_empty_tail()  # once: it may act
         self.is_over = self._nothing_left or (self._state is not None and self.has_finished)
         """Whether nothing is left of its epoch."""
         self._is_on = False  # whether its next iter() is for the epoch after that
@@ -128,7 +222,7 @@ class _Resumed:
         ``is_over``: that of the trainer is; ``has_length``: else Lightning asks one batch ahead.
         """
         loader, goes_on = self._loader, begins or not is_over
-        is_pipeline = isinstance(loader, PipelineDataset)
+        is_pipeline = _is_pipeline(loader)
         if not self.is_ours:
             return
         if self._state is not None and self.has_finished and goes_on:
@@ -141,23 +235,23 @@ class _Resumed:
             if goes_over and not self.is_over:
                 loader._begun_pass()  # no iter() has begun what is left: the next one would
         elif has_length and (begins or is_over):
-            for_trainers.undo_look_ahead(loader)
+            loader._undo_look_ahead()
         if self._is_on and not is_over and self._combined._mode == "max_size":
             self._combined._iterator.iterators[self._number] = iter(())
+
+
+def _num_received(state: Mapping[str, Any]) -> int:
+    """Return the number of samples, or items, that a state of ours says were received."""
+    own = int(state.get("num_samples", 0)) + int(state.get("num_items", 0))
+    return own + len(state.get("ahead", ())) + sum(w["num_items"] for w in state.get("workers", ()))
 
 
 def _with_states(trainer: Any, saved: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Return each loader with its state in the checkpoint; None = it has none."""
     states = iter(saved)
-    loaders = _flattened(trainer)
+    loaders = _flattened(trainer.fit_loop)
     return [(each, next(states, None) if hasattr(each, "state_dict") else None) for each in loaders]
 
 
-def _flattened(trainer: Any) -> list[Any]:
-    return list(getattr(trainer.fit_loop._combined_loader, "flattened", []))
-
-
-def _nothing_left(loader: Any) -> bool:
-    if isinstance(loader, DataLoader):
-        return for_trainers.nothing_was_left(loader)
-    return isinstance(loader, PipelineDataset) and loader._ends_empty_tail()
+def _flattened(loop: Any) -> list[Any]:
+    return list(getattr(loop._combined_loader, "flattened", []))

@@ -109,9 +109,10 @@ ROOMS = {
             "sampling",
         ),
         "checkpoint",
+        "lightning_states",
         *("fetching", "workers", "child_process"),
         *("sources", "mixing", "caching", "folder", "dataset_state", "dataset", "packing"),
-        *("loader", "subprocesses", "lightning_file", "lightning_states", "__init__"),
+        *("loader", "subprocesses", "lightning_file", "__init__"),
     ],
 }
 

@@ -83,9 +83,9 @@ class PassProgress:
         return (self._per_output or 1) * resume.world
 
     @property
-    def num_source_before_last(self) -> int:
-        """The number of source items in the items handed out before the last one."""
-        return max(0, self.num_items - 1) * (self._per_output or 0)
+    def num_source_before(self) -> int:
+        """The number of source items in the items handed out before the last two."""
+        return max(0, self.num_items - 2) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
         """Make again, and drop, the items that were handed out before the resume.
@@ -130,15 +130,15 @@ class PassProgress:
         keeps_one = self._watched is not None
         return state_of(undivided(self._source)) if self.is_over and keeps_one else None
 
-    def state(self, *, before_last: bool) -> PassState:
-        """Return the state now or, with ``before_last``, as it was before the last item."""
-        if self._finished and not before_last:
+    def state(self, *, num_back: int) -> PassState:
+        """Return the state as it was before the last ``num_back`` items, two at most."""
+        if self._finished and not num_back:
             return PassState(
                 epoch=self._epoch, finished=True, world=self._world, source=self.source_at_rest()
             )
         if self.pipeline is None and self._resume is not None:
             return self._resume  # a mixture has begun the pass, and has drawn nothing from it yet
-        num_items, num_source = self.num_items - before_last, None
+        num_items, num_source = self.num_items - num_back, None
         num_lost = 0 if self.pipeline is None else self.pipeline.num_lost
         if self._per_output is not None and not num_lost:
             num_source = num_items * self._per_output

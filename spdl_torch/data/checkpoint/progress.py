@@ -75,6 +75,8 @@ class Progress:
     or the end of it."""
     _before: tuple[Any, ...] | None = None
     """The fields of the ``_SoFar`` before the last batch was handed out."""
+    _before_two: tuple[Any, ...] | None = None
+    """The same, before the last two."""
 
     def asked(self, number: int, local_samples: int, index: Any) -> None:
         """Record that batch ``number`` was drawn from the sampler, which has given
@@ -97,7 +99,8 @@ class Progress:
         drawn = self._drawn
         while (oldest := next(iter(drawn), number)) < self._num_in_order - NUM_LAST:
             del drawn[oldest]
-        self._before = self._num_in_order, self.local_samples, tuple(self.ahead), (), 0
+        now = self._num_in_order, self.local_samples, tuple(self.ahead), (), 0
+        self._before, self._before_two = now, self._before
         if number == self._num_in_order and not self.ahead:
             # A single statement, which Ctrl-C cannot split: there is no call inside it.
             self.local_samples, self._num_in_order = drawn[number][0], number + 1
@@ -116,7 +119,8 @@ class Progress:
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """Record that the trainer received a batch, or an error, of this worker's iterable."""
-        self._before, following = self._so_far(), (worker + 1) % len(self.workers)
+        now, following = self._so_far(), (worker + 1) % len(self.workers)
+        self._before, self._before_two = now, self._before
         self.workers[worker], self.next_worker = state, following  # as in ``handed``
 
     def ended(self, worker: int, state: WorkerState) -> None:
@@ -162,17 +166,18 @@ class Progress:
             return 0
         return sum(w.num_items for w in self.workers if w.keeper and w.state is None)
 
-    def state(self, generators: list[torch.Tensor], *, before_last: bool = False) -> ResumeState:
+    def state(self, generators: list[torch.Tensor], *, num_back: int = 0) -> ResumeState:
         """Return the loader's state.
 
-        ``generators``: their states now, for a finished epoch. ``before_last``: return the state
-        before the last batch, for a caller that holds that batch back from its own consumer.
+        ``generators``: their states now, for a finished epoch. ``num_back``: return the state
+        before the last batch, or the last two, for a caller whose consumer has not had those.
 
         Raises: what a user's object raises when it is asked for its state.
         """
         from .saved_state import ResumeState
 
-        if self.finished and not (before_last and self._before):
+        before = (None, self._before, self._before_two)[num_back]
+        if self.finished and not before:
             return ResumeState(
                 epoch=self.begun.epoch,
                 epoch_seed=self.begun.epoch_seed,
@@ -184,8 +189,8 @@ class Progress:
                 workers=self._at_end(),
             )
         so_far = self._so_far()
-        if before_last and self._before:
-            so_far = _SoFar(*self._before)
+        if before:
+            so_far = _SoFar(*before)
         elif self.own is not None:
             so_far = so_far._replace(workers=self._asked_now())
         _raise_failures(so_far.workers)

@@ -21,8 +21,8 @@ class Asking(Protocol):
     is_wanted: bool
 
     @property
-    def num_source_before_last(self) -> int:
-        """The number of source items in the items handed out before the last one."""
+    def num_source_before(self) -> int:
+        """The number of source items in the items handed out before the last two."""
 
 
 class Watched:
@@ -81,7 +81,7 @@ class Watched:
             if self._progress.is_wanted:
                 self._own.ask(number, ended=False)
                 reached.append(self._own.reached(number, ended=False))
-                least = self._progress.num_source_before_last
+                least = self._progress.num_source_before
                 while len(reached) > 1 and reached[1].num_items <= least:
                     reached.popleft()
             yield item

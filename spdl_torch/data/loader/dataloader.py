@@ -14,6 +14,7 @@ from ...observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..dataset_stats import dataset_stats
 from ..error_notes import not_an_end
 from ..fetching.samples import is_read_at_once
+from ..lightning_states import follow_trainer
 from ..sampling.sampler_chain import divides_itself, is_shared_out
 from ..user_warnings import warn_once
 from ..workers.remarks import start_remark, with_remarks, with_remarks_of
@@ -209,6 +210,7 @@ class DataLoader(BaseLoader[T_co]):
             )
 
     def __iter__(self) -> _BaseDataLoaderIter:
+        follow_trainer()
         kept: Any = self._iterator
         if kept is not None and not kept.is_here:
             self._iterator = None  # persistent workers stayed behind in a fork, or with a thread
@@ -395,11 +397,30 @@ class DataLoader(BaseLoader[T_co]):
         Raises: TypeError: the dataset's or sampler's ``state_dict()`` takes arguments; whatever
             that ``state_dict()`` raises.
         """
-        return self._state.position.state(self, before_last=False)
+        return self._state.position.state(self)
 
-    def _state_before_last(self) -> dict[str, Any]:
-        """Return the state as it was before the last batch was handed out."""
-        return self._state.position.state(self, before_last=True)
+    def _state_before(self, num_back: int) -> dict[str, Any]:
+        """Return the state as it was before the last ``num_back`` batches, two at most."""
+        return self._state.position.state(self, num_back=num_back)
+
+    def _state_to_resume(self) -> dict[str, Any] | None:
+        resume = self._state.position.to_resume
+        return None if resume is None else resume.as_dict()
+
+    def _collect_states(self, *, before_last: bool) -> None:
+        """Collect states from now on. ``before_last``: also those from before the last batches, for
+        ``_state_before``."""
+        self._state.position.want(before=before_last)
+
+    def _undo_look_ahead(self) -> None:
+        """Put the user's generators back, for a trainer that leaves a resumed epoch before its
+        first batch; see ``LoaderPosition``."""
+        self._state.position.undo_look_ahead(self)
+
+    def _ends_empty_tail(self) -> bool:
+        """Return whether the last epoch was resumed after its last batch."""
+        progress = self._state.position.progress
+        return progress is not None and progress.begun.nothing_left
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,

@@ -15,24 +15,6 @@ if TYPE_CHECKING:
     from .base_loader import BaseLoader
 
 
-def want_states(loader: BaseLoader[Any], *, before_last: bool) -> None:
-    """Have the loader collect states from now on. ``before_last``: also those from before its last
-    batch, for ``_state_before_last``."""
-    loader._state.position.want(before=before_last)
-
-
-def undo_look_ahead(loader: BaseLoader[Any]) -> None:
-    """Put the user's generators back, for a trainer that leaves a resumed epoch before its first
-    batch; see ``LoaderPosition``."""
-    loader._state.position.undo_look_ahead(loader)
-
-
-def nothing_was_left(loader: BaseLoader[Any]) -> bool:
-    """Return whether the loader's last epoch was resumed after its last batch."""
-    progress = loader._state.position.progress
-    return progress is not None and progress.begun.nothing_left
-
-
 class Pass(NamedTuple):
     """What a loader reports and saves of one pass over it."""
 

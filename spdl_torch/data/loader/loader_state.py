@@ -104,14 +104,12 @@ class LoaderPosition:
         """
         return self._is_wanted_before if inline else self._is_wanted
 
-    def state(self, loader: TorchDataLoader[Any], *, before_last: bool) -> dict[str, Any]:
-        """Return the state now or, with ``before_last``, as it was before the last batch was handed
-        out.
-        """
+    def state(self, loader: TorchDataLoader[Any], *, num_back: int = 0) -> dict[str, Any]:
+        """Return the state as it was before the last ``num_back`` batches, two at most."""
         from ..checkpoint.made_by import made_by
 
         was_wanted = self._is_wanted
-        self.want(before=before_last)
+        self.want(before=num_back > 0)
         if not was_wanted and isinstance(loader.dataset, IterableDataset):
             from ..checkpoint.inner_passes import want_states
 
@@ -126,7 +124,7 @@ class LoaderPosition:
             unknown = progress.unknown_ends()
             if unknown and loader._iterator is not None:
                 loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
-            state = progress.state(generators, before_last=before_last)
+            state = progress.state(generators, num_back=num_back)
             if state.finished:  # the next epoch is the one that set_epoch() has named since
                 state = replace(state, sampler_epoch=epoch_of(loader._index_sampler))
             if progress.is_vague or (progress.num_counted and not was_wanted):

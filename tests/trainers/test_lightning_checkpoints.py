@@ -1,0 +1,179 @@
+"""Lightning's checkpoints, of every kind and saved in every hook: what is trained after one is what
+would have been trained without it. No callback of ours is given to the trainer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+from _covering import by_pairs
+from _later import later
+from _loader_helpers import DataLoader
+from torch.utils.data import IterableDataset
+
+lightning, modules, callbacks = later(
+    "lightning", "_lightning_modules", "lightning.pytorch.callbacks"
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+    pytest.mark.filterwarnings("ignore:.*but not on `on_train_epoch_end`"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
+]
+
+ROWS = torch.arange(12.0).view(6, 2)
+"""Three batches of two."""
+
+
+class Stream(IterableDataset):
+    """The rows without a length."""
+
+    thread_safe = True
+
+    def __iter__(self):
+        return iter(ROWS)
+
+
+def plain(loader, num_workers):
+    return loader(ROWS, batch_size=2, num_workers=num_workers)
+
+
+def shuffled(loader, num_workers):
+    generator = torch.Generator().manual_seed(3)
+    return loader(ROWS, 2, shuffle=True, generator=generator, num_workers=num_workers)
+
+
+def unsized(loader, num_workers):
+    return loader(Stream(), batch_size=2, num_workers=min(num_workers, 1))
+
+
+COUNTED = {
+    "epochs": {"max_epochs": 3},
+    "steps": {"max_epochs": -1, "max_steps": 9},
+}
+VALIDATED = {
+    "never": {},
+    "after": {"check_val_every_n_epoch": 1},
+    "within": {"val_check_interval": 2},
+}
+
+
+def fit(
+    loader, saving=(), *, checkpoint=None, validated="never", touches_estimate=False, **options
+):
+    """Train; return the batches that the model has seen, each with its epoch."""
+    trainer = lightning.Trainer(
+        **options,
+        **VALIDATED[validated],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=any(isinstance(each, callbacks.ModelCheckpoint) for each in saving),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=list(saving),
+    )
+    kind = modules.Diary if validated == "never" else modules.ValidatedDiary
+    model = kind(touches_estimate)
+    held_out = None if validated == "never" else torch.utils.data.DataLoader(ROWS, 3)
+    trainer.fit(model, loader, held_out, ckpt_path=checkpoint)
+    return model.seen
+
+
+in_every_way = {
+    "make": [plain, shuffled, unsized],
+    "num_workers": [0, 2],
+    "counted": list(COUNTED),
+    "validated": list(VALIDATED),
+    "touches_estimate": [False, True],
+}
+
+
+@by_pairs(**in_every_way)
+def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
+    tmp_path, make, num_workers, counted, validated, touches_estimate
+):
+    """Also within a step, which Lightning makes again."""
+    options = {"validated": validated, "touches_estimate": touches_estimate, **COUNTED[counted]}
+    saving = modules.SavesInHooks(tmp_path, batches=[2, 3])
+    whole = fit(make(DataLoader, num_workers), [saving], **options)
+    assert len(whole) == 9
+    assert_rest_is_trained(whole, saving.saved, lambda: make(DataLoader, num_workers), options)
+
+
+@by_pairs(**{**in_every_way, "touches_estimate": [False]})
+def test_checkpoint_of_any_kind_resumes_at_the_next_batch(
+    tmp_path, make, num_workers, counted, validated, touches_estimate
+):
+    """Every few steps, epochs or seconds, before and after a validation, and the last one."""
+
+    def kind(name, **when):
+        made = callbacks.ModelCheckpoint(tmp_path / name, "{step}-{epoch}", save_top_k=-1, **when)
+        kinds.append(made)
+
+    kinds = []
+    kind("steps", every_n_train_steps=3)
+    kind("last", every_n_train_steps=4, save_last=True)
+    kind("epochs", every_n_epochs=1, save_on_train_epoch_end=True)
+    kind("after", every_n_epochs=1, save_on_train_epoch_end=False, mode="max")
+    kind("seconds", train_time_interval=timedelta(0))
+    options = {"validated": validated, "touches_estimate": touches_estimate, **COUNTED[counted]}
+    whole = fit(make(DataLoader, num_workers), kinds, **options)
+    saved = [(path, step_of(path)) for path in sorted(tmp_path.rglob("*.ckpt"))]
+    assert {path.parent.name for path, _ in saved} >= {"steps", "last", "epochs", "seconds"}
+    assert_rest_is_trained(whole, saved, lambda: make(DataLoader, num_workers), options)
+
+
+def step_of(path):
+    return torch.load(path, weights_only=False)["global_step"]
+
+
+def assert_rest_is_trained(whole, saved, make, options):
+    for path, num_trained in saved:
+        seen = fit(make(), checkpoint=path, **options)
+        rest = whole[num_trained:]
+        assert [batch for _, batch in seen] == [batch for _, batch in rest], path.name
+        # Counting steps, without a length, Lightning does not know that an epoch was over.
+        knows = "epoch_end" not in path.name and path.parent.name != "epochs"
+        if knows or "max_steps" not in options:
+            assert seen == rest, path.name
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", [plain, unsized])
+@pytest.mark.parametrize("when", ["every_n_train_steps", "every_n_epochs"])
+def test_what_follows_an_epochs_last_step_is_what_torchs_loader_trains(
+    tmp_path, when, make, num_workers
+):
+    """Each with a checkpoint of its own, saved after as many steps as an epoch has, or after it."""
+    every = {"every_n_train_steps": 3, "every_n_epochs": 1}[when]
+    seen = []
+    for loader in (torch.utils.data.DataLoader, DataLoader):
+        folder = tmp_path / loader.__module__
+        saving = callbacks.ModelCheckpoint(folder, "{step}", **{when: every}, save_top_k=-1)
+        fit(make(loader, num_workers), [saving], max_epochs=2)
+        for step in (3, 6):
+            resumed = make(loader, num_workers)
+            seen.append(fit(resumed, checkpoint=folder / f"step={step}.ckpt", max_epochs=3))
+    assert seen[:2] == seen[2:]
+    assert [len(each) for each in seen] == [6, 3, 6, 3]
+
+
+def test_trainer_gets_its_callback_once(tmp_path):
+    """However many loaders, epochs and calls of ``fit`` there are, and none for torch's loader."""
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    before = len(trainer.callbacks)
+    trainer.fit(modules.Diary(False), plain(torch.utils.data.DataLoader, 0))
+    assert len(trainer.callbacks) == before
+    for _ in range(2):
+        trainer.fit(modules.Diary(False), [plain(DataLoader, 0), shuffled(DataLoader, 0)])
+    assert len(trainer.callbacks) == before + 1
