@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -182,7 +183,8 @@ class PipelineStatsMonitor(Callback):
                 metrics |= self._metrics_of(interval, name)
                 self._log_placement(trainer, interval, name, step)
                 intervals.unlogged.clear()
-        self._log(trainer, metrics, step)
+        names = [name for name, _ in self._reporting(trainer.train_dataloader)]
+        self._log(trainer, metrics, step, names)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the interval of training, which pauses."""
@@ -236,6 +238,7 @@ class PipelineStatsMonitor(Callback):
 
     def _log_epoch(self, trainer: pl.Trainer, loaders: Any, split: str) -> None:
         metrics: dict[str, float] = {}
+        names = [split_and(split, name) for name, _ in self._reporting(loaders)]
         for name, report in self._reports(loaders):
             if self._file is not None:
                 self._file.write(split, name, report, None)
@@ -243,7 +246,7 @@ class PipelineStatsMonitor(Callback):
             metrics |= self._metrics_of(report, whose)
             self._log_placement(trainer, report, whose, step)
         self._write_events(split, loaders)
-        self._log(trainer, metrics, _step_of(trainer))
+        self._log(trainer, metrics, _step_of(trainer), names)
 
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
@@ -322,9 +325,13 @@ class PipelineStatsMonitor(Callback):
             if add_text is not None:  # TensorBoard's
                 add_text(f"{self._start_of(name)}/placement", str(placement), global_step=step)
 
-    def _log(self, trainer: pl.Trainer, metrics: dict[str, float], step: int) -> None:
+    def _log(
+        self, trainer: pl.Trainer, metrics: dict[str, float], step: int, names: Sequence[str]
+    ) -> None:
+        """Log ``metrics``. ``names``: of the loaders, which are the same on every rank."""
         if self._across_ranks and trainer.world_size > 1:
-            metrics |= _over_ranks(trainer, metrics)
+            keys = [f"{self._start_of(name)}/wait_ratio" for name in names]
+            metrics |= _over_ranks(trainer, [metrics.get(key, math.nan) for key in keys], keys)
         if metrics:
             for logger in trainer.loggers:  # on ranks other than 0 they do nothing
                 separator = logger.group_separator
@@ -375,20 +382,27 @@ def _named(loaders: Any) -> list[tuple[str, Any]]:
     return [("", named[0][1])] if len(named) == 1 else named
 
 
-def _over_ranks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the least, mean and largest wait of the ranks, and the rank that waits longest."""
+def _over_ranks(
+    trainer: pl.Trainer, waits: Sequence[float], keys: Sequence[str]
+) -> dict[str, float]:
+    """Return the least, mean and largest wait of the ranks, and the rank that waits longest.
+
+    Every rank gives as many ``waits`` as there are ``keys``; NaN = it has measured none.
+    """
     import torch
 
-    keys = [key for key in metrics if key.endswith("/wait_ratio")]
-    own = torch.tensor([metrics[key] for key in keys], device=trainer.strategy.root_device)
+    own = torch.tensor(waits, device=trainer.strategy.root_device)
     parts = [torch.empty_like(own) for _ in range(trainer.world_size)]
     torch.distributed.all_gather(parts, own)  # Lightning's own calls what torch is removing
     found: dict[str, float] = {}
     for key, column in zip(keys, torch.stack(parts).cpu().unbind(1), strict=True):
-        found[f"{key}_min"], found[f"{key}_max"] = column.min().item(), column.max().item()
-        found[f"{key}_mean"] = column.mean().item()
+        known = column[~column.isnan()]
+        if not len(known):
+            continue
+        found[f"{key}_min"], found[f"{key}_max"] = known.min().item(), known.max().item()
+        found[f"{key}_mean"] = known.mean().item()
         place = key.removesuffix("wait_ratio")
-        found[f"{place}slowest_rank"] = float(column.argmax().item())
+        found[f"{place}slowest_rank"] = float(column.nan_to_num(-1).argmax().item())
     return found
 
 

@@ -801,6 +801,37 @@ def test_ranks_are_compared_when_asked(tmp_path):
         assert row["data/slowest_rank"] in (0, 1)
 
 
+ONE_RANK_MEASURES = """
+import sys
+from pathlib import Path
+from test_lightning_monitor import DataLoader, Points, modules, monitors, ours, trainer
+
+class Unlike(modules.Plain):
+    def train_dataloader(self):
+        stats = self.trainer.global_rank == 1
+        return {"a": ours(), "b": DataLoader(Points(), batch_size=3, stats=stats)}
+
+folder = Path(sys.argv[1])
+monitor = monitors.PipelineStatsMonitor(stages=False, across_ranks=True)
+options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 1}
+trainer(folder, monitor, **options).fit(Unlike())
+"""
+
+
+def test_ranks_are_compared_where_one_of_them_has_nothing_to_log(tmp_path):
+    """Each gathers one figure a loader, measured or not; those that were measured are compared."""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = _warm.run(["-c", ONE_RANK_MEASURES, str(tmp_path)], env={**os.environ, **paths})
+    assert done.returncode == 0, done.stderr
+    seen = [row for row in rows(tmp_path) if "data/b/wait_ratio_mean" in row]
+    assert [int(row["step"]) for row in seen] == [0, 1]
+    for row in seen:
+        assert row["data/b/slowest_rank"] == 1
+        assert row["data/b/wait_ratio_min"] == row["data/b/wait_ratio_max"]
+        assert "data/b/wait_ratio" not in row
+        assert row["data/a/wait_ratio_min"] <= row["data/a/wait_ratio_max"]
+
+
 def test_work_of_a_pause_counts_and_its_time_does_not():
     """Training pauses for a validation while the loader goes on to load ahead."""
 
