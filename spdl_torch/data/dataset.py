@@ -188,7 +188,8 @@ class PipelineDataset(IterableDataset[T_co]):
             for item in items:
                 progress.num_items += 1
                 yield item if target is None else item.receive()
-            progress.finish()
+            if progress.fits:
+                progress.finish()
         except PipelineFailure:
             current.is_failure_raised = True
             if progress.fits:
@@ -199,6 +200,8 @@ class PipelineDataset(IterableDataset[T_co]):
             progress.is_over = True
             if give_back is not None:
                 give_back()
+        if not progress.fits:
+            self._state.put_back(progress)
         progress.check_fit()
 
     def snapshot(self) -> PipelineStats:

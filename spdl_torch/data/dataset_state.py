@@ -64,27 +64,33 @@ class DatasetState:
                 "once, and was. Pass an object whose __iter__ begins anew (a list, a sampler, a "
                 "class with a generator for __iter__) instead of an iterator."
             )
-        self._source_is_spent = _runs_once(source)
-        resume, self._to_resume, self.named_epoch = self._to_resume, None, None
+        resume, epoch = self._to_resume, self._next_epoch
         doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
         if doubts:
             warn(told_doubts("PipelineDataset", doubts))
         rests = False
         if resume is not None and resume.finished:
             rests = resume.rest(source, ranks.count)
-            self._next_epoch, resume = resume.epoch + resume.begun, None
-        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+            epoch, resume = resume.epoch + resume.begun, None
         if hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
         part = keeping(take_shard(source, ranks, worker_shard(), tail))
-        self._num_begun += 1
-        progress = self._progress = PassProgress(
-            epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted
-        )
+        progress = PassProgress(epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted)
         makes_parts = hasattr(source, "shard") and not deals_in_turn(source)
         is_fixed = makes_parts or is_shared_out(source)
         part = progress.begin(part, resume, is_fixed=is_fixed, rests=rests)
+        # Now that it has begun: a state that does not fit stays.
+        self._source_is_spent = _runs_once(source)
+        self._progress, self._to_resume, self.named_epoch = progress, None, None
+        self._next_epoch = epoch + 1
+        self._num_begun += 1
         return replace(self._spec.src, source=part), progress
+
+    def put_back(self, progress: PassProgress) -> None:
+        """Have the state of a pass that its source did not fit, to resume it again."""
+        if progress is self._progress and progress.resumed is not None:
+            self._progress, self._to_resume = None, progress.resumed
+            self._next_epoch = progress.resumed.epoch
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume ``state`` in the next pass. Raises: ValueError: not a dataset's state."""

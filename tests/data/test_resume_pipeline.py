@@ -195,6 +195,39 @@ def test_parts_that_the_source_makes_keep_their_number():
         next(iter(again))
 
 
+def shard_of_two(source=range(12)):
+    return dataset_of(source, num_replicas=2, rank=0)
+
+
+MISFITS = {
+    "ranks": (lambda: shard_of_two(), lambda: dataset_of(range(12), num_replicas=5, rank=0)),
+    "source": (lambda: dataset_of(range(12)), lambda: dataset_of(range(2))),
+    "items": (lambda: dataset_of(range(12), twice), lambda: dataset_of(range(1), twice)),
+    "keeper": (lambda: dataset_of(Stateful(12)), lambda: dataset_of(range(12))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:PipelineDataset.load_state_dict. the state is of another")
+@pytest.mark.parametrize("which", MISFITS)
+def test_a_state_that_does_not_fit_stays_until_a_pass_begins(which):
+    """Each try raises, none begins another pass, and the state is still there."""
+    make, make_other = MISFITS[which]
+    dataset = make()
+    dataset.state_dict()
+    iterator = iter(dataset)
+    for _ in range(3):
+        next(iterator)
+    state = dataset.state_dict()
+    iterator.close()
+    other = make_other()
+    other.load_state_dict(state)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"load_state_dict: "):
+            list(other)
+        assert other.state_dict()["epoch"] == 0
+        assert other.state_dict()["num_items"] == 3
+
+
 def test_items_out_of_order_are_reported(caplog):
     """Once: a state cannot be exact where items overtake each other."""
     builder = PipelineBuilder().add_source(range(20)).pipe(ones, concurrency=3).add_sink()

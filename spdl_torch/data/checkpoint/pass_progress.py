@@ -45,6 +45,11 @@ class PassProgress:
         """Whether the source is at rest: the loop has seen the end, or has left the pass."""
 
     @property
+    def resumed(self) -> PassState | None:
+        """The state that the pass resumes in its middle; None = it began at its beginning."""
+        return self._resume
+
+    @property
     def resumed_at(self) -> int:
         """The number of items handed out before the resume."""
         return 0 if self._resume is None else self._resume.num_items
@@ -88,10 +93,8 @@ class PassProgress:
         return max(0, self.num_items - 2) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
-        """Make again, and drop, the items that were handed out before the resume.
-
-        Raises: ValueError: there are fewer.
-        """
+        """Make again, and drop, the items that were handed out before the resume; see ``fits``
+        where there are fewer."""
         if self._resume is None or self._resume.num_source is not None:
             return
         num_before = self._resume.num_items
@@ -100,11 +103,12 @@ class PassProgress:
         for _ in islice(items, num_before):
             self.num_items += 1
         if self.num_items < num_before:
-            raise ended_early("num_items", self._source, self.num_items, num_before)
+            early = ended_early("num_items", self._source, self.num_items, num_before)
+            self._misfits.append(str(early))
 
     @property
     def fits(self) -> bool:
-        """Whether the source has had all items before the resume, as far as it was iterated."""
+        """Whether there were all items before the resume, as far as it was iterated."""
         return not self._misfits
 
     def check_fit(self) -> None:
