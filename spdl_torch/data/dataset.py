@@ -163,13 +163,22 @@ class PipelineDataset(IterableDataset[T_co]):
         return self._items_of(*self._new_pass())
 
     def _items_of(self, source: SourceSpec, progress: PassProgress) -> Iterator[T_co]:
-        spec = replace(self._spec, src=source)
-        target, ended = check_device(self._device), threading.Event()
-        give_back: Callable[[], None] | None = None
+        target = check_device(self._device)
+        if target is None:
+            yield from self._run(source, progress, None)
+            return
+        loan, give_back = self._keeper_of_transfers().lend(target)
+        try:
+            yield from self._run(source, progress, loan.transfer)
+        finally:
+            give_back()
+
+    def _run(
+        self, source: SourceSpec, progress: PassProgress, transfer: Transfer | None
+    ) -> Iterator[T_co]:
+        spec, ended = replace(self._spec, src=source), threading.Event()
         options, near = self._options, None
-        if target is not None:
-            loan, give_back = self._keeper_of_transfers().lend(target)
-            transfer = loan.transfer
+        if transfer is not None:
             spec = replace(spec, pipes=_stages_to(transfer, spec.pipes, ended))
             near = transfer.near
             options = replace(options, begin_thread=near.settle_each() if near else None)
@@ -187,7 +196,7 @@ class PipelineDataset(IterableDataset[T_co]):
             progress.throw_away(items)
             for item in items:
                 progress.num_items += 1
-                yield item if target is None else item.receive()
+                yield item if transfer is None else item.receive()
             if progress.fits:
                 progress.finish()
         except PipelineFailure:
@@ -198,8 +207,6 @@ class PipelineDataset(IterableDataset[T_co]):
             ended.set()
             self._end_pass(current)
             progress.is_over = True
-            if give_back is not None:
-                give_back()
         if not progress.fits:
             self._state.put_back(progress)
         progress.check_fit()

@@ -17,7 +17,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _gates import until
+from _gates import Boom, until
 from _inside import state_of
 from _lazy_device import LazyDevice, install, put_to_rest
 from _loader_helpers import assert_threads_end
@@ -30,7 +30,7 @@ from spdl_torch.io._transfer.kept import TransferKeeper
 from spdl_torch.io._transfer.region import keepers, mapped, mapped_file
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.machine.limits import Limits
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline import PipelineBuilder, StatsQueue
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -120,6 +120,28 @@ def epochs_of(device, loader, epochs):
     for batches in epochs:
         run_epoch(batches(loader))
     return device.num_locks, device.num_locks - len(device.locked) - before
+
+
+def test_memory_comes_back_from_a_pipeline_that_could_not_be_made(device):
+    """The next pass has it."""
+    refuses = []
+
+    class Queue(StatsQueue):
+        def __init__(self, *args, **options):
+            if refuses:
+                raise Boom
+            super().__init__(*args, **options)
+
+    stages = PipelineBuilder().add_source(range(COUNT)).pipe(in_storage).add_sink(1)
+    dataset = PipelineDataset(stages, device="cuda", queue_class=Queue)
+    run_epoch(dataset)
+    num_locks = device.num_locks
+    refuses.append(True)
+    with pytest.raises(Boom):
+        next(iter(dataset))
+    refuses.clear()
+    run_epoch(dataset)
+    assert device.num_locks == num_locks
 
 
 WHOLE = [iter] * 3
