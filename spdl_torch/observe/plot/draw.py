@@ -28,22 +28,17 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind people can distinguish too; without yellow, which is
 # hard to see on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-# Their number and that of the colours have no common divisor, so 56 stages look different.
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 # Percentiles are thinner, never paler: a paler shade of one queue's blue is another queue's blue.
 _CURVE_STYLES: dict[str, dict[str, Any]] = {
-    "mean": {"linestyle": "-", "linewidth": 1.8, "markersize": 4.5},
-    "p90": {"linestyle": "--", "linewidth": 0.9, "markerfacecolor": "white"},
-    "p99": {"linestyle": ":", "linewidth": 0.9, "marker": "+", "markersize": 7},
+    "mean": {"linestyle": "-", "linewidth": 1.8},
+    "p90": {"linestyle": "--", "linewidth": 0.9},
+    "p99": {"linestyle": ":", "linewidth": 0.9},
 }
 
 _WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT = 12.0, 2.1, 1.1  # inches
 _COLUMNS = 1000  # about the pixels across a panel; closer events look like one
 _LETTERS_OF_LEGEND, _LETTERS_OF_TITLE = 30, 100
-_MOST_MARKERS = 40  # on a line; with more intervals, some have none
-_LONGEST_LATENCY_RANGE = 100.0  # largest over smallest that a linear scale can show
-_SHORTEST_LATENCY = 1e-3  # ms; smaller values are shown between this and 0
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 5 * 3600.0), ("h", 3600.0, math.inf))
 
 _FULL, _YOUNG = "#b2182b", "#8073ac"
@@ -105,33 +100,26 @@ def _draw_panel(axes: Axes, panel: Panel, series: Sequence[Series], time_axis: _
         for curve in panel.curves:
             values = [curve.value(row) for row in one.rows]
             drawn += values
-            style = {**_style_of(one), **_CURVE_STYLES[curve.kind]}
-            style["markevery"] = _marked(values, every=curve.kind == "mean")
+            style = {"marker": ".", "markevery": _alone(values), **_CURVE_STYLES[curve.kind]}
+            style["color"] = _colour_of(one)
             axes.plot(times, values, label=f"{one.name} {curve.kind}", **style)
             if len(values) == 1:  # no neighbour to draw a line to: a line as long as the interval
                 begin = time_axis(one.rows[0]["timestamp"] - one.rows[0]["elapsed"])
                 axes.lines[-1].set_data([begin, *times], values * 2)
-                axes.lines[-1].set_markevery([1])
     axes.set_ylabel(panel.label)
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     _set_scale(axes, panel, [value for value in drawn if math.isfinite(value)])
 
 
-def _style_of(series: Series) -> dict[str, Any]:
-    return {
-        "color": _COLOURS[series.index % len(_COLOURS)],
-        "marker": _MARKERS[series.index % len(_MARKERS)],
-        "markersize": 4.5,
-    }
+def _colour_of(series: Series) -> str:
+    return _COLOURS[series.index % len(_COLOURS)]
 
 
-def _marked(values: Sequence[float], *, every: bool) -> list[int]:
-    """Return the points with a marker: those that no line reaches, and more if ``every``."""
+def _alone(values: Sequence[float]) -> list[int]:
+    """Return the points that no line reaches."""
     there = [math.isfinite(value) for value in (math.nan, *values, math.nan)]
-    alone = {i for i in range(len(values)) if there[i + 1] and not (there[i] or there[i + 2])}
-    step = math.ceil(len(values) / _MOST_MARKERS)
-    return sorted(alone | set(range(0, len(values), step) if every else ()))
+    return [i for i in range(len(values)) if there[i + 1] and not (there[i] or there[i + 2])]
 
 
 def _set_scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
@@ -142,27 +130,10 @@ def _set_scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
     if panel.is_percentage:
         axes.set_ylim(-4, 104)
         axes.set_yticks([0, 25, 50, 75, 100])
-    elif panel.is_latency and positive and max(positive) > _LONGEST_LATENCY_RANGE * min(positive):
-        _set_logarithmic(axes, min(positive), has_less=min(values) < _SHORTEST_LATENCY)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         top = max(positive, default=1.0)
         axes.set_ylim(-0.04 * top, 1.08 * top)
-
-
-def _set_logarithmic(axes: Axes, smallest: float, *, has_less: bool) -> None:
-    """Set a logarithmic scale with room for 0, the value of many waits."""
-    from matplotlib.ticker import NullFormatter
-
-    formatter = axes.yaxis.get_major_formatter()
-    if has_less:
-        threshold = 10.0 ** math.floor(math.log10(max(smallest, _SHORTEST_LATENCY)))
-        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
-        axes.set_ylim(bottom=-0.2 * threshold)
-    else:
-        axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(formatter)
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _set_time_axis(axes: Axes, recording: Recording, time_axis: _TimeAxis) -> None:
@@ -255,17 +226,17 @@ def _draw_legend(
     *,
     has_percentiles: bool,
 ) -> None:
-    """Draw the meaning of colours and shapes, to the right of the panels."""
+    """Draw the meaning of colours and lines, to the right of the panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Any] = []
     for one in series:
         label = _legend_label(one, findings.get(one.key[0]))
-        handles.append(Line2D([], [], linewidth=1.8, label=label, **_style_of(one)))
+        handles.append(Line2D([], [], linewidth=1.8, label=label, color=_colour_of(one)))
     if has_percentiles:
         for kind, style in _CURVE_STYLES.items():
-            handles.append(Line2D([], [], **{"color": _GREY, "marker": "o", **style}, label=kind))
+            handles.append(Line2D([], [], color=_GREY, label=kind, **style))
     for collections, name, colour, hatch in zip(
         _collections_within(recording),
         ("full", "young"),

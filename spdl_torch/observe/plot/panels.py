@@ -32,8 +32,6 @@ class Panel:
     curves: tuple[Curve, ...]
     is_percentage: bool = False
     """Whether the axis always runs from 0 to 100."""
-    is_latency: bool = False
-    """Whether the scale becomes logarithmic when the values span more than two decades."""
 
     @property
     def label(self) -> str:
@@ -56,7 +54,7 @@ def _times(column: str) -> tuple[Curve, ...]:
 TASK_PANELS = (
     Panel(quantity="tasks", unit="1/s", curves=_rate("num_tasks")),
     Panel(quantity="failures", unit="1/s", curves=_rate("num_failures")),
-    Panel(quantity="task time", unit="ms", curves=_times("time"), is_latency=True),
+    Panel(quantity="task time", unit="ms", curves=_times("time")),
 )
 
 QUEUE_PANELS = (
@@ -71,12 +69,10 @@ QUEUE_PANELS = (
         quantity="put: wait for room",
         unit="ms",
         curves=_times("put_time"),
-        is_latency=True,
     ),
     Panel(
         quantity="get: wait for an item",
         unit="ms",
         curves=_times("get_time"),
-        is_latency=True,
     ),
 )
