@@ -480,7 +480,7 @@ def test_no_cache_is_advised_where_collating_is_the_bottleneck(threads):
     assert verdict.stage == "collate"
     assert verdict.action.endswith("or less work for each batch (in collate_fn).")
     verdict = judge(reading(0.98, replace(collate, name="fetch")), probes, pooled=POOLED)
-    assert "cached() around the dataset" in verdict.action
+    assert "cached(dataset, transform=what is random in it)" in verdict.action
 
 
 def test_workers_without_a_core_are_not_idle():

@@ -332,6 +332,9 @@ class DataLoader(BaseLoader[T_co]):
             given=None if progress is None else progress.given,
         )
         report = replace(report, stats=self._with_data(report.stats))
+        if self.persistent_workers:
+            action = report.verdict.action.replace(" or persistent_workers=True", "")
+            report = replace(report, verdict=replace(report.verdict, action=action))
         decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
         further = (self._remark_on_start(report), self._remark_on_threads(report))
         return with_remarks(report, *decided, *filter(None, further))

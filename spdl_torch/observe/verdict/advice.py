@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from .finding import Finding
     from .what_if import Estimate
 
+CACHED = " (cached(dataset, transform=what is random in it))"
+AT_ONCE = " (whole batches in one call by __getitems__)"
+AT_ONCE_OR_CACHED = f"{AT_ONCE[:-1]}, or{CACHED.replace('(', '', 1)}"
+"""The ways to less work for a sample of a dataset with a length."""
+
 _IDLE_CONSUMER = 0.95
 """Share of waiting above which the consumer works too little to predict its speed."""
 _MOST_AT_ONCE = 4
@@ -127,11 +132,8 @@ class _Question(NamedTuple):
         made = num_delivered(self.stats.stages) or 0
         calls = self.stats.stages[0].tasks.num_tasks
         if calls <= 2 * (made + self.load.threads):  # a call is a batch already
-            return "less work for each item (cached() around the dataset)"
-        return (
-            "less work for each item (whole batches in one call by __getitems__, or cached() "
-            "around the dataset)"
-        )
+            return f"less work for each item{CACHED}"
+        return f"less work for each item{AT_ONCE_OR_CACHED}"
 
     def ask(self, question: Question) -> Estimate | None:
         """Return the model's answer; None = it does not know."""
