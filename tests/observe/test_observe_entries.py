@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from itertools import pairwise
 
 import pytest
 import torch
@@ -125,6 +126,48 @@ def test_file_gives_the_advice_of_a_loader_without_workers_again(tmp_path):
     assert live.verdict.action.startswith("Raise num_workers from 0 to about")
     for number in (0, 1, 2, 8):
         assert str(stored.what_if(num_workers=number)) == str(live.what_if(num_workers=number))
+
+
+def test_file_gives_every_field_of_a_report_again(tmp_path):
+    """Of one epoch exactly, in however many intervals it was logged: percentiles, too."""
+    path = tmp_path / "s.db"
+    changed = {"could_go_without_gil": True, "one_at_a_time": True, "own_gil": True}
+    probes = Probes(**{each.name: 0.25 for each in fields(Probes)} | changed)
+    assert not any(getattr(probes, each.name) == each.default for each in fields(Probes))
+
+    def report(part):
+        queue = QueuePerfStats(
+            10.0 * part, 200 * part, 0.0, 0.0, 0.5, *(part * each for each in (0.1, 0.2, 0.3, 0.4))
+        )
+        times = TaskPerfStats(
+            1000 * part,
+            part,
+            0.01,
+            0.02 / part,
+            0.03 * part,
+            10.0 * part,
+            0.001,
+            0.009 / part,
+            9.9 * part,
+        )
+        stage = StageStats("fetch", 2, times, queue, 3 * part, 0.495, 0.1, 0.2, 20.0 * part)
+        stats = PipelineStats(10.0 * part, 0.5, (stage,), {"cache/found": 3})
+        return make_report(stats, probes, pooled=("fetch",))
+
+    parts = [report(part) for part in (1, 2, 3)]
+    entries = []
+    for number, (before, now) in enumerate(pairwise([None, *parts])):
+        entries += entries_of(now, before, timestamp=1_800_000_000.0 + number)
+    write(path, *entries)
+    stored, live = report_of_file(path), parts[-1]
+    assert stored.probes == live.probes
+    assert stored.verdict == live.verdict
+    assert stored.stats.data == live.stats.data
+    (one,), (other,) = stored.stats.stages, live.stats.stages
+    assert asdict(one.tasks) == pytest.approx(asdict(other.tasks))
+    assert one.thread_time == pytest.approx(other.thread_time)
+    for name in ("p90_put_time", "p99_put_time", "p90_get_time", "p99_get_time"):
+        assert getattr(one.queue, name) == pytest.approx(getattr(other.queue, name)), name
 
 
 def test_file_gives_the_verdict_on_a_sampler_again(tmp_path):

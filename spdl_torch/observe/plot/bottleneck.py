@@ -6,14 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..store.stored_run import as_measured, probes_of_events, stats_of_rows
+from ..store.stored_run import as_measured, begins_of_events, probes_of_events, stats_of_rows
 from ..verdict.causes import Cause
 from ..verdict.verdict import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from ...machine.readings import Probes
     from .data import Recording
 
 
@@ -34,18 +33,18 @@ def find_bottlenecks(recording: Recording) -> dict[int, Finding]:
     return {
         pipeline: finding
         for pipeline, rows in sorted(pipelines.items())
-        if (finding := _find(rows, *probes_of_events(recording.events, pipeline))) is not None
+        if (finding := _find(recording, pipeline, rows)) is not None
     }
 
 
-def _find(
-    rows: Iterable[Mapping[str, Any]], probes: Probes | None, pooled: Sequence[str]
-) -> Finding | None:
+def _find(recording: Recording, pipeline: int, rows: Iterable[Mapping[str, Any]]) -> Finding | None:
+    probes, pooled = probes_of_events(recording.events, pipeline)
+    begins = begins_of_events(recording.events, pipeline)
     tasks = [row for row in rows if "num_tasks" in row]
     queues = [row for row in rows if "num_items" in row]
     if not queues:
         return None
-    stats = as_measured(stats_of_rows(tasks, queues), pooled)
+    stats = as_measured(stats_of_rows(tasks, queues, begins), pooled)
     verdict = judge(stats, probes, pooled=pooled)
     if verdict.cause is Cause.SOURCE:
         source = min(queues, key=lambda row: row["stage_number"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from .entries import EventLogEntry
     from .interval_rows import Row
 
+_OF_LAST = ("num_cores", "switch_interval", "one_at_a_time", "own_gil", "could_go_without_gil")
+"""The probes that are as they were last; the others are means."""
+
 
 def report_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
@@ -44,8 +49,10 @@ def report_of_file(
     """
     run_id = choose_run(db_path, run_id)
     pipeline = choose_pipeline(db_path, run_id, pipeline)
-    stats = stats_of_file(db_path, run_id=run_id, pipeline=pipeline)
     probes_events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
+    with _checking_details(db_path):
+        begins = begins_of_events(probes_events, pipeline or 0)
+    stats = stats_of_file(db_path, run_id, pipeline, begins)
     placement_events = query_event_stats(db_path, PLACEMENT_EVENT, run_id=run_id)
     data_events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
     skipped_events = query_event_stats(db_path, SKIPPED, run_id=run_id)
@@ -97,16 +104,27 @@ def pipelines_of_file(
 
 
 def stats_of_file(
-    db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
+    db_path: str | os.PathLike[str], run_id: int, pipeline: int | None, begins: Sequence[float]
 ) -> PipelineStats:
-    """Return the sum of a run's windows. Arguments and errors as for :func:`report_of_file`."""
-    run_id = choose_run(db_path, run_id)
-    pipeline = choose_pipeline(db_path, run_id, pipeline)
+    """Return the sum of a run's windows; ``begins``: as for :func:`stats_of_rows`. Errors as for
+    :func:`report_of_file`."""
     queue_rows = query_queue_stats(db_path, run_id=run_id, pipeline=pipeline)
     if not queue_rows:
         raise ValueError(f"{db_path}: no figures of a queue were logged in run {run_id}.")
     task_rows = query_task_stats(db_path, run_id=run_id, pipeline=pipeline)
-    return stats_of_rows(task_rows, queue_rows)
+    return stats_of_rows(task_rows, queue_rows, begins)
+
+
+def begins_of_events(events: Iterable[EventLogEntry], pipeline: int) -> list[float]:
+    """Return when the first window of each pass of a loader ended; [] = of hooks, whose windows
+    have percentiles of their own."""
+    return [
+        event.timestamp
+        for event in events
+        if event.event_name == PROBES_EVENT
+        and event.details["pipeline"] == pipeline
+        and event.details["begins"]
+    ]
 
 
 def probes_of_events(
@@ -133,21 +151,13 @@ def probes_of_events(
             return known[0][key] if known else None
         return mean_of(known, key, lambda reading: reading["elapsed"])
 
-    probes = Probes(
-        gil_seconds=mean("gil_seconds"),
-        run_delay_ratio=mean("run_delay_ratio"),
-        gc_ratio=mean("gc_ratio"),
-        step_slowdown=mean("step_slowdown"),
-        num_cores=readings[-1]["num_cores"],
-        switch_interval=readings[-1]["switch_interval"],
-        one_at_a_time=readings[-1].get("one_at_a_time", False),
-        own_gil=readings[-1].get("own_gil", False),
-        gil_held_ratio=mean("gil_held_ratio"),
-        cores_used=mean("cores_used"),
-        helper_cores=mean("helper_cores"),
-        sampling_ratio=mean("sampling_ratio"),
-    )
-    return probes, tuple(readings[-1]["pooled"])
+    known = readings[-1]  # an older file lacks the later fields
+    values = {
+        each.name: known[each.name] if each.name in _OF_LAST else mean(each.name)
+        for each in fields(Probes)
+        if each.name in known
+    }
+    return Probes(**values), tuple(readings[-1]["pooled"])
 
 
 def _data_of(events: Iterable[EventLogEntry], pipeline: int) -> Mapping[str, float]:
@@ -183,15 +193,23 @@ def choose_pipeline(
     return pipeline
 
 
-def stats_of_rows(task_rows: Iterable[Row], queue_rows: Iterable[Row]) -> PipelineStats:
+def stats_of_rows(
+    task_rows: Iterable[Row], queue_rows: Iterable[Row], begins: Sequence[float]
+) -> PipelineStats:
     """Return the sum of a pipeline's windows: rows of the views, newest first; at least one of a
     queue.
+
+    Percentiles cannot be added up: of several passes, or of several windows of hooks, the median is
+    their mean and p90 and p99 are the largest.
+
+    begins: when the first window of each pass ended, if the percentiles of a window are those of
+        its pass so far; () = each window has its own.
     """
     tasks = rows_by_stage(task_rows)
     (_, inlet), *others = queues = sorted(rows_by_stage(queue_rows).items())
     stages = []
     for key, outlet in others[:-1]:  # the first queue is the source's, the last one the sink's
-        stages.append(_stage(tasks.get(key, []), inlet, outlet))
+        stages.append(_stage(tasks.get(key, []), inlet, outlet, begins))
         inlet = outlet
     sink = queues[-1][1]
     elapsed = _sum(sink, "elapsed")
@@ -223,10 +241,11 @@ def _stage(
     tasks: Sequence[Row],
     inlet: Sequence[Row],
     outlet: Sequence[Row],
+    begins: Sequence[float],
 ) -> StageStats:
     concurrency, elapsed = outlet[0]["concurrency"], _sum(outlet, "elapsed")
     thread_seconds = max(sum(row["elapsed"] * row["concurrency"] for row in outlet), 1e-9)
-    figures, queue = _tasks(tasks, elapsed), _queue(outlet, elapsed)
+    figures, queue = _tasks(tasks, elapsed, begins), _queue(outlet, elapsed, begins)
     return StageStats(
         name=outlet[0]["label"],
         concurrency=concurrency,
@@ -236,40 +255,64 @@ def _stage(
         busy_ratio=min(1.0, figures.busy_time / thread_seconds),
         wait_in_ratio=min(1.0, _sum(inlet, "get_wait_time") / thread_seconds),
         wait_out_ratio=min(1.0, _sum(outlet, "put_wait_time") / thread_seconds),
+        thread_time=thread_seconds,
     )
 
 
-def _tasks(rows: Sequence[Row], elapsed: float) -> TaskPerfStats:
-    def mean(column: str) -> float:
-        return mean_of(rows, column, num_timed)
-
+def _tasks(rows: Sequence[Row], elapsed: float, begins: Sequence[float]) -> TaskPerfStats:
+    parts = _parts(rows, begins)
     return TaskPerfStats(
         num_tasks=total_of(rows, "num_tasks"),
         num_failures=total_of(rows, "num_failures"),
-        ave_time=mean("ave_time"),
-        p90_time=max((row["p90_time"] for row in rows), default=0.0),
-        p99_time=max((row["p99_time"] for row in rows), default=0.0),
+        ave_time=mean_of(rows, "ave_time", num_timed),
+        p90_time=_largest(parts, "p90_time"),
+        p99_time=_largest(parts, "p99_time"),
         elapsed=elapsed,
         ave_cpu_time=mean_of(rows, "ave_cpu_time", lambda row: row["num_tasks"]),
-        p50_time=mean("p50_time"),
+        p50_time=_middle(parts, "p50_time"),
         busy_time=_sum(rows, "busy_time"),
     )
 
 
-def _queue(rows: Sequence[Row], elapsed: float) -> QueuePerfStats:
-    def mean(column: str) -> float:
-        return mean_of(rows, column, num_timed)
-
+def _queue(rows: Sequence[Row], elapsed: float, begins: Sequence[float]) -> QueuePerfStats:
+    parts = _parts(rows, begins)
     return QueuePerfStats(
         elapsed=elapsed,
         num_items=total_of(rows, "num_items"),
-        ave_put_time=mean("ave_put_time"),
-        ave_get_time=mean("ave_get_time"),
+        ave_put_time=mean_of(rows, "ave_put_time", num_timed),
+        ave_get_time=mean_of(rows, "ave_get_time", num_timed),
         occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
-        p90_get_time=mean("p90_get_time"),
+        p90_put_time=_largest(parts, "p90_put_time"),
+        p99_put_time=_largest(parts, "p99_put_time"),
+        p90_get_time=_middle(parts, "p90_get_time"),
+        p99_get_time=_largest(parts, "p99_get_time"),
         put_wait_time=_sum(rows, "put_wait_time"),
         get_wait_time=_sum(rows, "get_wait_time"),
     )
+
+
+def _parts(rows: Sequence[Row], begins: Sequence[float]) -> list[list[Row]]:
+    """Return the rows in groups whose percentiles are those of the first, newest row."""
+    if not begins:
+        return [[row] for row in rows]
+    passes: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        passes[bisect_right(begins, row["timestamp"])].append(row)
+    return list(passes.values())
+
+
+def _largest(parts: Sequence[Sequence[Row]], column: str) -> float:
+    return max((float(part[0][column]) for part in parts), default=0.0)
+
+
+def _middle(parts: Sequence[Sequence[Row]], column: str) -> float:
+    """Return the mean, weighted by what was timed; of one part exactly its value."""
+    if len(parts) == 1:
+        return float(parts[0][0][column])
+    weights = [sum(map(num_timed, part)) for part in parts]
+    total = sum(weights)
+    values = (weight * part[0][column] for weight, part in zip(weights, parts, strict=True))
+    return sum(values) / total if total else 0.0
 
 
 def _sum(rows: Sequence[Row], column: str) -> float:
