@@ -49,6 +49,9 @@ _INTERPRETER = (
 _SHARED_MEMORY = "Tensors and arrays always come from a child process through shared memory."
 _BACKGROUND = "Start a thread or an event loop of your own."
 _PROBES = "Use the probes of report()."
+_PROFILE = "Use report(), which judges the real run; PerfParams.auto() finds the concurrency."
+
+_PROFILING = dict.fromkeys(("ProfileHook", "ProfileResult", "profile_pipeline"), _PROFILE)
 
 _PIPELINE = {
     "AsyncQueue": "Use StatsQueue, or build(stats=False).",
@@ -58,6 +61,7 @@ _PIPELINE = {
     **dict.fromkeys(("ProcessGroupResourceUsage", "ProcessGroupStatsMonitor"), _PROBES),
     **dict.fromkeys(("SharedMemoryRingBuffer", "SharedMemorySegmentPool"), _SHARED_MEMORY),
     "create_task": "Use asyncio.create_task.",
+    **_PROFILING,
     "iterate_in_subinterpreter": _INTERPRETER,
     "run_pipeline_in_subinterpreter": _INTERPRETER,
     "config": "Pass the classes to build(), and set the level of the logger spdl_torch.pipeline.",
@@ -80,6 +84,7 @@ _WENT: dict[str, dict[str, str]] = {
         ),
         "showing": "Use display(loader.report(), display_id=True), and its update().",
     },
+    "spdl_torch.pipeline": _PROFILING,
 }
 
 LEFT_OUT: dict[str, dict[str, str]] = {

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .builder import PipelineBuilder, build_pipeline
     from .caching import cache_iterator
     from .pipeline import Pipeline
-    from .profiling import ProfileHook, ProfileResult, profile_pipeline
 
 __all__ = [
     "Aggregate",
@@ -45,8 +44,6 @@ __all__ = [
     "PipelineSpec",
     "PipelineStats",
     "PipelineStopped",
-    "ProfileHook",
-    "ProfileResult",
     "QueuePerfStats",
     "SinkSpec",
     "SourceSpec",
@@ -60,7 +57,6 @@ __all__ = [
     "cache_iterator",
     "is_eof",
     "is_epoch_end",
-    "profile_pipeline",
 ]
 
 _HOMES = {
@@ -80,7 +76,6 @@ _HOMES = {
     "..engine.hooks.stats_queue": ("StatsQueue",),
     "..engine.hooks.task_hooks": ("TaskHook", "TaskStatsHook"),
     ".pipeline": ("Pipeline",),
-    ".profiling": ("ProfileHook", "ProfileResult", "profile_pipeline"),
     "..engine.stats.perf_stats": ("PipelineStats", "QueuePerfStats", "StageStats", "TaskPerfStats"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

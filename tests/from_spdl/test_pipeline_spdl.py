@@ -399,7 +399,7 @@ def test_thread_group_that_cannot_stop_does_not_keep_others_from_it():
 # -- fields
 
 
-@pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo", "ProfileResult"])
+@pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo"])
 def test_fields_that_programs_read_are_there(name):
     """By SPDL's names."""
     spdl = pytest.importorskip("spdl.pipeline", reason="SPDL, an optional peer, is not installed")

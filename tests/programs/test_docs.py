@@ -341,8 +341,6 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
     "run_pipeline_in_subprocess": parameters(spdl_torch.data.run_pipeline_in_subprocess),
     "SubprocessIterable": public_members(spdl_torch.data.subprocesses.pipelines.SubprocessIterable),
-    "profile_pipeline": parameters(spdl_torch.pipeline.profile_pipeline),
-    "ProfileHook": public_members(spdl_torch.pipeline.ProfileHook),
     "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),
     "StatsQueue": ["stage_hook", "interval_stats_callback"],
     "Pipeline": public_members(spdl_torch.pipeline.Pipeline),

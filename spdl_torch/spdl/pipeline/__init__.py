@@ -12,8 +12,6 @@ if TYPE_CHECKING:
         Pipeline,
         PipelineBuilder,
         PipelineFailure,
-        ProfileHook,
-        ProfileResult,
         QueuePerfStats,
         StageInfo,
         StatsQueue,
@@ -24,15 +22,12 @@ if TYPE_CHECKING:
         cache_iterator,
         is_eof,
         is_epoch_end,
-        profile_pipeline,
     )
 
 __all__ = [
     "Pipeline",
     "PipelineBuilder",
     "PipelineFailure",
-    "ProfileHook",
-    "ProfileResult",
     "QueuePerfStats",
     "StageInfo",
     "StatsQueue",
@@ -44,7 +39,6 @@ __all__ = [
     "is_eof",
     "is_epoch_end",
     "iterate_in_subprocess",
-    "profile_pipeline",
     "run_pipeline_in_subprocess",
 ]
 
