@@ -51,6 +51,11 @@ _BACKGROUND = "Start a thread or an event loop of your own."
 _PROBES = "Use the probes of report()."
 _PROFILE = "Use report(), which judges the real run; PerfParams.auto() finds the concurrency."
 
+_LINE = "A pipeline is a line of stages: let an op choose by itself."
+_SOURCES = "Let a generator op iterate over them: add_source([a, b]).pipe(items_of, concurrency=2)."
+_GRAPHS = {"PathVariants": _LINE, "Merge": _SOURCES}
+_MARKS = dict.fromkeys(("is_eof", "is_epoch_end"), _SOURCES)
+
 _PROFILING = dict.fromkeys(("ProfileHook", "ProfileResult", "profile_pipeline"), _PROFILE)
 
 _PIPELINE = {
@@ -62,6 +67,7 @@ _PIPELINE = {
     **dict.fromkeys(("SharedMemoryRingBuffer", "SharedMemorySegmentPool"), _SHARED_MEMORY),
     "create_task": "Use asyncio.create_task.",
     **_PROFILING,
+    **_MARKS,
     "iterate_in_subinterpreter": _INTERPRETER,
     "run_pipeline_in_subinterpreter": _INTERPRETER,
     "config": "Pass the classes to build(), and set the level of the logger spdl_torch.pipeline.",
@@ -84,7 +90,7 @@ _WENT: dict[str, dict[str, str]] = {
         ),
         "showing": "Use display(loader.report(), display_id=True), and its update().",
     },
-    "spdl_torch.pipeline": _PROFILING,
+    "spdl_torch.pipeline": {**_PROFILING, **_GRAPHS, **_MARKS},
 }
 
 LEFT_OUT: dict[str, dict[str, str]] = {
@@ -94,7 +100,10 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "spdl_torch.spdl.pipeline.defs": {
         **dict.fromkeys(("ExecutorConfig", "MAIN_PROCESS", "PlacementConfig"), _REGION),
         **dict.fromkeys(("InterpreterPoolExecutorConfig", "ProcessPoolExecutorConfig"), _REGION),
-        **dict.fromkeys(("AggregateConfig", "DisaggregateConfig", "PathVariantsConfig"), _KIND),
+        **dict.fromkeys(("AggregateConfig", "DisaggregateConfig"), _KIND),
+        **_GRAPHS,
+        "PathVariantsConfig": _LINE,
+        "MergeConfig": _SOURCES,
     },
     "spdl_torch.spdl.dataloader": {"PyTorchDataLoader": _LOADER, "get_pytorch_dataloader": _LOADER},
 }

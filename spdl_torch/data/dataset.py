@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import IterableDataset
 
 from ..engine.definition.ops import OpKind
-from ..engine.definition.specs import MergeSpec, StageSpec, default_buffer_size
+from ..engine.definition.specs import StageSpec, default_buffer_size
 from ..engine.recorder.flight_recorder import FlightRecorder, new_pipeline_number
 from ..engine.run.build_options import BuildOptions
 from ..errors import PipelineFailure
@@ -395,8 +395,7 @@ def _stages_to(
 def _most_under_way(stage: StageSpec) -> int:
     """Return how many items a stage may work on, or leave waiting after it."""
     waiting = stage.buffer_size or default_buffer_size(stage.concurrency)
-    inside = (sum(map(_most_under_way, path)) for path in stage.paths)
-    return stage.concurrency + waiting + sum(inside)
+    return stage.concurrency + waiting
 
 
 class _InMemory:
@@ -473,11 +472,6 @@ class _Ended:
 
 
 def _check_source(spec: PipelineSpec[Any]) -> None:
-    if isinstance(spec.src, MergeSpec):
-        raise ValueError(
-            "PipelineDataset: the source must be one that can be shared out among ranks, got a "
-            "Merge of pipelines. Use build_pipeline() for it."
-        )
     if spec.src.continuous:
         raise ValueError(
             "PipelineDataset: the source must not be continuous, since every pass runs the "

@@ -13,14 +13,11 @@ import spdl_torch.lazy_names as lazy_names
 from ..errors import PipelineFailure, PipelineStopped
 
 if TYPE_CHECKING:
-    from ..engine.channel.sentinels import is_eof, is_epoch_end
     from ..engine.definition.specs import PipelineSpec, SinkSpec, SourceSpec
     from ..engine.definition.stages import (
         Aggregate,
         Aggregator,
         Disaggregate,
-        Merge,
-        PathVariants,
         Pipe,
     )
     from ..engine.hooks.stage_info import StageInfo
@@ -35,8 +32,6 @@ __all__ = [
     "Aggregate",
     "Aggregator",
     "Disaggregate",
-    "Merge",
-    "PathVariants",
     "Pipe",
     "Pipeline",
     "PipelineBuilder",
@@ -55,21 +50,16 @@ __all__ = [
     "TaskStatsHook",
     "build_pipeline",
     "cache_iterator",
-    "is_eof",
-    "is_epoch_end",
 ]
 
 _HOMES = {
     ".builder": ("PipelineBuilder", "build_pipeline"),
     ".caching": ("cache_iterator",),
-    "..engine.channel.sentinels": ("is_eof", "is_epoch_end"),
     "..engine.definition.specs": ("PipelineSpec", "SinkSpec", "SourceSpec"),
     "..engine.definition.stages": (
         "Aggregate",
         "Aggregator",
         "Disaggregate",
-        "Merge",
-        "PathVariants",
         "Pipe",
     ),
     "..engine.hooks.stage_info": ("StageInfo",),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ..engine.definition.specs import PipelineSpec, SinkSpec, SourceSpec
-from ..engine.definition.stages import Aggregate, Disaggregate, PathVariants, Pipe
+from ..engine.definition.stages import Aggregate, Disaggregate, Pipe
 from ..engine.run.build_options import BuildOptions
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable
     from concurrent.futures import Executor
 
     from ..engine.definition.specs import MaxFailures, OutputOrder, StageSpec
@@ -116,28 +116,6 @@ class PipelineBuilder(Generic[T, U]):
     def disaggregate(self) -> PipelineBuilder[T, Any]:
         """Pass the members of each list on one by one, in order."""
         self._stages.append(Disaggregate())
-        return self
-
-    def path_variants(
-        self,
-        router: Callable[[Any], Any],
-        paths: Sequence[Sequence[StageSpec]],
-        name: str | None = None,
-        batched: bool = False,
-    ) -> PipelineBuilder[T, Any]:
-        """Send each item through one of several chains of stages.
-
-        router: a function or async function: item -> index of its path. An item for which it
-            raises, or names no path, fails, as in any stage.
-        paths: of stages made by hand: ``[[Pipe(f)], [Pipe(g), Aggregate(4)]]``.
-            Items keep their order within a path, as far as its stages keep it; those of several
-            paths come in the order of their arrival.
-        batched: items are lists, and the router returns one index for each member: each path is
-            given a list of its members, unless there are none, and returns a list; then the lists
-            become one again, in the order of the paths. Lists keep their order. A path that fails
-            or drops its list leaves its members out, and nothing else.
-        """
-        self._stages.append(PathVariants(router, paths, name, batched))
         return self
 
     def add_sink(self, buffer_size: int = 3) -> Self:

@@ -314,7 +314,6 @@ def test_names_in_annotations_take_parameters():
         builder: PipelineBuilder[int, str],
         stages: list[defs.PipeConfig[int, str]],
         others: tuple[defs.SourceConfig[int], defs.SinkConfig[int]],
-        merge: defs.MergeConfig,
     ) -> Pipeline[...]:
         raise NotImplementedError
 

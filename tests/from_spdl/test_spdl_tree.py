@@ -62,6 +62,7 @@ NOT_TAKEN = {
 """Parameters of SPDL's that are not accepted here, and what to do instead."""
 
 NOT_HERE = {
+    "pipeline.PipelineBuilder.path_variants": "an op that chooses by itself",
     "pipeline.PipelineBuilder.to": "run_pipeline_in_subprocess, or executor= for one stage",
     "pipeline.StatsQueue.get": "threads take with get_numbered()",
     "pipeline.StatsQueue.put": "threads put; the same name, without await",
@@ -150,7 +151,7 @@ MADE_HERE = {
     *("CUDAConfig", "DecodeConfig", "DemuxConfig", "NpzFile", "ImageCodec", "VideoCodec"),
     *("ImageFrames", "ImagePackets", "VideoFrames", "VideoPackets"),
     *("Pipeline", "QueuePerfStats", "TaskPerfStats", "PipelineFailure"),
-    *("PipeConfig", "MergeConfig"),
+    "PipeConfig",
     *("IterableWithShuffle", "SizedIterable", "SizedIterableWithShuffle"),
 }
 """Types that programs name and read, and functions make; protocols, which nobody calls."""

@@ -10,16 +10,10 @@ def run_of(pipeline):
     return pipeline._run
 
 
-def last_queue_of(pipeline):
-    """The queue from which the sink takes."""
-    return run_of(pipeline)._sink.inlet
-
-
 def check_balance(pipeline):
     """Assert, on a closed run, that every item is accounted for at every 1:1 stage."""
     for stage in run_of(pipeline).stages:
-        # A router of lists puts one part of each list on every path.
-        if stage.spec.kind.value.endswith("function") and not stage.spec.batched:
+        if stage.spec.kind.value.endswith("function"):
             taken = stage.inlet.counters().num_got
             # Items that wait for their turn in an ordered outlet are not counted as put yet.
             delivered = stage.outlet.counters().num_got + len(stage.outlet)

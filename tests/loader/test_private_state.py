@@ -30,7 +30,7 @@ from spdl_torch.data.workers.dataset_copies import own_copy
 from spdl_torch.data.workers.private_state import PrivateState
 from spdl_torch.objects import plain_data
 from spdl_torch.objects.plain_data import is_plain_data
-from spdl_torch.pipeline import Aggregator, Pipe, PipelineBuilder
+from spdl_torch.pipeline import Aggregator, PipelineBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -449,17 +449,9 @@ class Advancing:
         return iter(range(self.begun, self.begun + 9))
 
 
-def first_path(_):
-    """A router."""
-    return 0
-
-
 PIPELINES = {
     "op": lambda: PipelineBuilder().add_source(range(20)).pipe(Numbering()),
     "aggregator": lambda: PipelineBuilder().add_source(range(20)).aggregate(Pairs()),
-    "path": lambda: (
-        PipelineBuilder().add_source(range(20)).path_variants(first_path, [[Pipe(Numbering())]])
-    ),
     "source": lambda: PipelineBuilder().add_source(Advancing()),
     "source's items": lambda: PipelineBuilder().add_source(as_source(Advancing())),
     "mixture": lambda: PipelineBuilder().add_source(

@@ -3,14 +3,25 @@
 import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import pytest
 from _gates import pipeline_of
 
+from spdl_torch import PipelineDataset
 from spdl_torch.engine.definition.ops import OpKind, as_op
-from spdl_torch.pipeline import PipelineBuilder, PipelineSpec
+from spdl_torch.pipeline import (
+    Aggregate,
+    Disaggregate,
+    Pipe,
+    PipelineBuilder,
+    PipelineSpec,
+    SinkSpec,
+    SourceSpec,
+    build_pipeline,
+)
+from spdl_torch.spdl.pipeline.defs import Collate
 
 
 def same(item):
@@ -319,3 +330,72 @@ def test_names_come_from_the_op():
     builder.pipe(same, name="mine")
     names = [stage.name for stage in builder.add_source([]).add_sink().get_config().pipes]
     assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]
+
+
+# -- definitions as data
+
+
+def config_of(source, *pipes, sink=3, continuous=False):
+    """Source, stages, sink."""
+    return PipelineSpec(SourceSpec(source, continuous), list(pipes), SinkSpec(sink))
+
+
+def test_definitions_are_what_a_builder_collects():
+    """The same stages, so either can be built, changed, printed and pickled."""
+    config = config_of(
+        range(7),
+        Pipe(abs, concurrency=2, output_order="input"),
+        Aggregate(2),
+        Disaggregate(),
+        sink=5,
+    )
+    builder = PipelineBuilder().add_source(range(7)).pipe(abs, concurrency=2, output_order="input")
+    built = builder.aggregate(2).disaggregate().add_sink(5).get_config()
+    assert config == built
+    assert (config.src.source, len(config.pipes), config.sink.buffer_size) == (range(7), 3, 5)
+    copy = pickle.loads(pickle.dumps(replace(config, pipes=[Pipe(abs)])))
+    assert type(copy) is PipelineSpec
+    assert str(copy).splitlines()[1:] == [
+        "  src(range)",
+        "  abs(concurrency=1, op=abs)",
+        "  sink(buffer_size=5)",
+    ]
+    again = PipelineBuilder.from_config(replace(copy, src=SourceSpec([3])))
+    assert list(again.build()) == [3]
+    assert list(build_pipeline(config, num_threads=1)) == list(range(7))
+
+
+def test_collate_is_aggregate():
+    """SPDL's class for it, also as an aggregator of its own."""
+    assert Aggregate(Collate(3)) == Aggregate(3)
+    collate = Collate(2)
+    assert [collate.accumulate(n) for n in range(3)] == [None, [0, 1], None]
+    assert (collate.flush(), collate.flush()) == ([2], None)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: PipelineSpec([1], [], SinkSpec(1)), TypeError, "src must be a SourceSpec"),
+        (lambda: config_of([], same), TypeError, "pipes must be what Pipe, .*, got function"),
+        (
+            lambda: PipelineSpec(SourceSpec([]), [], 3),
+            TypeError,
+            "sink must be a SinkSpec, got int",
+        ),
+        (lambda: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
+        (lambda: Aggregate("3"), TypeError, "n must be an int or an Aggregator, got '3'"),
+        (lambda: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
+    ],
+)
+def test_definition_that_cannot_be_meant_is_refused(make, error, match):
+    """At the line that writes it."""
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_dataset_refuses_a_continuous_source():
+    """With what to do instead."""
+    builder = PipelineBuilder().add_source([1], continuous=True).add_sink()
+    with pytest.raises(ValueError, match="the source must not be continuous"):
+        PipelineDataset(builder)

@@ -338,7 +338,6 @@ WHAT_IS_PUBLIC = {
     "PipelineBuilder.pipe": parameters(BUILDER.pipe),
     "PipelineBuilder.build": parameters(BUILDER.build),
     "PipelineBuilder.add_source": parameters(BUILDER.add_source),
-    "PipelineBuilder.path_variants": parameters(BUILDER.path_variants),
     "run_pipeline_in_subprocess": parameters(spdl_torch.data.run_pipeline_in_subprocess),
     "SubprocessIterable": public_members(spdl_torch.data.subprocesses.pipelines.SubprocessIterable),
     "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),

@@ -81,10 +81,10 @@ ROOMS = {
     ],
     "engine": [
         *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
-        *("stage", "graph", "run", "__init__"),
+        *("stage", "run", "__init__"),
     ],
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
-    "pipeline": ["report", "pipeline", "builder", "caching", "profiling", "__init__"],
+    "pipeline": ["report", "pipeline", "builder", "caching", "__init__"],
     "io": [
         *(
             "_types",

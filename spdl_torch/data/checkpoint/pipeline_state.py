@@ -124,7 +124,6 @@ def items_per_output(stages: Sequence[StageSpec]) -> int | None:
 def unordered_stage(stages: Sequence[StageSpec]) -> str | None:
     """Return the name of the first stage that may change the order of items, or None."""
     for stage in stages:
-        is_open = stage.kind is OpKind.PATH_VARIANTS and not stage.batched
-        if is_open or (stage.concurrency > 1 and stage.output_order == "completion"):
+        if stage.concurrency > 1 and stage.output_order == "completion":
             return stage.name
     return None

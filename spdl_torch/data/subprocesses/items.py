@@ -108,11 +108,11 @@ class Passes:
         self._config = config
         self._options = options
         self._pipeline: Pipeline[Any] | None = None
-        if config.is_continuous:
+        if config.src.continuous:
             self._build()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._config.is_continuous:
+        if self._config.src.continuous:
             yield from self._epoch()
             return
         with self._build().auto_stop() as pipeline:

@@ -96,7 +96,7 @@ def run_pipeline_in_subprocess(
         "run_pipeline_in_subprocess",
         partial(Passes, config, options),
         parts={"config": config, **vars(options), "initializer": initializer},
-        is_continuous=config.is_continuous,
+        is_continuous=config.src.continuous,
         buffer_size=buffer_size,
         initializer=initializer,
         mp_context=mp_context,

@@ -1,9 +1,9 @@
-"""Sentinels, which pass through channels among the items: the end of an epoch, a missing item."""
+"""Sentinels, which pass through channels among the items: the end of an epoch."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 
 class Sentinel:
@@ -45,19 +45,3 @@ SKIPPED: Final = Sentinel("skipped")
 
 EPOCH_END: Final = Sentinel("end of the epoch")
 """Stands in a channel between two epochs of a continuous source."""
-
-ABSENT: Final = Sentinel("absent")
-"""Takes the place of a part of a batch: no member took this path, or the path dropped them all."""
-
-END_OF_DATA: Final = Sentinel("end of the data")
-"""The item that a user's merge op gets where a queue has ended."""
-
-
-def is_eof(item: Any) -> bool:
-    """Return whether what a merge op got is the end of a queue, and no item."""
-    return item is END_OF_DATA
-
-
-def is_epoch_end(item: Any) -> bool:
-    """Return whether what a merge op got is the end of an epoch, and no item."""
-    return item is EPOCH_END

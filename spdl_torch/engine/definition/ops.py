@@ -21,7 +21,6 @@ class OpKind(enum.Enum):
     ASYNC_GENERATOR = "async generator"
     AGGREGATE = "aggregate"  # many items -> one list; keeps a remainder
     AGGREGATOR = "aggregator"  # the user's own: many items -> one, whenever it decides
-    PATH_VARIANTS = "path variants"  # one item -> one of several chains of stages
 
 
 def as_op(op: Any) -> tuple[Callable[[Any], Any], OpKind]:

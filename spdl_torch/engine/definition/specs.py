@@ -21,7 +21,7 @@ OutputOrder = Literal["completion", "input"]
 MaxFailures = int | float | Real
 
 
-_KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR, OpKind.PATH_VARIANTS)
+_KEEPING = (OpKind.AGGREGATE, OpKind.AGGREGATOR)
 
 
 _SHORT = reprlib.Repr()
@@ -67,20 +67,6 @@ class SourceSpec:
         return f"{self.name}({type(self.source).__name__}{continuous})"
 
 
-@dataclass(frozen=True)
-class MergeSpec(SourceSpec):
-    """A source whose items come from other pipelines; its own ``source`` is empty."""
-
-    source: Iterable[Any] = ()
-    name: str = "merge"
-    pipeline_configs: tuple[PipelineSpec[Any], ...] = ()
-    op: Callable[..., Any] | None = None
-    """Called once with ``(info, input_queues, output_queue)``; None = as the items come."""
-
-    def __str__(self) -> str:
-        return self.name if self.op is None else f"{self.name}(op={locate(self.op)})"
-
-
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
     """One step of the pipeline: an op and how many calls of it run at once."""
@@ -98,10 +84,6 @@ class StageSpec:
     batch_size: int = 0
     """The length of an aggregate stage's lists."""
     drop_last: bool = False
-    paths: tuple[tuple[StageSpec, ...], ...] = ()
-    """For path variants: the chains of stages among which ``op`` chooses."""
-    batched: bool = False
-    """For path variants: whether an item is a list, whose members ``op`` deals out."""
 
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
@@ -149,8 +131,6 @@ class StageSpec:
             return f"{self.name}(n={self.batch_size}, drop_last={self.drop_last})"
         if self.kind is OpKind.AGGREGATOR:
             return f"{self.name}(drop_last={self.drop_last})"
-        if self.kind is OpKind.PATH_VARIANTS:
-            return f"{self.name}(router={locate(self.op)}{', batched' if self.batched else ''})"
         parts = [f"concurrency={self.concurrency}", f"op={locate(self.op)}"]
         if self.output_order == "input":
             parts.append("output_order='input'")
@@ -184,7 +164,7 @@ class PipelineSpec(Generic[T_co]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pipes", tuple(self.pipes))
-        _check_part("src", self.src, SourceSpec, "a SourceSpec, or what Merge returns")
+        _check_part("src", self.src, SourceSpec, "a SourceSpec")
         for stage in self.pipes:
             _check_part("pipes", stage, StageSpec, "what Pipe, Aggregate and their like return")
         _check_part("sink", self.sink, SinkSpec, "a SinkSpec")
@@ -193,43 +173,8 @@ class PipelineSpec(Generic[T_co]):
         return "\n".join(["PipelineSpec:", *(f"  {part}" for part in self.parts())])
 
     def parts(self) -> list[str]:
-        """Return a line for each stage, source and sink included; inner stages are indented."""
-        return [*_source_lines(self.src), *_stage_lines(self.pipes), str(self.sink)]
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether its source is iterated again and again. Raises: ValueError: one of several is."""
-        if not isinstance(self.src, MergeSpec):
-            return self.src.continuous
-        if len({pipeline.is_continuous for pipeline in self.src.pipeline_configs}) > 1:
-            raise ValueError(
-                "Mixed continuous mode: of sources that are merged, all must be continuous or "
-                "none, since an epoch ends when it has ended in all of them."
-            )
-        return self.src.pipeline_configs[0].is_continuous
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether it is one source and a single line of stages: no merge, no path variants."""
-        return not isinstance(self.src, MergeSpec) and all(
-            stage.kind is not OpKind.PATH_VARIANTS for stage in self.pipes
-        )
-
-
-def _source_lines(source: SourceSpec) -> list[str]:
-    inner = source.pipeline_configs if isinstance(source, MergeSpec) else ()
-    # The sinks of pipelines that are merged are the merge's inlets.
-    lines = [line for pipeline in inner for line in pipeline.parts()[:-1]]
-    return [*(f"  {line}" for line in lines), str(source)]
-
-
-def _stage_lines(stages: Iterable[StageSpec]) -> list[str]:
-    lines = []
-    for stage in stages:
-        lines.append(str(stage))
-        for number, path in enumerate(stage.paths):
-            lines += [f"  path {number}: {line}" for line in _stage_lines(path)]
-    return lines
+        """Return a line for each stage, source and sink included."""
+        return [str(self.src), *map(str, self.pipes), str(self.sink)]
 
 
 BURST_BUFFER_SIZE = 256

@@ -1,4 +1,4 @@
-"""Make the parts of a pipeline by hand: stages, and sources that merge several pipelines."""
+"""Make the stages of a pipeline by hand."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .ops import OpKind, as_op, name_of
-from .specs import MaxFailures, MergeSpec, OutputOrder, PipelineSpec, StageSpec
+from .specs import MaxFailures, OutputOrder, StageSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
     from concurrent.futures import Executor
 
 T = TypeVar("T")
@@ -108,74 +108,5 @@ def Disaggregate() -> StageSpec:
     return StageSpec(name="disaggregate", op=_members, kind=OpKind.GENERATOR, output_order="input")
 
 
-def PathVariants(
-    router: Callable[[Any], Any],
-    paths: Sequence[Sequence[StageSpec]],
-    name: str | None = None,
-    batched: bool = False,
-) -> StageSpec:
-    """Return stages among which ``router`` chooses: see ``PipelineBuilder.path_variants``."""
-    name = name or "path_variants"
-    _check_paths(name, router, paths, batched=batched)
-    return StageSpec(
-        name=name,
-        op=router,
-        kind=OpKind.PATH_VARIANTS,
-        paths=tuple(map(tuple, paths)),
-        batched=batched,
-    )
-
-
-def Merge(
-    pipeline_configs: Sequence[PipelineSpec[Any]], op: Callable[..., Any] | None = None
-) -> MergeSpec:
-    """Return a source whose items are those that several pipelines make.
-
-    pipeline_configs: each with a source of its own. The ``buffer_size`` of its sink is how many of
-        its items may wait for the merge.
-    op: called once with ``(info, input_queues, output_queue)``, asynchronous (``await
-        queue.get()``, ``await queue.put(item)``) or plain; :func:`is_eof` says of what ``get``
-        gave whether that queue has ended. It ends the data by returning, also before the queues
-        have ended. None = items as they come.
-    """
-    if not pipeline_configs:
-        raise ValueError("Merge: there must be at least one upstream pipeline, got none.")
-    for config in pipeline_configs:
-        if not isinstance(config, PipelineSpec):
-            raise TypeError(f"Merge: expected PipelineSpecs, got {type(config).__name__}.")
-    if op is not None and not callable(op):
-        raise TypeError(f"Merge: op must be a function or None, got {type(op).__name__}.")
-    return MergeSpec(pipeline_configs=tuple(pipeline_configs), op=op)
-
-
 def _members(items: Iterable[Any]) -> Iterable[Any]:
     yield from items
-
-
-_ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
-
-
-def _check_paths(
-    name: str, router: object, paths: Sequence[Sequence[object]], *, batched: bool
-) -> None:
-    if not callable(router):
-        raise ValueError(f"{name}: router must be a function, got {type(router).__name__}.")
-    if not paths:
-        raise ValueError(f"{name}: there must be at least one path, got none.")
-    for number, path in enumerate(paths):
-        if not path:
-            raise ValueError(
-                f"{name}: path {number} is empty. Give it a stage, e.g. Pipe(lambda item: item)."
-            )
-        for stage in path:
-            if not isinstance(stage, StageSpec):
-                raise ValueError(
-                    f"{name}: path {number} must be made of Pipe, Aggregate, Disaggregate and "
-                    f"PathVariants, got {type(stage).__name__}."
-                )
-            if batched and not (stage.kind in _ONE_FOR_ONE or stage.batched):
-                raise ValueError(
-                    f"{name}: path {number} must give one list for one list, since batched=True "
-                    f"puts the parts of a list together again; {stage.name!r} is of another kind "
-                    f"({stage.kind.value}). Do that before or after the path variants."
-                )

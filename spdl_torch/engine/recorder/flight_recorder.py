@@ -67,7 +67,6 @@ class FlightRecorder:
         self._queues: list[QueueTrack] = []
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
-        self._is_chain = True
         self._complete: Callable[[Timeline], Timeline] | None = None
         _register(self)
 
@@ -76,12 +75,6 @@ class FlightRecorder:
     def belongs_to(self, owner: object) -> None:
         """Set the owner of the run: it has ``snapshot()`` or ``report()``; it is not kept alive."""
         self._owner = weakref.ref(owner)
-
-    def branches(self) -> None:
-        """Note that stages do not simply follow one another. Timelines then leave out the queues
-        and the paths of items, which are found by stage_number.
-        """
-        self._is_chain = False
 
     def new_ring(
         self, stage: str, stage_number: int, replica: int = 0, role: Role = "stage"
@@ -172,14 +165,12 @@ class FlightRecorder:
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""
         # Most programs never read one.
-        from .recorded_rows import row_since, with_outputs, without_outputs
+        from .recorded_rows import row_since, with_outputs
         from .timeline import Timeline
 
         rows = [read_row(*row) for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
             rows = with_outputs(rows, stage_number, *progress())
-        if not self._is_chain:
-            rows = [without_outputs(row) for row in rows]
         instants = self._all_instants()
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]
@@ -189,7 +180,7 @@ class FlightRecorder:
             self.number,
             self._clock,
             tuple(sorted(rows, key=lambda row: (row.stage_number, row.replica))),
-            tuple(self._queues) if self._is_chain else (),
+            tuple(self._queues),
             instants,
         )
         return timeline if self._complete is None else self._complete(timeline)

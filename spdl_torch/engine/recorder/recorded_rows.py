@@ -25,11 +25,6 @@ def row_since(row: Row, since_ns: int) -> Row:
     )
 
 
-def without_outputs(row: Row) -> Row:
-    """Return the row without the numbers that its items have in the next queue."""
-    return replace(row, turns=tuple(replace(turn, output=-1) for turn in row.turns))
-
-
 def with_outputs(rows: list[Row], stage_number: int, num_in: int, num_out: int) -> list[Row]:
     """Return the rows of an ordered stage with the numbers that its results got.
 

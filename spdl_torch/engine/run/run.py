@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
-    from ..stage.source import Source
-    from ..stage.stage import Stage
     from .build_options import BuildOptions
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -71,11 +69,6 @@ class Run:
         self.recorder = recorder
         self.spec = spec
         self._is_adjustable = tuner is not None
-        if tuner is not None and not spec.is_chain:
-            raise ValueError(
-                "build: tuner must be None for a pipeline with path variants or a merge, whose "
-                "stages do not follow one another. Give them their concurrency."
-            )
         self._threads = ThreadGroup(self.request_stop)
         self._begin_thread = options.begin_thread
         self._started_ns = 0
@@ -97,7 +90,8 @@ class Run:
             adjustable=self._is_adjustable,
             first_id=options.stage_id,
         )
-        self._network, self._sink, self._consumer = wiring.network, wiring.sink, wiring.consumer
+        self.source, self.stages = wiring.source, wiring.stages
+        self._queues, self._sink, self._consumer = wiring.queues, wiring.sink, wiring.consumer
         subjects: list[Reports] = [*self._recorders(), *self.queues()]
         if tuner is not None:
             subjects.append(tuner.attach(self))
@@ -111,24 +105,22 @@ class Run:
             self._probing.begin()
         self._started_ns = perf_counter_ns()
         try:
-            for source in self.sources:
-                source.enter()
-            for node in self._network.nodes:
-                node.enter()
+            self.source.enter()
+            for stage in self.stages:
+                stage.enter()
             self._sink.enter()
         except Exception as error:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
         self._threads.spawn("sink", self._sink.run)
         # Downstream first: no thread waits for a missing taker.
-        for node in reversed(self._network.nodes):
+        for stage in reversed(self.stages):
             # A tuner may set the concurrency meanwhile, on the reporter's thread.
             with self.life.lock:
-                targets = node.thread_targets()
+                targets = stage.thread_targets()
             for name, target in targets:
                 self._start_worker(name, target)
-        for source in self.sources:
-            source.thread = self._threads.spawn(source.name, source.run)
+        self.source.thread = self._threads.spawn(self.source.name, self.source.run)
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the next finished item; start the run first if need be.
@@ -184,16 +176,6 @@ class Run:
         return self.life.state
 
     @property
-    def sources(self) -> list[Source]:
-        """The sources, each with a thread of its own."""
-        return self._network.sources
-
-    @property
-    def stages(self) -> list[Stage]:
-        """The stages, upstream first."""
-        return self._network.stages
-
-    @property
     def sink_queue(self) -> StatsQueue:
         """The queue from which the consumer takes."""
         return self._sink.outlet
@@ -217,8 +199,8 @@ class Run:
             channel.close()
         if self.task_limit is not None:
             self.task_limit.close()
-        for node in self._network.nodes:
-            node.request_stop()
+        for stage in self.stages:
+            stage.request_stop()
         self._reporter.request_stop()
         self._probing.end()
 
@@ -248,12 +230,11 @@ class Run:
     def fail(self, message: str, errors: list[Exception]) -> None:
         """Take no new items; ``get`` raises after the last good one. Never blocks."""
         self.life.fail(message, errors)
-        for source in self.sources:
-            source.outlet.finish()
+        self.source.outlet.finish()
 
     def source_has_ended(self) -> None:
-        """Count a source that has ended; with the last one the data ends. Never blocks."""
-        self.life.source_has_ended(len(self.sources))
+        """Note that the data has ended. Never blocks."""
+        self.life.source_has_ended()
 
     def _close(self) -> None:
         """Close a run whose data has ended or that was stopped: its threads end or have ended."""
@@ -282,7 +263,7 @@ class Run:
         return self._threads.join(timeout, without=self._source_threads())
 
     def _source_threads(self) -> list[threading.Thread]:
-        return [source.thread for source in self.sources if source.thread is not None]
+        return [] if self.source.thread is None else [self.source.thread]
 
     def _check_process(self) -> None:
         if not self._threads.is_here:
@@ -344,7 +325,7 @@ class Run:
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:
         """Raise the capacity of a queue, unless the user gave it."""
-        at = self._network.queue_at(queue)
+        at = next(at for at in self._queues if at.queue is queue)
         if not at.is_given and capacity > queue.capacity:
             queue.grow(capacity)
             self.recorder.set_capacity(at.stage_number, capacity)
@@ -354,7 +335,7 @@ class Run:
 
     def queues(self) -> list[StatsQueue]:
         """Return every queue, from that of the source to that of the sink."""
-        return [at.queue for at in self._network.queues]
+        return [at.queue for at in self._queues]
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics from the start to now, or to the end; open waits included."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NoReturn
 
 from ..channel.waits import ChannelClosed, EndOfChannel
-from ..graph.forward import forward
 from ..hooks.checks import enter_queue_hook
 from ..stage.source import as_exception
 
@@ -36,7 +36,7 @@ class Sink:
     def run(self) -> None:
         """Forward items to the end. The target of the sink's thread."""
         try:
-            forward(self.inlet, self.outlet, self._ring)
+            self._forward()
         except (EndOfChannel, ChannelClosed):
             pass
         except BaseException as error:  # a user's queue class raised: no stage may wait for room
@@ -44,6 +44,19 @@ class Sink:
             self.inlet.close()
         finally:
             self._leave()
+
+    def _forward(self) -> NoReturn:
+        before, after, ring = self.inlet, self.outlet, self._ring
+        since_ns = ring.begin()
+        while True:
+            number, item = before.get_numbered()
+            got_ns = perf_counter_ns()
+            output = after.put(item)
+            item = None  # else it would stay alive while this thread waits
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                ring.add(since_ns, got_ns, got_ns, done_ns, -1, number, output, before, after)
+            since_ns = done_ns
 
     def _leave(self) -> None:
         try:

@@ -40,7 +40,6 @@ class Lifecycle:
         # which stops the run, on a thread that holds it.
         self.lock = threading.RLock()
         self._failed: tuple[str, list[Exception]] | None = None
-        self._num_ended = 0  # sources
 
     def begin(self) -> None:
         """Go from new to running. Raises: PipelineStopped: the run was started or stopped."""
@@ -62,11 +61,10 @@ class Lifecycle:
         # the Pipeline. Kept here, it would keep the Pipeline alive, whose end stops the run.
         return None if self._failed is None else PipelineFailure(*self._failed)
 
-    def source_has_ended(self, num_sources: int) -> None:
-        """Count a source that has ended; with the last of ``num_sources`` the data ends."""
+    def source_has_ended(self) -> None:
+        """Note that the data has ended: what is left is in flight."""
         with self.lock:
-            self._num_ended += 1
-            if self._num_ended == num_sources and self.state is RunState.RUNNING:
+            if self.state is RunState.RUNNING:
                 self._advance(RunState.DRAINING)
 
     def stop(self) -> bool:

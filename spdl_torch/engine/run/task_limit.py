@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..channel.channel import Channel
-from ..definition.specs import MergeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ..definition.specs import PipelineSpec, StageSpec
+    from ..definition.specs import PipelineSpec
 
 
 def make_task_limit(
@@ -25,24 +22,12 @@ def make_task_limit(
         return None
     if num_threads < 1:
         raise ValueError(f"build: num_threads must be >= 1 or None, got {num_threads}.")
-    if num_threads >= _most_tasks(spec) and not adjustable:
+    on_threads = (each for each in spec.pipes if each.executor is None and not each.is_async)
+    most_tasks = sum(stage.concurrency for stage in on_threads)
+    if num_threads >= most_tasks and not adjustable:
         return None
     # A channel, not a semaphore: a stop closes it, which ends the waits of all workers at once.
     task_limit: Channel[None] = Channel(num_threads)
     for _ in range(num_threads):
         task_limit.put(None)
     return task_limit
-
-
-def _most_tasks(spec: PipelineSpec[Any]) -> int:
-    """Return how many calls could run at once on threads of the pipeline."""
-    merged = spec.src.pipeline_configs if isinstance(spec.src, MergeSpec) else ()
-    return _of_stages(spec.pipes) + sum(map(_most_tasks, merged))
-
-
-def _of_stages(stages: Iterable[StageSpec]) -> int:
-    return sum(
-        (stage.concurrency if stage.executor is None and not stage.is_async else 0)
-        + sum(map(_of_stages, stage.paths))
-        for stage in stages
-    )

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from ..channel.sentinels import ABSENT, Sentinel
+from ..channel.sentinels import Sentinel
 from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
 from ..hooks.checks import bad_hook
@@ -169,9 +169,7 @@ class AsyncStage(Stage):
     async def _emit(self, number: int, result: Any) -> int:
         """Pass a result on; return its number in the outlet, -1 = unknown."""
         if result is None:
-            if self._keeps_places:
-                await self._aemit_sentinel(number, ABSENT)
-            elif self.ordered:
+            if self.ordered:
                 await self.outlet.askip(number)
             elif self.outlet.closed:
                 raise ChannelClosed

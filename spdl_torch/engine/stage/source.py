@@ -26,7 +26,7 @@ class SourceOwner(StageOwner, Protocol):
     """The run that owns sources and stages, as they need it."""
 
     def source_has_ended(self) -> None:
-        """Count a source that gives no more items. Never blocks."""
+        """Note that there are no more items. Never blocks."""
 
 
 class Source:

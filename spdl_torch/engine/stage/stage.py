@@ -15,7 +15,7 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ..channel.sentinels import ABSENT, EPOCH_END, Sentinel
+from ..channel.sentinels import EPOCH_END, Sentinel
 from ..channel.waits import ChannelClosed, Dismissed, EndOfChannel
 from ..definition.ops import OpKind
 from ..failures import attach_note
@@ -67,7 +67,6 @@ class Stage:
         stage_number: int,
         adjustable: bool = False,
         has_sentinels: bool = False,
-        keeps_places: bool = False,
     ) -> None:
         self.spec = spec
         self.info = info
@@ -86,7 +85,6 @@ class Stage:
         self._owner = owner
         self.cut_short = False  # set by any thread, read by the last one to leave
         self._calls = ExecutorCalls(lambda: outlet.closed)
-        self._keeps_places = keeps_places  # a dropped item leaves ABSENT in its place
         self.has_sentinels = has_sentinels
         # A sentinel overtakes no item where one thread works, or the outlet restores the order.
         has_peers = spec.concurrency > 1 or adjustable
@@ -265,9 +263,7 @@ class Stage:
 
     def emit_nothing(self, number: int) -> None:
         """Note that the item of that number has no result, or no further one."""
-        if self._keeps_places:
-            self.emit_sentinel(number, ABSENT)
-        elif self.ordered:
+        if self.ordered:
             self.outlet.skip(number)
 
     def _emit_all(self, cell: TaskCell, number: int, results: list[Any]) -> None:

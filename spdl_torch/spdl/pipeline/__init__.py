@@ -20,8 +20,6 @@ if TYPE_CHECKING:
         TaskStatsHook,
         build_pipeline,
         cache_iterator,
-        is_eof,
-        is_epoch_end,
     )
 
 __all__ = [
@@ -36,8 +34,6 @@ __all__ = [
     "TaskStatsHook",
     "build_pipeline",
     "cache_iterator",
-    "is_eof",
-    "is_epoch_end",
     "iterate_in_subprocess",
     "run_pipeline_in_subprocess",
 ]

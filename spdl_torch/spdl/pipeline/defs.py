@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...engine.definition.specs import MergeSpec as MergeConfig
 from ...engine.definition.specs import PipelineSpec as PipelineConfig
 from ...engine.definition.specs import SinkSpec as SinkConfig
 from ...engine.definition.specs import SourceSpec as SourceConfig
@@ -14,8 +13,6 @@ from ...engine.definition.stages import (
     Aggregator,
     Collate,
     Disaggregate,
-    Merge,
-    PathVariants,
     Pipe,
 )
 from ..names import look_up
@@ -25,9 +22,6 @@ __all__ = [
     "Aggregator",
     "Collate",
     "Disaggregate",
-    "Merge",
-    "MergeConfig",
-    "PathVariants",
     "Pipe",
     "PipeConfig",
     "PipelineConfig",
