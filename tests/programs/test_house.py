@@ -28,12 +28,12 @@ from spdl_torch.engine.threads import stacks
 LAYERS = [
     *(
         "named_tuples",
+        "shown_text",
         "errors",
         "scopes",
         "late_imports",
         "left_out",
         "lazy_names",
-        "shown_text",
         "whole_files",
         "command_options",
         "progress_bar",
