@@ -13,7 +13,6 @@ from ..pipeline.builder import PipelineBuilder
 from .code import manual_call
 from .inference import Wishes, infer, may_run_at_once
 from .pipelines import PipelineTuner
-from .scanner import refuse_scanners
 from .tuning import Tuning
 from .workers import AutoWorkers
 
@@ -69,7 +68,7 @@ class PerfParams:
         cls,
         stages: Mapping[str, int] | None = None,
         /,
-        *scanners: Any,
+        *,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
         buffer_size: int | Mapping[str, int] | None = None,
@@ -79,12 +78,9 @@ class PerfParams:
         """Return settings of your own: ``PerfParams.manual(decode=12, collate=2)``.
 
         stages: concurrency by stage, for names that are not identifiers or are parameters here.
-        scanners: none; Scanner's packet sizes are refused, with what to use instead.
         buffer_size: one for all these stages, or by stage.
-        Raises: TypeError, ValueError: a number that is not a positive int; a stage named twice;
-            UnsupportedOptionError: a parameter of Scanner's, with what to use instead.
+        Raises: TypeError, ValueError: a number that is not a positive int; a stage named twice.
         """
-        refuse_scanners("manual", concurrency, stages, *scanners)
         twice = sorted((stages or {}).keys() & concurrency.keys())
         if twice:
             raise ValueError(f"PerfParams.manual: stage {twice[0]!r} is given twice.")
@@ -102,7 +98,7 @@ class PerfParams:
     @classmethod
     def estimate(
         cls,
-        target: Any = None,
+        target: Any,
         *,
         batch_size: int | None = None,
         prefetch_factor: int = 2,
@@ -115,7 +111,6 @@ class PerfParams:
         memory_bytes: int | None = None,
         local_world_size: int | None = None,
         write: Callable[[str], object] | None = print,
-        **unknown: Any,
     ) -> PerfParams:
         """Estimate the threads and buffers that fit into a share of this rank's cores and memory.
 
@@ -150,13 +145,10 @@ class PerfParams:
             num_cores, memory_bytes, local_world_size: None = :meth:`Limits.of_this_machine`. Pass
                 ``local_world_size=1`` where each rank is bound to cores of its own.
             write: called with the inference as one text; None = logged at INFO level.
-            unknown: none; Scanner's parameters are refused, with what to use instead.
-        Raises: TypeError, ValueError: no target; an argument that is unknown or out of range;
-            UnsupportedOptionError: a parameter of Scanner's, with what to use instead.
+        Raises: TypeError, ValueError: an argument that is out of range.
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
             sets no bound.
         """
-        refuse_scanners("estimate", unknown, target)
         wishes = Wishes(
             batch_size=batch_size,
             prefetch_factor=prefetch_factor,

@@ -20,7 +20,6 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams
 from spdl_torch.autotune.model import Budget, StageShape, budget_of, fit_loader, fit_stages
 from spdl_torch.autotune.sizes import nbytes_of
-from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import transfer_tensor
 from spdl_torch.machine.limits import read_limits
 from spdl_torch.pipeline import PipelineBuilder
@@ -492,31 +491,6 @@ def test_argument_is_refused_when_it_cannot_be_meant(make, error, message):
     """The message has the argument's name and what was given."""
     with pytest.raises(error, match=message):
         make()
-
-
-MANUAL = ("work_packet_size", "io_packet_size", "cpu_pool", "gpu_pool", "load_sparsity_threshold")
-MANUAL += ("pipeline_instances_per_node", "queue_size_per_pipeline")
-ESTIMATE = ("max_memory_util", "total_memory", "work_io_ratio", "queue_size_per_pipeline")
-
-
-@pytest.mark.parametrize(("method", "names"), [("manual", MANUAL), ("estimate", ESTIMATE)])
-def test_parameters_of_scanner_are_refused_with_what_there_is_here(method, names):
-    """None is taken for a stage's name, and none is a typing error without a word."""
-    call = getattr(PerfParams, method)
-    for name in names:
-        with pytest.raises(UnsupportedOptionError, match=rf"{method}: {name} is .* Scanner's"):
-            call(**{name: 50})
-    assert PerfParams.manual({"cpu_pool": 3}).concurrency == {"cpu_pool": 3}
-
-
-def test_calls_of_scanner_s_guide_say_what_to_give_instead():
-    """``PerfParams.estimate()``, and packet sizes by their places."""
-    with pytest.raises(TypeError, match=r"target must be .* got nothing.*estimate\(dataset\)"):
-        PerfParams.estimate()
-    with pytest.raises(TypeError, match=r"one mapping .* got 50, 250\. For Scanner's packet sizes"):
-        PerfParams.manual(50, 250)
-    with pytest.raises(TypeError, match="unknown argument 'batchsize'"):
-        PerfParams.estimate([1], batchsize=2)
 
 
 # -- put to use ----------------------------------------------------------------------------------
