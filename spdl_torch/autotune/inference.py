@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -148,14 +147,8 @@ def may_run_at_once(stage: StageSpec) -> bool:
         stage.kind is OpKind.FUNCTION
         and stage.concurrency == 1
         and stage.executor is None
-        and not is_transfer(stage)
+        and not stage.on_one_thread
     )
-
-
-def is_transfer(stage: StageSpec) -> bool:
-    """Return whether the stage transfers to a device, which is done by one thread."""
-    op = stage.op.func if isinstance(stage.op, functools.partial) else stage.op
-    return (getattr(op, "__module__", None) or "").startswith("spdl_torch.io._transfer")
 
 
 def _dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..engine.definition.specs import default_buffer_size
 from ..machine.limits import Limits
 from .code import manual_call
-from .inference import is_transfer
 from .meter import PARTS
 from .tuning import TuningState
 from .window import loads_of, window_of
@@ -148,10 +147,4 @@ def _is_free(stage: StageSpec, keep: frozenset[str]) -> bool:
     is_safe = stage.concurrency > 1 or (
         stage.output_order == "input" and stage.kind.value == "function"
     )
-    return (
-        stage.is_adjustable
-        and is_safe
-        and stage.executor is None
-        and stage.name not in keep
-        and not is_transfer(stage)
-    )
+    return stage.is_adjustable and is_safe and stage.executor is None and stage.name not in keep

@@ -437,6 +437,7 @@ def _transfer_stage(transfer: Transfer, ended: threading.Event) -> StageSpec:
         output_order="input",
         max_failures=0,  # running out of device memory is not the item's fault: do not skip it
         buffer_size=AHEAD,
+        on_one_thread=True,
     )
 
 

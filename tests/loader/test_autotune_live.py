@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import logging
 import pickle
@@ -22,8 +23,12 @@ from torch.utils.data import Dataset
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams
 from spdl_torch.autotune import tuning as tuning_module
+from spdl_torch.autotune.pipelines import _is_free
 from spdl_torch.autotune.window import Bounds
+from spdl_torch.data.dataset import _transfer_stage
 from spdl_torch.data.loader.auto_workers import LoaderTuner
+from spdl_torch.engine.definition.stages import Pipe
+from spdl_torch.io import transfer_tensor
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -276,6 +281,15 @@ def test_dataset_is_tuned_over_its_passes(at_random):
     expected = list(PipelineDataset(tuned_builder(range(300)).aggregate(4).add_sink()))
     for each in (dataset, dataset, copy.deepcopy(dataset)):
         assert list(each) == expected
+
+
+def test_transfer_keeps_its_one_thread():
+    """That of a dataset with ``device=``, and that of a user's stage."""
+    own = _transfer_stage(None, threading.Event())
+    users = Pipe(functools.partial(transfer_tensor, device="cpu"), output_order="input")
+    assert _is_free(Pipe(abs, output_order="input"), frozenset())
+    assert not _is_free(own, frozenset())
+    assert not _is_free(users, frozenset())
 
 
 def test_second_run_at_a_time_is_left_as_it_is(at_random):

@@ -6,7 +6,7 @@ import enum
 import functools
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,21 @@ def as_op(op: Any) -> tuple[Callable[[Any], Any], OpKind]:
     if inspect.isgeneratorfunction(target):
         return op, OpKind.GENERATOR
     return op, OpKind.FUNCTION
+
+
+_Op = TypeVar("_Op", bound="Callable[..., Any]")
+
+
+def on_one_thread(op: _Op) -> _Op:
+    """Mark a function whose stages nobody but the user gives several threads."""
+    vars(op)["_on_one_thread"] = True
+    return op
+
+
+def runs_on_one_thread(op: Any) -> bool:
+    """Return whether the function, or that of a partial or a method, is so marked."""
+    target = op.func if isinstance(op, functools.partial) else op
+    return bool(getattr(target, "_on_one_thread", False))
 
 
 def name_of(op: Any) -> str:

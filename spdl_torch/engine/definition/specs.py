@@ -84,6 +84,8 @@ class StageSpec:
     batch_size: int = 0
     """The length of an aggregate stage's lists."""
     drop_last: bool = False
+    on_one_thread: bool = False
+    """Whether its concurrency stays, whoever tunes the pipeline: that of a transfer to a device."""
 
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
@@ -122,9 +124,9 @@ class StageSpec:
     @property
     def is_adjustable(self) -> bool:
         """Whether its concurrency may change while it runs. That of coroutines, which share one
-        thread, and of an aggregate, which holds an unfinished list, may not.
+        thread, of an aggregate, which holds an unfinished list, and of a transfer may not.
         """
-        return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR)
+        return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR) and not self.on_one_thread
 
     def __str__(self) -> str:
         if self.kind is OpKind.AGGREGATE:

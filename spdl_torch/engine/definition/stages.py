@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .ops import OpKind, as_op, name_of
+from .ops import OpKind, as_op, name_of, runs_on_one_thread
 from .specs import MaxFailures, OutputOrder, StageSpec
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def Pipe(
         output_order=output_order,
         max_failures=max_failures,
         buffer_size=buffer_size,
+        on_one_thread=runs_on_one_thread(call),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spdl_torch.engine.channel.waits import ChannelClosed
+from spdl_torch.engine.definition.ops import on_one_thread
 from spdl_torch.engine.threads.thread_group import exit_has_begun
 from spdl_torch.errors import UnsupportedOptionError
 
@@ -211,6 +212,7 @@ class Transfer:
         """The cores near the device, where its memory is; None = all are alike."""
         return self._backend.near
 
+    @on_one_thread
     def stage(self, batch: Any) -> Staged:
         """Start copying every tensor of ``batch`` (dicts, lists, tuples, named tuples and
         dataclasses, nested); return when all are packed and the copies are queued.
@@ -391,6 +393,7 @@ def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Any]) -> Event:
     return event
 
 
+@on_one_thread
 def transfer_tensor(
     batch: T,
     /,
@@ -427,6 +430,7 @@ def transfer_tensor(
     return received
 
 
+@on_one_thread
 def transfer_tensor_h2d(
     batch: T,
     /,
@@ -438,6 +442,7 @@ def transfer_tensor_h2d(
     return transfer_tensor(batch, device, num_caches=num_caches)
 
 
+@on_one_thread
 def transfer_buffer(buffer: Any, *, device_config: CUDAConfig) -> Tensor:
     """Copy a tensor or array (anything that ``torch.as_tensor`` takes) to a CUDA device.
 
