@@ -103,7 +103,6 @@ def prepare_data_loader(
         # Its length is that of one rank, from which Accelerate would infer what is padding.
         prepared._drop_last = True
     else:
-        loader._is_accelerate_prepared = False
         prepared = prepare(loader, device_placement, slice_fn_for_dispatch)
     device = loader.device
     if device is None and device_placement and accelerator.device.type == "cuda":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
-import pickle
 from typing import ClassVar
 
 import pytest
@@ -14,26 +12,17 @@ from _later import later
 from torch.utils import data as torch_data
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader.for_trainers import AcceleratePrepared
 
 accelerate, prepares = later("accelerate", "spdl_torch.accelerate")
 
 DATA = torch.arange(20.0)
 
 
-@pytest.fixture
-def fresh_log(monkeypatch, caplog):
-    """The log of a process that has said nothing once yet."""
-    monkeypatch.setattr(AcceleratePrepared, "_has_logged", False)
-    caplog.set_level(logging.INFO, logger="spdl_torch.data")
-    return caplog
-
-
 def loader(**options):
     return DataLoader(DATA, batch_size=4, num_workers=2, **options)
 
 
-def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(fresh_log):
+def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options():
     """One import changed; models and other loaders are prepared as ever."""
     accelerator = prepares.Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
@@ -47,7 +36,6 @@ def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options(fresh_log):
     assert type(theirs.base_dataloader) is torch_data.DataLoader
     assert accelerator.prepare(ours) is ours
     assert {id(each) for each in accelerator._dataloaders} == {id(ours), id(theirs)}
-    assert not fresh_log.records
 
 
 def test_batches_are_those_of_accelerate_itself():
@@ -117,29 +105,6 @@ def test_a_copy_of_a_loader_does_not_share_its_workers():
     again = copy.copy(given)
     assert [b.tolist() for b in again] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)]
     assert [b.tolist() for b in first] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)][1:]
-
-
-def test_log_says_so_once_where_prepare_replaces_the_loader(fresh_log):
-    """And how to keep it; the loader in its place is torch's."""
-    accelerator = accelerate.Accelerator(cpu=True)
-    for _ in range(2):
-        prepared = accelerator.prepare(loader())
-        assert type(prepared.base_dataloader) is torch_data.DataLoader
-    (record,) = fresh_log.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage().endswith("To keep it: from spdl_torch.accelerate import Accelerator")
-
-
-def test_nothing_is_said_where_nothing_is_replaced(fresh_log):
-    """By our function, and by anybody who looks at the attribute but is not Accelerate."""
-    assert (
-        type(prepares.prepare_data_loader(accelerate.Accelerator(cpu=True), loader()))
-        is not DataLoader
-    )
-    given = loader()
-    for each in (given, copy.copy(given), pickle.loads(pickle.dumps(given))):
-        assert not each._is_accelerate_prepared
-    assert not fresh_log.records
 
 
 class Points(torch_data.Dataset):

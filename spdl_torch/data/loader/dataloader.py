@@ -27,7 +27,6 @@ from .arguments import (
 from .base_loader import BaseLoader
 from .crew_iterator import CrewIterator
 from .crew_opening import import_workers
-from .for_trainers import AcceleratePrepared
 from .inline_iterator import InlineIterator
 from .loader_state import LoaderState
 
@@ -107,8 +106,6 @@ class DataLoader(BaseLoader[T_co]):
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
-
-    _is_accelerate_prepared = AcceleratePrepared()
 
     def __init__(
         self,
