@@ -36,7 +36,7 @@ def is_flag(value: Any) -> bool:
 
 
 def check_version(state: Mapping[str, Any], latest: int, owner: str) -> None:
-    """Check a state's version. Raises: ValueError: not ``owner``'s, or of a newer release."""
+    """Check a state's version. Raises: ValueError: not ``owner``'s, or of another format."""
     version = state.get("version") if isinstance(state, dict) else None
     if not is_whole_number(version, 1):
         got = f"{type(state).__name__} without a version"
@@ -50,6 +50,11 @@ def check_version(state: Mapping[str, Any], latest: int, owner: str) -> None:
         raise ValueError(
             f"load_state_dict: the state has version {version}, this release knows up to "
             f"{latest}. Upgrade spdl_torch to load it."
+        )
+    if version < latest:
+        raise ValueError(
+            f"load_state_dict: the state has version {version}, whose format this release no "
+            f"longer reads: {owner} knows version {latest} alone. Begin an epoch without the state."
         )
 
 

@@ -12,24 +12,14 @@ import torch
 from _datasets import Live
 from _loader_helpers import no_thread_left
 from _seats import NONE, THREADS, in_every_seat, in_seats
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import (
-    ConcatDataset,
     Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
 )
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.data import bucket, mix, pack
-from spdl_torch.data.checkpoint.contents import contents_of
-from spdl_torch.data.sources import ListSource
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]
@@ -68,34 +58,7 @@ def state_of(seat, dataset, options, num_batches=2, whole=False):
     return json.loads(json.dumps(loader.state_dict()))
 
 
-def weighted(*weights):
-    return {"batch_size": 4, "sampler": WeightedRandomSampler(weights * 12, 24)}
-
-
-def redrawing(**options):
-    return {"batch_size": 4, "sampler": RandomSampler(range(24), **options)}
-
-
-def listed(*indices):
-    return {"batch_size": 4, "sampler": [*indices]}
-
-
-def subset(*indices):
-    return {"batch_size": 4, "sampler": SubsetRandomSampler(indices)}
-
-
-ANOTHER = "a sampler with other indices, weights or settings"
 REFUSED = {
-    f"{ANOTHER} than": (lambda: weighted(1.0, 2.0), lambda: (rows(), weighted(2.0, 1.0))),
-    f"{ANOTHER} than ": (redrawing, lambda: (rows(), redrawing(replacement=True))),
-    f"{ANOTHER} than i": (
-        lambda: listed(*range(24)),
-        lambda: (rows(), listed(*reversed(range(24)))),
-    ),
-    f"{ANOTHER} than it": (
-        lambda: subset(*range(12)),
-        lambda: (rows(), subset(*range(12, 24))),
-    ),
     "length 7, was 24": (shuffled, lambda: (rows(7), shuffled())),
     "shuffle False, was True": (shuffled, lambda: (rows(), {"batch_size": 4})),
     "sampler_seed 1, was 0": (ranked, lambda: (rows(), ranked(seed=1))),
@@ -133,7 +96,6 @@ def test_another_order_may_follow_an_epoch():
 
 DOUBTFUL = {
     "dataset 'Renamed', was 'list'": lambda: (Renamed(rows()), shuffled()),
-    "contents other than they were": lambda: (rows(first=100), shuffled()),
     "samplers .'RenamedSampler'., was .'RandomSampler'.": lambda: (
         rows(),
         {"batch_size": 4, "sampler": RenamedSampler(rows())},
@@ -174,7 +136,7 @@ def resumed(state, options):
 
 
 def test_what_may_change_is_no_matter():
-    """Workers, the size of batches, the number of ranks; and states of version 1 say nothing."""
+    """Workers, the size of batches, the number of ranks."""
     state = state_of(NONE, rows(), ranked(seed=3))
     for options in (ranked(seed=3) | {"batch_size": 8}, ranked(seed=3) | {"num_workers": 2}):
         loader = DataLoader(rows(), **options)
@@ -184,10 +146,6 @@ def test_what_may_change_is_no_matter():
     loader = DataLoader(rows(), batch_size=2, sampler=of_two)
     loader.load_state_dict(state)
     assert sum(map(len, loader)) == 8
-    old = {name: state[name] for name in state if name not in ("made_by", "sampler_ended")}
-    loader = DataLoader(rows(first=100), **ranked(seed=4))
-    loader.load_state_dict({**old, "version": 1})
-    assert sum(map(len, loader)) == 16
 
 
 def test_batches_that_came_ahead_keep_their_size():
@@ -332,7 +290,7 @@ def test_a_sampler_that_gives_the_same_order_again_goes_on(seat, kind):
 
 
 def test_indices_of_another_rank_are_not_compared():
-    """Any rank may resume the state of one; and an older state has none of them."""
+    """Any rank may resume the state of one; and a state may have none of them."""
 
     class Every(Sampler):
         def __init__(self, num_replicas, rank):
@@ -408,7 +366,6 @@ def test_a_pipelines_state_says_whose_it_is():
     assert len(list(again)) == 7
     for other, what in (
         (pipeline(rows(9), str), "length 9, was 8"),
-        (pipeline(rows(8, 1), str), "contents other"),
         (pipeline(rows(8), str, int), "stages"),
         (pipeline(tuple(rows(8)), str), "source 'tuple', was 'list'"),
     ):
@@ -456,66 +413,3 @@ def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(source, ops):
     dataset.load_state_dict(state)
     with pytest.raises(ValueError, match=r"makes 5 item\(s\) of .* but it ended after \d\."):
         list(dataset)
-
-
-# -- contents ----------------------------------------------------------------------------------
-
-CONTAINERS = {
-    "list": list,
-    "tuple": tuple,
-    "array": np.array,
-    "tensor": torch.tensor,
-    "rows": lambda values: TensorDataset(torch.tensor(values), torch.arange(len(values))),
-    "subset": lambda values: Subset(values, range(len(values))),
-    "pick": lambda values: Subset(range(2000), values),
-    "joined": lambda values: ConcatDataset([values, values[:1]]),
-    "source": ListSource,
-    "pairs": lambda values: [(value, str(value)) for value in values],
-}
-
-
-@pytest.mark.parametrize("kind", CONTAINERS)
-@settings(max_examples=30, deadline=None)
-@given(values=st.lists(st.integers(0, 1000), min_size=2, max_size=40), data=st.data())
-def test_contents_are_told_apart_by_their_first_and_last_values(kind, values, data):
-    """The same values have the same sum; others at the ends have another one."""
-    make = CONTAINERS[kind]
-    assert contents_of(make(values)) == contents_of(make([*values])) is not None
-    place = data.draw(st.sampled_from([0, -1]))
-    changed = [*values]
-    changed[place] += 1
-    assert contents_of(make(changed)) != contents_of(make(values))
-
-
-def test_contents_of_mixtures_and_groups_are_their_plans():
-    """Seed, weights and budget decide what comes."""
-    one, two = rows(40), rows(60, 100)
-    mixtures = [
-        mix({"one": one, "two": two}, weights={"one": share, "two": 1 - share}, seed=seed)
-        for share, seed in ((0.5, 0), (0.5, 1), (0.9, 0))
-    ]
-    groups = [
-        make(rows(40), budget, size_of=lambda number: 1 + number % 5, seed=seed)
-        for make, budget, seed in ((pack, 8, 0), (pack, 8, 1), (bucket, 9, 0))
-    ]
-    sums = [contents_of(each) for each in (*mixtures, *groups)]
-    assert len({*sums}) == len(sums)
-    assert None not in sums
-    again = mix({"one": one, "two": two}, weights={"one": 0.5, "two": 0.5}, seed=0)
-    assert contents_of(again) == sums[0]
-
-
-def test_contents_run_no_code_of_the_users():
-    """An object with ``__getitem__`` may be slow, or draw random numbers."""
-
-    class Slow:
-        def __len__(self):
-            raise AssertionError("nobody may ask")
-
-        __getitem__ = __len__
-
-    assert contents_of(Slow()) is None
-    assert contents_of(Subset(Slow(), [0, 1])) is not None
-    assert contents_of([Slow()]) is not None
-    assert contents_of([]) is not None
-    assert contents_of(RandomSampler(rows())) is None

@@ -15,7 +15,6 @@ from torch.utils.data import DistributedSampler
 
 from ...named_tuples import NamedTuple
 from ..sampling.sampler_chain import keeper_of_unknown_epoch, nested_samplers, num_ranks, shard_of
-from .contents import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,8 +92,35 @@ def _plain(index: Any) -> int | str:
     try:
         return operator.index(index)
     except Exception:  # no number, or one of the user's whose method fails
-        return text_of(index)[:_MOST_CHARACTERS]
+        return _text_of(index)[:_MOST_CHARACTERS]
 
 
 def _told(indices: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, indices))}]"
+
+
+_MOST_VALUES = 64
+"""The most entries of a list, or characters, that are read of an index."""
+_MOST_NUMBERS = 8
+"""The most numbers of an array or tensor that are read of an index."""
+_MOST_DEEP = 4
+_NUMBERS = (bool, int, float, complex, type(None), np.generic)
+
+
+def _text_of(value: Any, depth: int = 0) -> str:
+    """Return a value in words; of other objects than plain data, the type alone."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        is_here = value.device.type == "cpu" and value.layout is torch.strided
+        shown = value.reshape(-1)[:_MOST_NUMBERS].tolist() if is_here else None
+        return f"{value.dtype} {tuple(value.shape)} {shown}"
+    if isinstance(value, np.ndarray):
+        shown = None if value.dtype.hasobject else value.reshape(-1)[:_MOST_NUMBERS].tolist()
+        return f"{value.dtype} {value.shape} {shown}"
+    if isinstance(value, str | bytes):
+        return repr(value[:_MOST_VALUES])
+    if isinstance(value, _NUMBERS):
+        return repr(value.item() if isinstance(value, np.generic) else value)
+    if isinstance(value, list | tuple) and depth < _MOST_DEEP:
+        return f"[{', '.join(_text_of(each, depth + 1) for each in value[:_MOST_VALUES])}]"
+    return type(value).__name__

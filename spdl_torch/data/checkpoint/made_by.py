@@ -13,7 +13,6 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
 from ..sampling.sampler_chain import nested_samplers, num_ranks
 from ..state_fields import Field, is_flag, is_whole_number
-from .contents import contents_of, length_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,14 +25,12 @@ def made_by(loader: Any) -> dict[str, Any]:
     return {
         "dataset": type(loader.dataset).__name__,
         "length": None if is_iterable else length_of(loader.dataset),
-        "contents": contents_of(loader.dataset),
         # Without batches, or with our own size of them, the same samplers give the same order.
         "samplers": []
         if is_iterable
         else [type(each).__name__ for each in samplers if type(each) is not BatchSampler],
         "shuffle": _shuffle(samplers[-1]),
         "sampler_seed": _seed(samplers[-1]),
-        "order": settings_of(samplers[-1]),
         "seed": loader.seed,
         "batch_size": loader.batch_size,
         "ranks": num_ranks(loader._index_sampler),
@@ -47,23 +44,18 @@ def check_made_by(
 ) -> str:
     """Compare the loader of a state with the one ``here``, and return what may be wrong; "" =
     nothing. ``within``: the state is within an epoch; ``ahead``: it has numbers of batches;
-    ``divided``: the dataset divides itself among ranks. A state of version 1 has nothing ``saved``.
+    ``divided``: the dataset divides itself among ranks.
 
     Raises: ValueError: within an epoch, the order cannot be the one that was saved.
     """
     differing = [name for name in here if name in saved and saved[name] != here[name]]
-    wrong, doubtful = set(), {"dataset", "contents", "samplers", "seed", "rng", *_OF_ORDER}
+    wrong, doubtful = set(), {"dataset", "samplers", "seed", "rng", *_OF_ORDER}
     if None not in (saved.get("persistent_workers"), here["persistent_workers"]):
         doubtful |= {"persistent_workers"}
     if within:
         wrong = {name for name in _OF_ORDER if None not in (saved.get(name), here[name])}
         wrong |= {"batch_size", "ranks"} if ahead else set()
         doubtful |= {"ranks"} if divided else set()
-    if "samplers" in differing:
-        wrong -= {"order"}  # of samplers of one class alone
-        doubtful -= {"order"}
-    if {"length", "dataset"} & {*differing}:
-        doubtful -= {"contents"}  # that goes without saying
     told = ", ".join(_told(name, saved, here) for name in differing if name in wrong)
     if told:
         raise ValueError(
@@ -74,12 +66,19 @@ def check_made_by(
     return ", ".join(_told(name, saved, here) for name in differing if name in doubtful)
 
 
+def length_of(dataset: Any) -> int | None:
+    """Return the dataset's length; None = it has none."""
+    try:
+        return len(dataset)
+    except Exception:  # the user's: who wants to know gets the error
+        return None
+
+
 def pass_made_by(source: Any, stages: Iterable[str]) -> dict[str, Any]:
     """Return what identifies the passes of a pipeline."""
     return {
         "source": type(source).__name__,
         "length": length_of(source),
-        "contents": contents_of(source),
         # Ranks of another number have batches of another size, as aggregate(6) says.
         "stages": [name.partition("(")[0] for name in stages],
     }
@@ -103,14 +102,10 @@ def told_doubts(owner: str, doubts: str) -> str:
     )
 
 
-_OF_ORDER = ("length", "shuffle", "sampler_seed", "order")
+_OF_ORDER = ("length", "shuffle", "sampler_seed")
 
 
 def _told(name: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    if name == "contents":
-        return "contents other than they were"
-    if name == "order":
-        return "a sampler with other indices, weights or settings than it had"
     return f"{name} {here[name]!r}, was {saved[name]!r}"
 
 
@@ -149,16 +144,14 @@ _TEXTS = Field(
     "a list of text",
     lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
 )
-PIPELINE_FIELDS = {"source": _TEXT, "length": _NUMBER, "contents": _TEXT, "stages": _TEXTS}
+PIPELINE_FIELDS = {"source": _TEXT, "length": _NUMBER, "stages": _TEXTS}
 """The fields of ``made_by`` in a pipeline's state."""
 FIELDS = {
     "dataset": _TEXT,
     "length": _NUMBER,
-    "contents": _TEXT,
     "samplers": _TEXTS,
     "shuffle": _FLAG,
     "sampler_seed": _NUMBER,
-    "order": _TEXT,
     "seed": _NUMBER,
     "batch_size": _NUMBER,
     "ranks": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ...engine.definition.specs import StageSpec
 
-_VERSION = 2
+_VERSION = 3
 
 _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
 
@@ -47,17 +47,16 @@ class PassState:
     num_after: int = 0
     """The number of source items since ``source`` was taken."""
     made_by: dict[str, Any] = field(default_factory=dict)
-    """The source and stages that the state is of; {} = a state of version 1."""
+    """The source and stages that the state is of; {} = not known."""
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
-        """Check a state. Raises: ValueError: not a dataset's state, or of a newer release."""
+        """Check a state. Raises: ValueError: not a dataset's state, or of another format."""
         check_version(state, _VERSION, "PipelineDataset")
         values = copy.deepcopy({**state})
-        left_out = ("made_by",) if values.pop("version") == 1 else ()
-        required = [name for name in _FIELDS if name not in left_out]
-        check_fields(values, _FIELDS, required, "PipelineDataset")
-        check_fields(values.get("made_by", {}), PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
+        del values["version"]
+        check_fields(values, _FIELDS, tuple(_FIELDS), "PipelineDataset")
+        check_fields(values["made_by"], PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
         resume = cls(**values)
         if resume.num_after > (resume.num_source or 0):
             raise ValueError("load_state_dict: num_after must be at most num_source.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .last_indices import LastIndices
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,18 +56,18 @@ class ResumeState:
     dataset: Any = None
     """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``."""
     made_by: dict[str, Any] = field(default_factory=dict)
-    """The loader, dataset and sampler that the state is of; {} = a state of version 1."""
+    """The loader, dataset and sampler that the state is of; {} = not known."""
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> ResumeState:
-        """Check a state. Raises: ValueError: not a loader's state, or of a newer release."""
+        """Check a state. Raises: ValueError: not a loader's state, or of another format."""
         check_version(state, _VERSION, "DataLoader")
         values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
-        left_out = {*_OPTIONAL, *(_NEW_IN_VERSION_2 if values.pop("version") == 1 else ())}
-        required = [name for name in _FIELDS if name not in left_out]
+        del values["version"]
+        required = [name for name in _FIELDS if name not in _OPTIONAL]
         check_fields(values, _FIELDS, required, "DataLoader")
-        check_fields(values.get("made_by", {}), MADE_BY_FIELDS, (), "DataLoader", "made_by.")
+        check_fields(values["made_by"], MADE_BY_FIELDS, (), "DataLoader", "made_by.")
         workers = values["workers"]
         for number, worker in enumerate(workers):
             where = f"workers[{number}]."
@@ -194,7 +194,6 @@ _PARTS: dict[str, tuple[type, dict[str, str]]] = {
     ),
 }
 """What several fields of a state say together, and the names that they have there."""
-_NEW_IN_VERSION_2 = ("sampler_ended", "made_by")
 _OPTIONAL = ("last_indices", "last_rank")
 """Without them less is compared, and nothing else changes."""
 _WORKER_FIELDS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from .contents import length_of
+from .made_by import length_of
 from .user_state import ended_early
 
 if TYPE_CHECKING:

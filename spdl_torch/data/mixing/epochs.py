@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...errors import UnsupportedOptionError
 from ..sources._base import DataSource, check_start
@@ -60,7 +60,3 @@ class MixturePart(DataSource[T_co]):
         check_start(self, start)
         first = self._epoch * len(self._mixture)
         return map(self._mixture.__getitem__, (first + place for place in self._places[start:]))
-
-    def _identity(self) -> list[Any]:
-        """Return what tells this part from another one, for a state."""
-        return [self._mixture, str(self._places)]

@@ -195,10 +195,6 @@ class Mixture(Dataset[T_co]):
         counts = self.counts(first + num_samples, first)
         return {f"mixture/{name}": count for name, count in counts.items()}
 
-    def _identity(self) -> list[Any]:
-        """Return what tells this mixture from another one, for a loader's state."""
-        return [*map(self.locate, range(16))]
-
     def _as_source(self) -> MixturePart[T_co]:
         source = MixturePart(self)
         source.set_epoch(self._epoch)

@@ -126,9 +126,5 @@ class MixedIterable(IterableDataset[T_co]):
             if callable(getattr(dataset, "set_epoch", None)):
                 dataset.set_epoch(epoch)
 
-    def _identity(self) -> list[Any]:
-        """Return what tells this mixture from another one, for a loader's state."""
-        return [*self.datasets, self._phases, self._seed, self._stop]
-
     def __repr__(self) -> str:
         return f"<MixedIterable of {self.datasets!r}>"

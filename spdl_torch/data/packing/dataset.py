@@ -114,10 +114,6 @@ class GroupedDataset(Dataset[Any]):
             }
         return stats
 
-    def _identity(self) -> list[Any]:
-        """Return what tells these groups from others, for a loader's state."""
-        return [] if self._plan is None else self._plan.identity()
-
     def plan(self) -> GroupPlan:
         """Return the plan of the groups. Raises: RuntimeError: this is a worker's copy."""
         if self._plan is None:

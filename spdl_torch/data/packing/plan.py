@@ -93,10 +93,6 @@ class GroupPlan:
         """The sum of the sizes of all samples."""
         return int(volumes_of(self.sizes).sum(dtype=np.int64))
 
-    def identity(self) -> list[Any]:
-        """Return what the groups follow from, except for most of the sizes."""
-        return [self.budget, self._seed, self._shuffle, len(self.sizes), self.sizes[:16]]
-
     def groups(self, epoch: int) -> Groups:
         """Return the groups of an epoch."""
         if self._kept is None or self._kept[0] != epoch:

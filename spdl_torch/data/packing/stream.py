@@ -140,10 +140,6 @@ class GroupedStream(IterableDataset[Any]):
         size, room = sum(size for size, _ in filled), sum(room for _, room in filled)
         return {"packing/size": size, "packing/room": room}
 
-    def _identity(self) -> list[Any]:
-        """Return what the groups follow from, apart from the items, for a loader's state."""
-        return [self._budget, self._look_ahead, self._seed, self._shuffle, self._oversize]
-
     def _count(self, sizes: Any, groups: list[list[int]]) -> None:
         if self._grouping is packed:
             room = self._budget * len(groups)

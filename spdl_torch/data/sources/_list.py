@@ -83,10 +83,6 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
             )
         return self._items[int(order[position])]
 
-    def _identity(self) -> list[Any]:
-        """Return what tells this source from another one, for a state."""
-        return [self._items, *map(str, self._steps)]
-
     def __iter__(self) -> Iterator[T_co]:
         return self.iterate()
 
