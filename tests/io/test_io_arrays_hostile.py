@@ -186,7 +186,6 @@ def test_load_npz_when_it_has_more_members_than_a_zip_counts():
 
 
 GOOD = archive({})
-END64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 0, 0)
 LOCATOR = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
 BAD_NPZ = {
     "empty": (b"", "not a zip archive, only 0 bytes"),
@@ -198,12 +197,8 @@ BAD_NPZ = {
     "bytes before": (b"x" + GOOD, "with other bytes put before or between"),
     "bytes taken": (GOOD[1:], "with other bytes put before or between"),
     "comment too short": (archive({}, comment=b"abc")[:-1], "truncated, or followed"),
-    "too few members": (archive({}, {"name": b"b.npy"}, count=1), "follow the directory's last"),
     "too many members": (archive({}, count=2), "directory is truncated|do not fit"),
     "count is absurd": (archive({}, count=60_000), "60000 members do not fit"),
-    "disk": (archive({}, disk=1), "several disks"),
-    "disk of a member": (archive({"disk": 1}), "several disks"),
-    "counts differ": (archive({}, count_here=2), "several disks"),
     "directory elsewhere": (archive({}, start=7), "put before or between"),
     "directory damaged": (GOOD.replace(b"PK\1\2", b"PK\1\3"), "directory is damaged"),
     "encrypted": (archive({"flags": 1}), "member 'a' is encrypted"),
@@ -227,17 +222,6 @@ BAD_NPZ = {
         b"x" * 56 + LOCATOR + archive(count=0xFFFF),
         "zip64 end record is missing",
     ),
-    "zip64 record on a disk": (
-        END64 + struct.pack("<4sLQL", b"PK\6\7", 1, 0, 2) + archive(count=0xFFFF),
-        "several disks",
-    ),
-    **{
-        f"name {name}": (archive({"name": name}), "is absolute, leads out of its folder or holds")
-        for name in (
-            *(b"/etc/passwd", b"../a.npy", b"a/../../b.npy", b"..", b"a/..", rb"..\a.npy"),
-            *(rb"\\server\a.npy", rb"C:\a.npy", b"c:/a.npy", b"a\0.npy", b"a\n/../b"),
-        )
-    },
 }
 
 
@@ -256,7 +240,6 @@ def test_load_npz_refuses(what, tmp_path):
 SECOND = 30 + len(b"good.npy") + len(NPY)
 """Where the second member begins, below."""
 BOMB = deflated(bytes(1 << 20))
-SIZES_DIFFER = "disagree on sizes or checksum"
 BAD_MEMBER = {
     "no array": ({"content": b"hello, world"}, "not an npy file"),
     "empty": ({"content": b""}, "empty"),
@@ -271,16 +254,6 @@ BAD_MEMBER = {
     "unknown method": ({"method": 77}, "compressed by method 77; only stored"),
     "two sizes": ({"num_bytes": 10}, "stored, but has two sizes"),
     "other name": ({"header": {"name": b"b.npy"}}, "missing or has another name"),
-    "other method": ({"header": {"method": 8}}, "disagree on how it is stored"),
-    "other flags": ({"header": {"flags": 8}}, "disagree on how it is stored"),
-    "other checksum": ({"header": {"crc": 1}}, SIZES_DIFFER),
-    "other size": ({"header": {"num_bytes": 1}}, SIZES_DIFFER),
-    "other stored size": ({"header": {"num_stored": 1}}, SIZES_DIFFER),
-    "no sizes": ({"header": {"crc": 0, "num_stored": 0, "num_bytes": 0}}, SIZES_DIFFER),
-    "other zip64": (
-        {"header": {**SIZES_IN_ZIP64, "extra": struct.pack("<2H2Q", 1, 16, 1, 1)}},
-        SIZES_DIFFER,
-    ),
     "beyond the end": ({"num_stored": 10**6, "num_bytes": 10**6}, "overlaps with what follows"),
     "in the directory": ({"num_stored": len(NPY) + 1, "num_bytes": len(NPY) + 1}, "overlaps"),
     "no header": ({"offset": SECOND + 1}, "missing or has another name"),

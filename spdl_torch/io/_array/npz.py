@@ -41,8 +41,8 @@ def load_npz(
 
     Returns: a mapping of arrays by name. Only the directory has been read so far.
     Raises:
-        DecodeError: not a zip archive, damaged, encrypted, ambiguous, with names that are equal
-            or lead out of a folder, or larger than ``max_uncompressed_bytes``.
+        DecodeError: not a zip archive, damaged, encrypted, with equal names, or larger than
+            ``max_uncompressed_bytes``.
         OSError: a path cannot be read.
         TypeError: not a source.
     """

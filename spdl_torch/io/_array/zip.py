@@ -1,13 +1,13 @@
-"""The directory of a zip archive in memory, read strictly: ambiguous ones are refused.
+"""The directory of a zip archive in memory.
 
 The layout, from the end: the end record (maybe with its zip64 form before it), before that the
 directory with an entry for each member, before that the members, each after a header of its own.
-An entry and its header must agree, and no two members may share bytes.
+The directory's entries say how members are stored, their headers where the data begins; no two
+members may share bytes.
 """
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 STORED, DEFLATED = 0, 8
 
 # Only the fields in use; their names are where they are unpacked.
-_END = Struct("<4s4H2LH")
-_END64_LOCATOR = Struct("<4sLQL")
-_END64 = Struct("<4s12x2L4Q")
-_ENTRY = Struct("<4s4x2H4x3L4H6xL")
-_HEADER = Struct("<4s2x2H4x3L2H")
+_END = Struct("<4s6xH2LH")
+_END64_LOCATOR = Struct("<4s4xQ4x")
+_END64 = Struct("<4s28x3Q")
+_ENTRY = Struct("<4s4x2H4x3L3H8xL")
+_HEADER = Struct("<4s22x2H")
 _FIELD = Struct("<2H")
 _WIDE = [Struct(f"<{count}Q") for count in range(4)]
 _END_MAGIC, _ENTRY_MAGIC, _HEADER_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\3\4"
@@ -36,15 +36,9 @@ _IN_ZIP64 = 0xFFFFFFFF
 _ZIP64 = 1
 _IN_ZIP64_COUNT = 0xFFFF
 _LONGEST_COMMENT = 0xFFFF
-_ON_SEVERAL_DISKS = "a part of an archive on several disks."
 
 _ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
-_SIZES_FOLLOW = 1 << 3
-"""The flag of a header written before the sizes were known; they follow the data too."""
 _UTF8 = 1 << 11
-
-_PATH_TRICK = re.compile(r"[/\\]|[A-Za-z]:[/\\]|(.*[/\\])?\.\.([/\\]|$)", re.DOTALL)
-"""The beginning of a name that is absolute or leads out of its folder, on any system."""
 
 
 class Member(NamedTuple):
@@ -55,7 +49,6 @@ class Member(NamedTuple):
     raw_name: bytes
     offset: int
     """The offset of the member's header."""
-    flags: int
     method: int
     crc: int
     num_stored: int
@@ -69,8 +62,7 @@ def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
 
     Returns: the members by name, in the directory's order; and, by the offset of each, the offset
         at which the next one's header (or the directory) begins.
-    Raises: MalformedError: not a zip archive, damaged, ambiguous, encrypted, or with names that
-        are equal or lead out of a folder.
+    Raises: MalformedError: not a zip archive, damaged, encrypted, or with equal names.
     """
     start, stop, count = _locate_directory(memory)
     try:
@@ -87,45 +79,33 @@ def read_directory(memory: Memory) -> tuple[dict[str, Member], dict[int, int]]:
 
 
 def find_data(memory: Memory, member: Member, limit: int) -> tuple[int, int]:
-    """Check a member's header, and return the offsets of the start and the end of its data.
+    """Return the offsets of the start and the end of a member's data.
 
-    Raises: MalformedError: the header differs from the directory, or the data passes ``limit``,
-        where the next member or the directory begins.
+    Raises: MalformedError: there is no header of that name, or the data passes ``limit``, where the
+        next member or the directory begins.
     """
     names = member.offset + _HEADER.size
     if names > limit:
         raise MalformedError("its header overlaps with what follows it.")
-    header = _HEADER.unpack_from(memory, member.offset)
-    magic, flags, method, crc, num_stored, num_bytes, length, num_extra = header
+    magic, length, num_extra = _HEADER.unpack_from(memory, member.offset)
     extra = names + length
     start = extra + num_extra
     stop = start + member.num_stored
     if magic != _HEADER_MAGIC or bytes(memory[names:extra]) != member.raw_name:
         raise MalformedError("its header is missing or has another name.")
-    if flags != member.flags or method != member.method:
-        raise MalformedError("its header and the directory disagree on how it is stored.")
     if stop > limit:
         raise MalformedError("its data overlaps with what follows it.")
-    sizes: tuple[int, ...] = num_bytes, num_stored
-    if _IN_ZIP64 in sizes:  # numpy always writes them so
-        sizes = _wide(memory, extra, start, sizes)
-    if sizes != (member.num_bytes, member.num_stored) or crc != member.crc:
-        is_unknown = flags & _SIZES_FOLLOW and not (crc or any(sizes))
-        if not is_unknown:
-            raise MalformedError("its header and the directory disagree on sizes or checksum.")
     return start, stop
 
 
 def _locate_directory(memory: Memory) -> tuple[int, int, int]:
     """Return the start and the end of the directory, and the number of its entries."""
     end = _locate_end(memory)
-    _, disk, first_disk, count_here, count, num_bytes, start, _ = _END.unpack_from(memory, end)
+    _, count, num_bytes, start, _ = _END.unpack_from(memory, end)
     if count == _IN_ZIP64_COUNT or start + num_bytes != end:
         end64 = end - _END64_LOCATOR.size
         if end64 >= 0 and bytes(memory[end64 : end64 + 4]) == _END64_LOCATOR_MAGIC:
-            end, disk, first_disk, count_here, count, num_bytes, start = _read_end64(memory, end64)
-    if disk or first_disk or count_here != count:
-        raise MalformedError(_ON_SEVERAL_DISKS)
+            end, count, num_bytes, start = _read_end64(memory, end64)
     if start + num_bytes != end:
         raise MalformedError(
             f"the directory should take bytes {start} to {start + num_bytes}, but its end is at "
@@ -157,17 +137,14 @@ def _locate_end(memory: Memory) -> int:
     raise MalformedError(f"not a zip archive: it begins with {first!r}.")
 
 
-def _read_end64(memory: Memory, locator: int) -> tuple[int, int, int, int, int, int, int]:
-    _, end_disk, end, num_disks = _END64_LOCATOR.unpack_from(memory, locator)
-    if end_disk or num_disks > 1:
-        raise MalformedError(_ON_SEVERAL_DISKS)
+def _read_end64(memory: Memory, locator: int) -> tuple[int, int, int, int]:
+    _, end = _END64_LOCATOR.unpack_from(memory, locator)
     if end + _END64.size != locator:
         raise MalformedError("the zip64 end record is not where it should be.")
-    record = _END64.unpack_from(memory, end)
-    magic, disk, first_disk, count_here, count, num_bytes, start = record
+    magic, count, num_bytes, start = _END64.unpack_from(memory, end)
     if magic != _END64_MAGIC:
         raise MalformedError("the zip64 end record is missing.")
-    return end, disk, first_disk, count_here, count, num_bytes, start
+    return end, count, num_bytes, start
 
 
 def _read_entries(entries: bytes, count: int) -> tuple[dict[str, Member], list[int]]:
@@ -180,7 +157,7 @@ def _read_entries(entries: bytes, count: int) -> tuple[dict[str, Member], list[i
     at = 0
     for _ in range(count):
         entry = _ENTRY.unpack_from(entries, at)
-        magic, flags, method, crc, num_stored, num_bytes, length, extra, note, disk, offset = entry
+        magic, flags, method, crc, num_stored, num_bytes, length, extra, note, offset = entry
         begin = at + _ENTRY.size
         end = begin + length
         at = end + extra + note
@@ -190,18 +167,14 @@ def _read_entries(entries: bytes, count: int) -> tuple[dict[str, Member], list[i
         name = _name_of(raw_name, flags & _UTF8)
         if flags & _ENCRYPTED:
             raise MalformedError(f"member {name!r} is encrypted.")
-        if disk:
-            raise MalformedError(_ON_SEVERAL_DISKS)
         numbers = num_bytes, num_stored, offset
         if _IN_ZIP64 in numbers:
             num_bytes, num_stored, offset = _wide(entries, end, at - note, numbers)
         if name in members:
             raise MalformedError(f"two members are named {name!r}.")
-        fields = name, raw_name, offset, flags, method, crc, num_stored, num_bytes
+        fields = name, raw_name, offset, method, crc, num_stored, num_bytes
         members[name] = new_tuple(Member, fields)
         offsets.append(offset)
-    if at != len(entries):
-        raise MalformedError(f"{len(entries) - at} bytes follow the directory's last entry.")
     return members, offsets
 
 
@@ -212,10 +185,6 @@ def _name_of(raw_name: bytes, is_utf8: int) -> str:
         name = raw_name.decode("utf-8" if is_utf8 else "cp437")
     except UnicodeDecodeError as error:
         raise MalformedError(f"the name {raw_name!r} is not UTF-8.") from error
-    if _PATH_TRICK.match(name) or "\0" in name:
-        raise MalformedError(
-            f"the name {name!r} is absolute, leads out of its folder or holds a null character."
-        )
     return name.removesuffix(".npy")
 
 
