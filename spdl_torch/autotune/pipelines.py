@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..engine.definition.specs import default_buffer_size
 from ..machine.limits import Limits
 from .code import manual_call
 from .meter import PARTS
@@ -69,7 +68,6 @@ class _Session:
         for name, count in state.found.items():
             if self._free.get(name):
                 run.set_concurrency(name, count)
-        run.set_buffer_sizes(state.room)
         self._limits = state.tuning.limits()
         if state.meter.is_within_run:
             state.meter.restart(skip=1)
@@ -105,19 +103,8 @@ class _Session:
         left = Limits.of_this_machine().memory_bytes
         if self._limits.memory_bytes is not None and left is not None:
             used = max(0, self._limits.memory_bytes - left) // self._limits.local_world_size
-        loads = loads_of(readings.stats, free=self._free, rooms=self._rooms(run))
+        loads = loads_of(readings.stats, self._free)
         return window_of(readings.parts, loads, probes=readings.probes, memory_bytes=used)
-
-    def _rooms(self, run: Adjustable) -> dict[str, int]:
-        """Return the room of the queues whose size the user did not set."""
-        return {
-            stage.name: max(
-                self._state.room.get(stage.name, 0),
-                default_buffer_size(self._state.found.get(stage.name, stage.concurrency)),
-            )
-            for stage in run.spec.pipes
-            if stage.buffer_size is None
-        }
 
     def _step(self, run: Adjustable, window: Window) -> bool:
         state = self._state
@@ -125,13 +112,11 @@ class _Session:
         for name, count in step.counts.items():
             run.set_concurrency(name, count)
             state.found[name] = count
-        run.set_buffer_sizes(step.room)
-        state.room.update(step.room)
         for decision in step.decisions:
             state.log(decision, run.recorder)
         if step.decisions and state.tuner().is_settled:
             state.log_settings(self._settings(run))
-        return bool(step.counts or step.room)
+        return bool(step.counts)
 
     def _settings(self, run: Adjustable) -> str:
         concurrency: Mapping[str, int] = {
@@ -139,7 +124,7 @@ class _Session:
             for stage in run.spec.pipes
             if self._free[stage.name]
         }
-        return manual_call(concurrency, self._state.room)
+        return manual_call(concurrency, {})
 
 
 def _is_free(stage: StageSpec, keep: frozenset[str]) -> bool:

@@ -40,13 +40,8 @@ _FIRST_FACTOR, _NEXT_FACTOR = 1.5, 2.0
 _SHORT_SECONDS = 1e-3
 """The length below which calls may go faster on fewer threads, which contend less for the GIL."""
 
-_IDLE = 0.5
-_SHRINK_EVERY = 10
 _DRIFT = 0.20
 _DRIFT_WINDOWS = 3
-_MOST_ROOM = 1024
-_SEEN = 0.02
-"""The share of time spent waiting at a queue from which it counts as found empty, or full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +50,13 @@ class Step:
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """New concurrency by stage."""
-    room: Mapping[str, int] = field(default_factory=dict)
-    """The items that may wait after a stage, by stage."""
     decisions: tuple[Decision, ...] = ()
     """The decisions about earlier steps, or the reason why there is no step."""
 
 
 @dataclass(slots=True)
 class _Trial:
-    kind: Literal["more", "fewer", "idle", "room"]
+    kind: Literal["more", "fewer"]
     stage: str
     before: Window
     counts: dict[str, int]
@@ -77,7 +70,6 @@ class _Rest:
 
     since: Window
     reason: str
-    num_windows: int = 0
     num_drifted: int = 0
     """The consecutive windows, up to now, that differ from ``since``."""
 
@@ -96,7 +88,6 @@ class Tuner:
         self._factor = _FIRST_FACTOR
         self._frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
         self._no_fewer: set[str] = set()
-        self._tried_room = False
         self._trial: _Trial | None = None
         self._baseline: list[Window] = []  # with the present numbers, while they are noisy
         self._undecided: set[str] = set()  # stages whose trial gained, though within the noise
@@ -144,16 +135,11 @@ class Tuner:
         fewer = self._fewer(window)
         if fewer is not None:
             return self._try("fewer", fewer.name, window, {fewer.name: fewer.concurrency // 2})
-        room = {} if self._tried_room else _more_room(window)
-        if room:
-            self._tried_room = True
-            self._trial = _Trial("room", "", window, {})
-            return Step(room=room)
         return self._settle(window, why)
 
     def _try(
         self,
-        kind: Literal["more", "fewer", "idle"],
+        kind: Literal["more", "fewer"],
         stage: str,
         window: Window,
         counts: dict[str, int],
@@ -197,16 +183,11 @@ class Tuner:
         gain = after.rate / before.rate - 1 if before.rate else math.inf
         noise = math.hypot(before.noise, after.noise)
         need = max(_LEAST_GAIN, 2 * noise)
-        if trial.kind == "idle":
-            return self._judge_idle(trial, after, gain, need)
         is_noisy = noise > _NOISY and gain > -need
         is_unclear = gain < need and (gain >= _LEAST_GAIN or is_noisy)
         if is_unclear and trial.num_windows <= _EXTRA_WINDOWS:
             return _NOTHING  # it may have gained: look longer
         self._trial = None
-        if trial.kind == "room":
-            self._tried_room = gain < need
-            return self._propose(window)
         if gain >= need:
             if trial.kind == "more":
                 self._factor = _NEXT_FACTOR if gain >= 0.6 * (self._factor - 1) else _FIRST_FACTOR
@@ -224,17 +205,6 @@ class Tuner:
         return Step(
             counts=_counts_of(before, trial.counts),
             decisions=self._decide(trial, after, reason, taken_back=True),
-        )
-
-    def _judge_idle(self, trial: _Trial, after: Window, gain: float, need: float) -> Step:
-        self._trial = None
-        was_calm = trial.before.wait_ratio <= _ENOUGH_WAIT
-        if gain > -need and (after.wait_ratio <= _ENOUGH_WAIT or not was_calm):
-            return Step(decisions=self._decide(trial, after, "idle"))
-        self._no_fewer.add(trial.stage)
-        return Step(
-            counts=_counts_of(trial.before, trial.counts),
-            decisions=self._decide(trial, after, "no gain", taken_back=True),
         )
 
     def _decide(
@@ -262,7 +232,6 @@ class Tuner:
         return Step(decisions=(_no_change(window, window.rate, reason),))
 
     def _rest(self, resting: _Rest, window: Window) -> Step:
-        resting.num_windows += 1
         before = resting.since
         drift = abs(window.rate / before.rate - 1) if before.rate else 0.0
         noise = 4 * math.hypot(window.noise, before.noise)
@@ -273,24 +242,11 @@ class Tuner:
             resting.num_drifted = 0
         if resting.num_drifted >= _DRIFT_WINDOWS:
             return self._rearm(before.rate, window)
-        if resting.num_windows % _SHRINK_EVERY == 0:
-            idle = [s for s in window.stages if self._is_idle(s, window)]
-            if idle:
-                stage = min(idle, key=lambda stage: stage.busy_ratio)
-                return self._try("idle", stage.name, window, {stage.name: stage.concurrency - 1})
         return _NOTHING
-
-    def _is_idle(self, stage: StageLoad, window: Window) -> bool:
-        return (
-            stage.is_free
-            and stage.concurrency > 1
-            and stage.busy_ratio < _IDLE
-            and stage.name not in self._no_fewer
-        )
 
     def _rearm(self, rate: float, window: Window) -> Step:
         """Look for steps again: the data or the training step has changed. ``rate``: before."""
-        self._resting, self._tried_room = None, False
+        self._resting = None
         self._frozen.clear()
         self._no_fewer.clear()
         self._undecided.clear()
@@ -353,15 +309,3 @@ def _cause_of(window: Window, name: str) -> str:
     if probes.run_delay_ratio is not None and probes.run_delay_ratio > 0.1:
         return "cpu"
     return "io-limit" if stage.cpu_ratio < 0.5 else "cpu"
-
-
-def _more_room(window: Window) -> dict[str, int]:
-    """Double the room of queues that were found both empty and full."""
-    takers = [*window.stages[1:], None]
-    room = {}
-    for stage, taker in zip(window.stages, takers, strict=True):
-        empty = window.wait_ratio if taker is None else taker.wait_in_ratio
-        is_both = stage.wait_out_ratio > _SEEN and empty > _SEEN
-        if is_both and stage.room is not None and stage.room < _MOST_ROOM:
-            room[stage.name] = 2 * stage.room
-    return room

@@ -99,7 +99,6 @@ class TuningState:
         self.name = name
         self.found: dict[str, int] = {}
         """The changed concurrency by stage, with which the next run begins."""
-        self.room: dict[str, int] = {}
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         self.bounds: Bounds | None = None
         self.meter = Meter(tuning.window_seconds)

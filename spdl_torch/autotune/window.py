@@ -45,16 +45,10 @@ class StageLoad:
     """The share of the threads' time in which they waited for nothing, 0 to 1."""
     cpu_seconds: float = 0.0
     num_tasks: int = 0
-    wait_in_ratio: float = 0.0
-    """The share of the threads' time spent waiting for an item."""
-    wait_out_ratio: float = 0.0
-    """The share of the threads' time spent waiting for room after the stage."""
     shares_gil: bool = True
     """Whether its workers are threads of one process, which contend for its GIL."""
     is_free: bool = True
     """Whether its concurrency may be changed."""
-    room: int | None = None
-    """The items that may wait after the stage; None = not to be changed."""
 
     @property
     def task_seconds(self) -> float:
@@ -119,7 +113,7 @@ class Decision:
     """Items a second with the change; if it was reverted, while it held."""
     reason: str
     """``gained``; reverted for ``noise``; reverted or not tried for ``gil``, ``cpu``, ``io-limit``,
-    ``memory``, ``max``; ``idle``, ``drift``; at the end: ``consumer``, ``source``, or one of those
+    ``memory``, ``max``; ``drift``; at the end: ``consumer``, ``source``, or one of those
     before."""
     timestamp: float = 0.0
     """Seconds since 1970."""
@@ -150,10 +144,8 @@ class Part:
     wait_seconds: float
 
 
-def loads_of(
-    stats: PipelineStats, *, free: Mapping[str, bool], rooms: Mapping[str, int]
-) -> tuple[StageLoad, ...]:
-    """Return the loads of a window's stages. ``free``: which may change; ``rooms``: buffer room."""
+def loads_of(stats: PipelineStats, free: Mapping[str, bool]) -> tuple[StageLoad, ...]:
+    """Return the loads of a window's stages. ``free``: which may change."""
     return tuple(
         StageLoad(
             name=stage.name,
@@ -162,10 +154,7 @@ def loads_of(
             busy_ratio=_at_work(stage),
             cpu_seconds=stage.tasks.ave_cpu_time * stage.tasks.num_tasks,
             num_tasks=stage.tasks.num_tasks,
-            wait_in_ratio=stage.wait_in_ratio,
-            wait_out_ratio=stage.wait_out_ratio,
             is_free=free.get(stage.name, False),
-            room=rooms.get(stage.name),
         )
         for stage in stats.stages
     )

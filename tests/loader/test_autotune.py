@@ -249,21 +249,6 @@ def settled_on(model, bounds):
     raise AssertionError("it never settled")
 
 
-def test_idle_stage_shrinks_slowly_while_nothing_is_lost():
-    """Down to where its threads work half of the time, one in ten windows."""
-    stages = [ModelStage("quick", 0.01), ModelStage("slow", 0.05)]
-    model = Model(stages, step=0.01, counts={"quick": 6, "slow": 12})
-    tuner = settled_on(model, Bounds(threads=64, cores=1000))
-    before = dict(model.counts)
-    history = []
-    for _ in range(120):
-        model.counts.update(tuner.step(model.window()).counts)
-        history.append(dict(model.counts))
-    assert history[10]["quick"] >= before["quick"] - 1
-    assert model.counts["quick"] <= 2
-    assert model.window().wait_ratio <= 0.06
-
-
 def test_it_looks_again_when_the_data_changes():
     """Decoding takes four times as long from now on."""
     model = Model([ModelStage("decode", 0.02)], step=0.01)

@@ -196,10 +196,7 @@ def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
     builder.pipe(abs, name="b", output_order="input", buffer_size=5)
     pipeline = builder.add_sink().build(tuner=hands)
     hands.run.set_concurrency("b", 8)
-    hands.run.set_buffer_sizes({"b": 100, "a": 12})
     assert [queue.capacity for queue in hands.run.queues()] == [2, 16, 5, 3]
-    hands.run.set_buffer_sizes({"a": 40})
-    assert hands.run.queues()[1].capacity == 40
     pipeline.stop()
 
 
@@ -300,10 +297,6 @@ class ChangedAtRandom(RuleBasedStateMachine):
         if stage == "counted":
             self.most = max(self.most, count)
         self.hands.run.set_concurrency(stage, count)
-
-    @rule(stage=st.sampled_from(["thrice", "some", "counted"]), room=st.integers(1, 40))
-    def more_room(self, stage, room):
-        self.hands.run.set_buffer_sizes({stage: room})
 
     @rule(count=st.integers(1, 30))
     def take(self, count):

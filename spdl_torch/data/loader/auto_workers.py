@@ -157,6 +157,5 @@ def _load_of(
         busy_ratio=min(1.0, busy / max(1e-9, fetch.thread_time)),
         cpu_seconds=sum(t.ave_cpu_time * t.num_tasks for t in (fetch.tasks, collate.tasks)),
         num_tasks=fetch.tasks.num_tasks,
-        wait_in_ratio=fetch.wait_in_ratio,
         shares_gil=shares_gil,
     )

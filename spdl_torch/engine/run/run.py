@@ -32,7 +32,7 @@ from .wiring import Wiring
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ...errors import PipelineFailure
     from ...machine.readings import Probes
@@ -316,12 +316,6 @@ class Run:
             target()
 
         self._threads.spawn(name, run)
-
-    def set_buffer_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Let that many items wait after each stage named, if that is more than now."""
-        for stage in self.stages:
-            if stage.spec.name in sizes:
-                self._grow(stage.outlet, sizes[stage.spec.name])
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:
         """Raise the capacity of a queue, unless the user gave it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ..definition.specs import PipelineSpec
     from ..hooks.interval_reporter import Reports
     from ..recorder.flight_recorder import FlightRecorder
@@ -37,9 +35,6 @@ class Adjustable(Protocol):
 
     def set_concurrency(self, stage: str, count: int) -> None:
         """Run at most ``count`` calls of the stage's op at once from now on."""
-
-    def set_buffer_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Let that many items wait after each stage named, if that is more than now."""
 
 
 class Tuner(Protocol):
