@@ -11,7 +11,7 @@ from ..engine.definition.ops import OpKind
 from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
 from .code import manual_call
-from .inference import Wishes, infer, may_run_at_once
+from .estimate import estimate, may_run_at_once
 from .pipelines import PipelineTuner
 from .tuning import Tuning
 from .workers import AutoWorkers
@@ -103,7 +103,6 @@ class PerfParams:
         batch_size: int | None = None,
         prefetch_factor: int = 2,
         element_bytes: int | None = None,
-        num_samples: int = 5,
         keep: Collection[str] = (),
         cpu_util: float = 0.4,
         memory_util: float = 0.7,
@@ -136,8 +135,8 @@ class PerfParams:
             target: a map-style or iterable dataset, our or torch's DataLoader, a PipelineBuilder.
             batch_size: None = the DataLoader's, else 1.
             prefetch_factor: the most wanted.
-            element_bytes: the size of one sample or item where it is largest; None = measured.
-            num_samples: the number of samples to measure. The calling thread loads them.
+            element_bytes: the size of the largest sample or item; None = that of three that the
+                calling thread loads.
             keep: stages whose op must not run several times at once.
             cpu_util: the share of the cores; 0.4, as in SPDL's guide, leaves the rest to the
                 training step. Raise it where nothing else needs them.
@@ -149,22 +148,21 @@ class PerfParams:
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
             sets no bound.
         """
-        wishes = Wishes(
+        found = estimate(
+            target,
             batch_size=batch_size,
             prefetch_factor=prefetch_factor,
             element_bytes=element_bytes,
-            num_samples=num_samples,
-            keep=frozenset(keep),
+            keep=keep,
             cpu_util=cpu_util,
             memory_util=memory_util,
+            limits=limits_given(num_cores, memory_bytes, local_world_size),
         )
-        limits = limits_given(num_cores, memory_bytes, local_world_size)
-        inference = infer(target, wishes, limits)
-        if inference.doubt is not None:
+        if found.doubt is not None:
             warnings.warn(
-                f"PerfParams.estimate: memory sets no bound: {inference.doubt}.", stacklevel=2
+                f"PerfParams.estimate: memory sets no bound: {found.doubt}.", stacklevel=2
             )
-        params = cls(**inference.settings, inferred=inference.lines)
+        params = cls(**found.settings, inferred=found.lines)
         (write or _logger.info)(str(params))
         return params
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 import sys
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -19,16 +18,9 @@ if TYPE_CHECKING:
     from ..engine.definition.specs import PipelineSpec
 
 _NUMBER_BYTES = 8  # as a tensor: int64 or float64
+_NUM_SAMPLES = 3
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ElementSize:
-    """A measured size."""
-
-    nbytes: int | None
-    """None = not known."""
-    origin: str
-    """The way in which it was measured, or the reason why it could not be."""
+_Size = tuple[int | None, str]  # None = not known; how it was measured, or why it could not be
 
 
 class _Uncounted(Exception):
@@ -72,7 +64,7 @@ def _members(element: Any) -> Iterable[Any]:
     raise _Uncounted(type(element).__name__)
 
 
-def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
+def size_in_dataset(dataset: Any) -> _Size:
     """Measure samples spread evenly over a dataset with indices, else its first ones.
 
     The calling thread loads them; random's, NumPy's and torch's generators are left as they were.
@@ -80,10 +72,10 @@ def size_in_dataset(dataset: Any, num_samples: int) -> ElementSize:
     if isinstance(dataset, Iterator):
         return _spent_by_looking(dataset, "dataset")
     with generators_kept():
-        return _largest_of(_loads_from(dataset, num_samples))
+        return _largest_of(_loads_from(dataset))
 
 
-def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
+def size_in_pipeline(spec: PipelineSpec[Any]) -> _Size:
     """Measure the largest form of the source's first items before the first aggregate, process or
     coroutine. The calling thread runs the ops; the generators are left as they were.
     """
@@ -92,15 +84,15 @@ def size_in_pipeline(spec: PipelineSpec[Any], num_samples: int) -> ElementSize:
         return _spent_by_looking(source, "source")
     with generators_kept():
         load = partial(_largest_form, spec, iter(source))
-        return _largest_of(itertools.repeat(load, num_samples))
+        return _largest_of(itertools.repeat(load, _NUM_SAMPLES))
 
 
-def _spent_by_looking(source: object, what: str) -> ElementSize:
+def _spent_by_looking(source: object, what: str) -> _Size:
     kind = "asynchronous" if isinstance(source, AsyncIterable) else "an iterator, which runs once"
-    return ElementSize(None, f"the {what}, a {type(source).__name__}, is {kind}")
+    return (None, f"the {what}, a {type(source).__name__}, is {kind}")
 
 
-def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
+def _loads_from(dataset: Any) -> Iterable[Callable[[], Any]]:
     """Return calls that each return a sample; StopIteration means the end."""
     data = sys.modules.get("torch.utils.data")
     is_stream = data is not None and isinstance(dataset, data.IterableDataset)
@@ -110,9 +102,8 @@ def _loads_from(dataset: Any, num_samples: int) -> Iterable[Callable[[], Any]]:
     except TypeError:  # tar shards without an index, or no len at all
         length = None
     if length is None:
-        return itertools.repeat(iter(dataset).__next__, num_samples)
-    # Five of 100: samples 0, 20, 40, 60, 80.
-    places = dict.fromkeys(length * number // num_samples for number in range(num_samples))
+        return itertools.repeat(iter(dataset).__next__, _NUM_SAMPLES)
+    places = dict.fromkeys(length * number // _NUM_SAMPLES for number in range(_NUM_SAMPLES))
     return [partial(dataset.__getitem__, place) for place in places if place < length]
 
 
@@ -131,7 +122,7 @@ def _largest_form(spec: PipelineSpec[Any], items: Iterator[Any]) -> Any:
     return max(forms, key=lambda form: nbytes_of(form) or 0)
 
 
-def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
+def _largest_of(loads: Iterable[Callable[[], Any]]) -> _Size:
     sizes: list[int] = []
     why_not = "there is no sample"
     for load in loads:
@@ -140,10 +131,9 @@ def _largest_of(loads: Iterable[Callable[[], Any]]) -> ElementSize:
         except StopIteration:
             break
         except _Uncounted as unknown:
-            return ElementSize(None, f"a sample has a {unknown} in it, whose size is not known")
+            return (None, f"a sample has a {unknown} in it, whose size is not known")
         except Exception as error:  # the user's own: if it matters, training will raise it
             why_not = f"no sample could be loaded ({type(error).__name__}: {error})"
     if not sizes:
-        return ElementSize(None, why_not)
-    median = int(statistics.median(sizes))
-    return ElementSize(max(sizes), f"the largest of {len(sizes)} samples, their median {median:,}")
+        return (None, why_not)
+    return max(sizes), f"the largest of {len(sizes)} samples"

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -18,26 +18,12 @@ from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams
-from spdl_torch.autotune.model import Budget, StageShape, budget_of, fit_loader, fit_stages
 from spdl_torch.autotune.sizes import nbytes_of
 from spdl_torch.io import transfer_tensor
 from spdl_torch.machine.limits import read_limits
 from spdl_torch.pipeline import PipelineBuilder
 
 MIB = 2**20
-
-sizes = st.integers(1, 10 * MIB)
-memories = st.integers(0, 2**36)
-threads = st.integers(1, 128)
-shapes = st.lists(
-    st.builds(
-        StageShape,
-        elements=st.integers(1, 64),
-        concurrency=st.none() | st.integers(1, 64),
-        room=st.none() | st.integers(1, 200),
-    ),
-    max_size=5,
-)
 
 
 # -- the formula ---------------------------------------------------------------------------------
@@ -46,105 +32,88 @@ shapes = st.lists(
 @pytest.mark.parametrize(
     ("limits", "cpu_util", "expected"),
     [
-        (Limits(num_cores=16), 0.4, 6),
-        (Limits(num_cores=100), 0.29, 29),
-        (Limits(num_cores=16, local_world_size=4), 1.0, 4),
-        (Limits(num_cores=1.5), 1.0, 1),
-        (Limits(num_cores=2), 0.4, 1),
-        (Limits(num_cores=0.5, local_world_size=8), 0.4, 1),
+        ((16, 1), 0.4, 6),
+        ((100, 1), 0.29, 29),
+        ((16, 4), 1.0, 4),
+        ((1.5, 1), 1.0, 1),
+        ((2, 1), 0.4, 1),
+        ((0.5, 8), 0.4, 1),
     ],
 )
 def test_threads_are_a_share_of_the_cores(limits, cpu_util, expected):
     """A share of this rank's cores, rounded down, at least one."""
-    assert budget_of(limits, cpu_util, 0.7) == Budget(expected, None)
-
-
-def test_memory_is_a_share_of_the_bytes():
-    """A share of this rank's part."""
-    limits = Limits(num_cores=4, memory_bytes=1000, local_world_size=2)
-    assert budget_of(limits, 1.0, 0.5) == Budget(2, 250)
+    cores, ranks = limits
+    params, _ = estimate([b"x"], num_cores=cores, local_world_size=ranks, cpu_util=cpu_util)
+    assert params.num_workers == expected
 
 
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        (None, (4, 2, 13)),
-        (13 * 32 * 100, (4, 2, 13)),
-        (13 * 32 * 100 - 1, (4, 1, 9)),
-        (9 * 32 * 100 - 1, (3, 1, 7)),
-        (5 * 32 * 100, (2, 1, 5)),
-        (4 * 32 * 100, (1, 2, 4)),
-        (0, (1, 1, 3)),
+        (13 * 32 * 100, (4, 2)),
+        (13 * 32 * 100 - 1, (4, 1)),
+        (9 * 32 * 100 - 1, (3, 1)),
+        (5 * 32 * 100, (2, 1)),
+        (4 * 32 * 100, (1, 2)),
+        (0, (1, 1)),
     ],
 )
 def test_loader_of_four_threads_shrinks_when_memory_does(memory, expected):
     """Batches of 32 elements of 100 bytes: first fewer ahead, then fewer workers; to 1 and 1."""
-    fit = fit_loader(Budget(4, memory), 100, batch_size=32, prefetch_factor=2)
-    workers, room, batches = expected
-    assert (fit.threads, fit.rooms, fit.in_flight_bytes) == (workers, (room,), batches * 32 * 100)
+    params, _ = estimate([1], num_cores=4, memory_bytes=memory, element_bytes=100, batch_size=32)
+    assert (params.num_workers, params.prefetch_factor) == expected
 
 
 def test_unit_of_memory_and_element_is_the_byte():
-    """An element of 1 MiB in batches of 1, on 7 MiB: three workers, one batch ahead each."""
-    budget = budget_of(Limits(num_cores=8, memory_bytes=10 * MIB), 1.0, 0.7)
-    fit = fit_loader(budget, MIB, batch_size=1, prefetch_factor=2)
-    assert (fit.threads, fit.rooms, fit.in_flight_bytes) == (3, (1,), 7 * MIB)
+    """An element of 1 MiB in batches of 1, on 0.7 * 10 MiB: three workers, one batch ahead each."""
+    params, text = estimate(
+        [1], num_cores=8, memory_bytes=10 * MIB, memory_util=0.7, element_bytes=MIB
+    )
+    assert (params.num_workers, params.prefetch_factor) == (3, 1)
+    assert "in flight: at most 7,340,032 bytes" in text
 
 
-@given(most=threads, memory=memories, element=sizes, batch=st.integers(1, 512), ahead=threads)
-def test_loader_stays_within_memory_and_grows_with_it(most, memory, element, batch, ahead):
-    """Above the floor of 1 and 1; more memory or more cores never mean less in flight or fewer
-    workers.
+def pipeline_of(stages, sink):
+    """Stages of the given elements, concurrency and room; None = to be found."""
+    plain, length = PipelineBuilder().add_source([1]), 1
+    for number, (elements, concurrency, room) in enumerate(stages):
+        if elements > length:
+            plain.aggregate(elements // length)
+            length = elements // length * length
+        plain.pipe(abs, name=f"s{number}", concurrency=concurrency or 1, buffer_size=room)
+    return plain.add_sink(sink)
+
+
+shapes = st.lists(
+    st.tuples(
+        st.sampled_from([1, 4, 32]),
+        st.none() | st.integers(2, 64),
+        st.none() | st.integers(1, 200),
+    ),
+    max_size=4,
+)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 64), st.integers(0, 2**36), st.integers(1, 10 * MIB), shapes)
+def test_pipeline_stays_within_memory_and_grows_with_it(most, memory, element, stages):
+    """Above the floor of 1 and 1; what was given is kept; more memory, more threads; room is no
+    more than helps: twice the threads at either side, or 64 small items.
     """
+    plain = pipeline_of(stages, 3)
 
-    def fit(most, memory):
-        return fit_loader(Budget(most, memory), element, batch_size=batch, prefetch_factor=ahead)
+    def found(most, memory):
+        return estimate(plain, num_cores=most, memory_bytes=memory, element_bytes=element)
 
-    this = fit(most, memory)
-    assert 1 <= this.threads <= most
-    assert 1 <= this.rooms[0] <= ahead
-    assert this.is_within(Budget(most, memory)) or (this.threads, this.rooms) == (1, (1,))
-    richer = fit(most, 2 * memory + 1)
-    assert richer.threads >= this.threads
-    assert richer.threads * richer.rooms[0] >= this.threads * this.rooms[0] or (
-        richer.threads > this.threads
-    )
-    assert fit(most + 1, memory).threads >= this.threads
-
-
-@given(most=threads, memory=memories, element=sizes, stages=shapes, sink=st.integers(1, 10))
-def test_pipeline_stays_within_memory_and_grows_with_it(most, memory, element, stages, sink):
-    """Above the floor; what was given is kept; the sum is that of the documented formula."""
-
-    def fit(most, memory):
-        return fit_stages(Budget(most, memory), element, stages, sink)
-
-    this = fit(most, memory)
-    assert 1 <= this.threads <= most
-    found = [room for room, stage in zip(this.rooms, stages, strict=True) if stage.room is None]
-    assert this.is_within(Budget(most, memory)) or (
-        this.threads == 1 and all(room == 1 for room in found)
-    )
-    items = (stages[-1].elements if stages else 1) * (sink + 1)
-    for stage, room in zip(stages, this.rooms, strict=True):
-        assert room >= 1
-        assert stage.room in (None, room)
-        items += stage.elements * (2 * (stage.concurrency or this.threads) + room)
-    assert this.in_flight_bytes == items * element
-    assert fit(most, 2 * memory + 1).threads >= this.threads
-    assert fit(most + 1, memory).threads >= this.threads
-
-
-@given(most=threads, element=sizes, stages=shapes)
-def test_room_is_no_more_than_helps_when_memory_is_plenty(most, element, stages):
-    """Twice the threads at either side, or 64 small items."""
-    assume(stages)
-    fit = fit_stages(Budget(most, None), element, stages, 3)
-    widths = [stage.concurrency or most for stage in stages]
-    for stage, room, width, after in zip(stages, fit.rooms, widths, [*widths[1:], 1], strict=True):
-        least = max(2 * width, 2 * after)
-        assert stage.room == room or least <= room <= max(least, 64)
-        assert stage.room == room or room == least or room * element * stage.elements <= 16 * MIB
+    params, text = found(most, memory)
+    threads = max(params.concurrency.values(), default=1)
+    assert 1 <= threads <= most
+    assert all(1 <= room <= max(64, 2 * most, 128) for room in params.buffer_size.values())
+    if "more than that" in text:
+        assert threads == 1
+        assert set(params.buffer_size.values()) <= {1}
+    richer, _ = found(most, 2 * memory + 1)
+    assert max(richer.concurrency.values(), default=1) >= threads
 
 
 # -- the machine ---------------------------------------------------------------------------------
@@ -344,11 +313,11 @@ def estimate(target, **options):
 @pytest.mark.parametrize(
     ("target", "found"),
     [
-        (Growing(), "648 bytes (the largest of 5 samples, their median 328)"),
-        (Growing(3), "24 bytes (the largest of 3 samples, their median 16)"),
-        (Growing(bad=[80]), "488 bytes (the largest of 4 samples, their median 248)"),
-        (ZerosStream(), "4 bytes (the largest of 5 samples, their median 2)"),
-        ([b"1", b"22"], "2 bytes (the largest of 2 samples, their median 1)"),
+        (Growing(), "536 bytes (the largest of 3 samples)"),
+        (Growing(2), "16 bytes (the largest of 2 samples)"),
+        (Growing(bad=[66]), "272 bytes (the largest of 2 samples)"),
+        (ZerosStream(), "2 bytes (the largest of 3 samples)"),
+        ([b"1", b"22"], "2 bytes (the largest of 2 samples)"),
     ],
 )
 def test_element_is_measured_on_samples(target, found):
@@ -364,7 +333,7 @@ def test_random_numbers_are_as_before_when_samples_were_measured():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     dataset = Growing()
     estimate(dataset)
-    assert dataset.asked == [0, 20, 40, 60, 80]
+    assert dataset.asked == [0, 33, 66]
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
 
 
@@ -372,7 +341,7 @@ def test_random_numbers_are_as_before_when_samples_were_measured():
     ("target", "reason"),
     [
         (Growing(0), "there is no sample"),
-        (Growing(bad=range(100)), r"no sample could be loaded \(OSError: cannot read 80\)"),
+        (Growing(bad=range(100)), r"no sample could be loaded \(OSError: cannot read 66\)"),
         ([object()], "a sample has a object in it, whose size is not known"),
         (iter([1]), "the dataset, a list_iterator, is an iterator, which runs once"),
     ],
@@ -413,8 +382,8 @@ def test_every_figure_is_printed(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "cores: 16 * 0.5 / 2 ranks -> threads: 4",
         "memory: 64.0 MiB * 0.5 / 2 ranks -> 16.0 MiB",
-        "element: 648 bytes (the largest of 5 samples, their median 328), 2 in a batch",
-        "in flight: at most 16,848 bytes",
+        "element: 536 bytes (the largest of 3 samples), 2 in a batch",
+        "in flight: at most 13,936 bytes",
         "PerfParams.manual(num_workers=4, prefetch_factor=2)",
     ]
 
@@ -502,7 +471,7 @@ def test_batches_are_the_same_when_a_loader_is_made_of_it(loader_class):
     dataset = [torch.full((3,), n) for n in range(20)]
     plain = loader_class(dataset, batch_size=4)
     params, text = estimate(plain, num_cores=2)
-    assert "element: 24 bytes (the largest of 5 samples, their median 24), 4 in a batch" in text
+    assert "element: 24 bytes (the largest of 3 samples), 4 in a batch" in text
     assert params.loader_options() == {"num_workers": 2, "prefetch_factor": 2}
     if loader_class is TorchDataLoader:
         return  # no processes for this test
@@ -568,7 +537,7 @@ def test_pipeline_gives_the_same_when_it_was_estimated():
     assert params.concurrency == {"parse": 3, "decode": 3, "stack": 3}
     assert params.buffer_size == {"read": 64, "parse": 64, "aggregate(4)": 64, "stack": 64}
     assert params.build_options() == {"num_threads": 3 + 5 + 1}
-    assert "element: 1,000 bytes (the largest of 5 samples, their median 1,000)" in text
+    assert "element: 1,000 bytes (the largest of 3 samples)" in text
     spec = params.apply(plain).get_config()
     assert [stage.concurrency for stage in spec.pipes] == [5, 3, 3, 1, 3]
     assert [stage.buffer_size for stage in spec.pipes] == [64, 64, 7, 64, 64]
