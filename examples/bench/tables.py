@@ -25,7 +25,6 @@ TABLES = {
     "hand-over": "the CPU time of the thread that trains, for each batch that is ready",
     "transfer": "copies to the GPU, beside a bare one from pinned memory; needs a GPU",
     "first-batch": "the wait for the first batch of photographs",
-    "move": "the wait for a batch while workers move to processes, and after one was killed",
     "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
     "draws": "samples that draw a random number, and samples that do not",
     "engine": "stages that do nothing",

@@ -172,7 +172,6 @@ def test_context_that_starts_threads_has_threads():
     loader = DataLoader(Rows(8), 2, num_workers=2, multiprocessing_context=ThreadContext())
     assert [batch["index"].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert placement_of(loader).num_processes == 0
-    assert not loader._may_move
     loader = DataLoader(
         Rows(8), num_workers=2, multiprocessing_context=ThreadContext(), isolation="process"
     )

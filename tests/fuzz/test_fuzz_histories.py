@@ -1,5 +1,5 @@
-"""Random histories of a run: stopped, resumed elsewhere, killed, moved; what comes is as if nothing
-had been."""
+"""Random histories of a run: stopped, resumed elsewhere, killed; what comes is as if nothing had
+been."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from _datasets import BulkDrawn, Deck, Drawn, Endless, Live, Position, Shuffled,
 from _fuzz import QUICK
 from _inside import children_of
 from _loader_helpers import no_thread_left
-from _seats import DECLARED, FORKED, MOVING, NONE, SERVED, SPAWNED, THREADS, Seat
+from _seats import DECLARED, FORKED, NONE, SERVED, SPAWNED, THREADS, Seat
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 MAP_STYLE = {"map": Drawn, "bulk": BulkDrawn}
 ITERABLE = {"live": Live, "steps": SteppedOver, "endless": Endless, "counted": Shuffled}
-SEATS = (FORKED, MOVING, NONE, THREADS, DECLARED)
+SEATS = (FORKED, NONE, THREADS, DECLARED)
 ALL_SEATS = (*SEATS, SERVED, SPAWNED)
 """Workers that import torch take seconds: a few in the short form, the others in the long one."""
 REPLACED = (FORKED, SERVED, SPAWNED)
@@ -180,9 +180,9 @@ def told(kind, seat, *epochs, persistent=False, in_order=True):
 
 
 KILLED = told("bulk", FORKED, [(2, "kill", NONE), (1, "twice", FORKED), (2, "kill", NONE)])
-MOVED = told("map", MOVING, [(4, "twice", MOVING), (1, "same", NONE)], [], in_order=False)
+LEFT = told("map", THREADS, [(4, "twice", FORKED), (1, "same", NONE)], [], in_order=False)
 STAYED = told("steps", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=True)
-SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", MOVING)], in_order=False)
+SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", THREADS)], in_order=False)
 WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", FORKED)], persistent=True)
 
 
@@ -194,7 +194,7 @@ def test_histories_lose_and_change_nothing(caplog):
     @settings(QUICK, max_examples=12)
     @given(histories())
     @example(KILLED)
-    @example(MOVED)
+    @example(LEFT)
     @example(STAYED)
     @example(WENT_ON)
     @example(SERVED_ONES)

@@ -46,12 +46,7 @@ def crew_of(source):
 
 def seats_of(source):
     """Where those sit who get the jobs."""
-    return crew_of(source).lead
-
-
-def mover_of(source):
-    """What moves them; None = they stay."""
-    return crew_of(source).mover
+    return crew_of(source).seats
 
 
 def threads_of(source):

@@ -1,9 +1,7 @@
 """A program that is interrupted at random moments while it loads, and looks for what is left.
 
-``python tests/helpers/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. With ``auto``, workers
-begin on threads, move to processes as soon as they can, and return or stay there by chance. An
-interrupt is a timer's signal whose handler is that of Ctrl-C, so that nothing has to sleep until
-its moment.
+``python tests/helpers/_interrupts.py COUNT SEED [ISOLATION]``: prints JSON. An interrupt is
+a timer's signal whose handler is that of Ctrl-C, so that nothing has to sleep until its moment.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -24,8 +21,6 @@ from time import monotonic
 from _datasets import BulkIndices, IndexStream, Indices
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader import held_up, trial
-from spdl_torch.observe.verdict.verdict import Cause
 
 PATIENCE_SECONDS = 30
 """For what is to end."""
@@ -37,36 +32,10 @@ LONGEST_SECONDS = 60
 LENGTH = 40
 
 
-class SlowIndices(Indices):
-    """Sample i is i, on threads, slowly enough for processes to be started meanwhile."""
-
-    thread_safe = True
-
-    def __getitem__(self, index):
-        threading.Event().wait(0.005)
-        return index
-
-
-class SlowStream(IndexStream):
-    """The same, which moves between epochs."""
-
-    thread_safe = True
-
-
 KINDS = {
     "thread": [Indices, BulkIndices, IndexStream],
     "process": [Indices, BulkIndices, IndexStream],
-    "auto": [SlowIndices, SlowIndices, SlowStream],
 }
-
-
-def move_at_once():
-    """Let any verdict lead to a trial of processes, which ends with the first look at it."""
-    for name in ("LEAST_WAIT", "LOOK_SECONDS", "LEAST_BATCHES", "TRIAL_SECONDS"):
-        setattr(trial, name, 0)
-    for name in ("TRIAL_BATCHES", "TRIAL_EPOCHS", "LONG_TRIAL_SECONDS"):
-        setattr(trial, name, 0)
-    held_up.HOLDS_UP = tuple(Cause)
 
 
 def set_up(number):
@@ -82,8 +51,6 @@ class Rounds:
         self.isolation = isolation
         self.num_interrupted = self.num_finished = self.num_cut_short = 0
         self.longest = 0.02 if isolation == "thread" else 0.3
-        if isolation == "auto":
-            move_at_once()
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         # What a finalizer was doing when Ctrl-C came is printed and ends: no reason to stop.
         sys.unraisablehook = lambda _: None
@@ -91,7 +58,6 @@ class Rounds:
     def loader(self):
         """One of many kinds."""
         pick = self.random.choice
-        trial.GAIN = pick([0.0, math.inf])
         options = {"num_workers": pick([1, 2, 4]), "isolation": self.isolation}
         if self.random.random() < 0.3:
             options["worker_init_fn"] = set_up

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lightning
 import torch
-from _inside import state_of
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -129,17 +128,6 @@ class Failing(Plain):
         if batch_idx == 2:
             raise self.error
         return super().training_step(batch, batch_idx)
-
-
-class UntilMoved(lightning.Callback):
-    """Ends training some steps after the workers have moved."""
-
-    def __init__(self):
-        self.num_steps = 0
-
-    def on_train_batch_end(self, trainer, *_):
-        self.num_steps += state_of(trainer.train_dataloader).moving.has_moved
-        trainer.should_stop = self.num_steps == 20
 
 
 class SavesInHooks(lightning.Callback):

@@ -17,18 +17,11 @@ from typing import Any
 import _spawned
 import pytest
 from _covering import by_pairs
-from _gates import until
-from _inside import mover_of
 from _loader_helpers import torch_loader
-from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.loader.mover import Mover, State
-from spdl_torch.observe.verdict.placement import Placement
 
 NUM_WORKERS = 2
-MOVES_AT = 2
-"""The batch of the first epoch before which the workers of the seat ``moving`` move."""
 
 
 @dataclass(frozen=True)
@@ -80,75 +73,6 @@ class DeclaredLoader(DataLoader):
         return True
 
 
-class MovingLoader(DataLoader):
-    """A loader whose workers begin as threads and move to processes in the middle of its first
-    epoch; those of an iterable dataset, which can only move between epochs, before the second."""
-
-    def _placement(self) -> Placement:
-        moving = self._state.moving
-        if moving.has_moved:
-            return super()._placement()
-        reason = "the test says so"
-        return Placement(num_workers=self.num_workers, num_processes=0, reason=reason)
-
-    @property
-    def _held_on_threads(self) -> str:
-        if isinstance(self.dataset, IterableDataset) and not self.persistent_workers:
-            return ""
-        return super()._held_on_threads
-
-    def __iter__(self) -> Any:
-        moving = self._state.moving
-        is_stream = isinstance(self.dataset, IterableDataset)
-        if is_stream and moving.threads.num_epochs and not moving.is_settled:
-            moving.is_on_trial = not self.persistent_workers
-        return _MovingIterator(super().__iter__(), None if is_stream else MOVES_AT)
-
-
-class _MovingIterator:
-    """Has the workers of an iterator move before a batch."""
-
-    def __init__(self, iterator: Any, moves_at: int | None) -> None:
-        self._iterator = iterator
-        self._moves_at = moves_at
-        self._num_batches = 0
-        self._hold()
-
-    def __iter__(self) -> _MovingIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._iterator)
-
-    def __next__(self) -> Any:
-        if self._num_batches == self._moves_at:
-            mover = self._mover()
-            if mover is not None and mover.state is State.THREADS:
-                start_children(mover)
-        self._num_batches += 1
-        try:
-            return next(self._iterator)
-        finally:
-            self._hold()
-
-    def _hold(self) -> None:
-        """Nothing moves by itself."""
-        mover = self._mover()
-        if mover is not None:
-            mover.due_seconds = float("inf")
-
-    def _mover(self) -> Mover | None:
-        return mover_of(self._iterator) if hasattr(self._iterator, "_crew") else None
-
-
-def start_children(mover: Mover) -> None:
-    """Do what it does when the GIL holds the threads up, without waiting for that."""
-    mover.go(State.STARTING)
-    mover.hiring.open(mover.key)
-    until(lambda: not mover.hiring.are_open or mover.hiring.children.is_up)
-    mover.due_seconds = 0.0
-
-
 def _in_processes(method: Any) -> dict[str, Any]:
     return {
         "num_workers": NUM_WORKERS,
@@ -165,16 +89,7 @@ DECLARED = Seat("declared", _ON_THREADS, DeclaredLoader, are_threads=True, are_v
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
 SPAWNED = Seat("spawned", _in_processes(_spawned.context()), are_processes=True)
-MOVING = Seat(
-    "moving",
-    {"num_workers": NUM_WORKERS, "multiprocessing_context": "fork"},
-    MovingLoader,
-    are_threads=True,
-    are_processes=True,
-    are_vouched_for=True,
-)
-
-SEATS = (NONE, THREADS, DECLARED, FORKED, SERVED, SPAWNED, MOVING)
+SEATS = (NONE, THREADS, DECLARED, FORKED, SERVED, SPAWNED)
 WITH_WORKERS = tuple(seat for seat in SEATS if seat is not NONE)
 
 

@@ -12,7 +12,7 @@ import weakref
 import pytest
 import torch
 from _gates import num_fds, until
-from _inside import children_of, crew_of, give_out, is_tuned, resize, state_of, tuning_of
+from _inside import children_of, crew_of, give_out, is_tuned, resize, tuning_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
 from _tuners import RandomTuner
@@ -21,8 +21,6 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.data.child_process import process as child_process
-from spdl_torch.data.loader import held_up, trial
-from spdl_torch.observe import Cause
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -88,41 +86,6 @@ class SafeAugmented(Augmented):
 
     def __len__(self):
         return 200
-
-
-@pytest.mark.parametrize("gain", [0.0, float("inf")], ids=["moves", "stays"])
-def test_threads_that_are_tuned_move_and_are_tuned_as_processes(gain, at_random, monkeypatch):
-    """In the middle of an epoch whose number of threads has changed before, with the same bits;
-    or they stay, and the threads are tuned on."""
-    monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
-    for name, value in {
-        "LEAST_WAIT": 0.0,
-        "LOOK_SECONDS": 0.05,
-        "TRIAL_SECONDS": 0.0,
-        "TRIAL_BATCHES": 2,
-        "GAIN": gain,
-    }.items():
-        monkeypatch.setattr(trial, name, value)
-    options = {"batch_size": 2, "seed": 3, "shuffle": True}
-    torch.manual_seed(5)
-    loader = DataLoader(SafeAugmented(), num_workers=auto(at_random), **options)
-    found = []
-    for _ in range(12):
-        found.append([batch.tolist() for batch in loader])
-        if state_of(loader).moving.is_settled:
-            break
-    moving, before = state_of(loader).moving, len(loader.decisions)
-    assert moving.has_moved == (gain == 0.0), moving.reason
-    found.append([batch.tolist() for batch in loader])
-    torch.manual_seed(5)
-    fixed = DataLoader(SafeAugmented(), num_workers=2, isolation="thread", **options)
-    assert found == [[batch.tolist() for batch in fixed] for _ in found]
-    decisions = loader.decisions[before:]
-    assert len({decision.to_count for decision in decisions}) > 2
-    assert tuning_of(loader).are_processes == moving.has_moved
-    placement = loader.report().placement
-    assert placement.num_workers == loader.num_workers
-    assert placement.num_processes == (loader.num_workers if moving.has_moved else 0)
 
 
 class WhoWaits(Dataset):

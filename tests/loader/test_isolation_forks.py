@@ -19,12 +19,16 @@ from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, torch_loader
 from _loader_helpers import ThreadLoader as DataLoader
-from torch.utils.data import RandomSampler
+from torch.utils.data import Dataset, RandomSampler
 
+import spdl_torch
 from spdl_torch.data.child_process import connection, process_seats
+from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process.connection import start_all
 from spdl_torch.data.child_process.mappings import MappedSlabs
 from spdl_torch.data.child_process.process import start_child
+from spdl_torch.data.workers import fork_rest
+from spdl_torch.data.workers.activity import Activity
 
 __all__ = ["nothing_left"]
 
@@ -285,3 +289,116 @@ def test_persistent_workers_stay_with_the_process_that_started_them(isolation, i
     assert sorted(seen) == list(range(8))
     assert found == [batch.tolist() for _ in range(2) for batch in loader]
     loader.close()
+
+
+LOCK = threading.Lock()
+
+
+class Holds(Dataset):
+    """Holds a lock of the process most of the time, as libraries do inside their calls."""
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        with LOCK:
+            threading.Event().wait(0.002)
+        return index
+
+
+class Needs(Dataset):
+    """Needs that lock in a child, where the thread that held it does not exist."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        is_free = LOCK.acquire(timeout=0.5)
+        if is_free:
+            LOCK.release()
+        return is_free
+
+
+def num_stuck(num_forks):
+    """Return how many of the children found the lock held for ever."""
+    holders = iter(spdl_torch.DataLoader(Holds(), batch_size=2, num_workers=3, isolation="thread"))
+    stuck = 0
+    for _ in range(num_forks):
+        next(holders)
+        stuck += not all(next(iter(spdl_torch.DataLoader(Needs(), batch_size=2, num_workers=1))))
+    return stuck
+
+
+def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
+    """Workers are between two jobs when the process is forked."""
+    assert num_stuck(12) == 0
+
+
+def test_without_the_rest_it_does(monkeypatch):
+    """The control: the same forks beside workers that go on."""
+    monkeypatch.setattr(child_process, "workers_at_rest", _Nothing)
+    assert any(num_stuck(1) for _ in range(20))  # nearly always the first one
+
+
+def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
+    """A worker that never finishes its job does not keep other loaders from starting."""
+    monkeypatch.setattr(fork_rest, "_LONGEST_SECONDS", 0.05)
+    entered, may_end = threading.Event(), threading.Event()
+
+    class Blocks(Holds):
+        def __getitem__(self, index):
+            entered.set()
+            assert may_end.wait(30)
+            return index
+
+    iterator = iter(
+        spdl_torch.DataLoader(Blocks(), batch_size=2, num_workers=1, isolation="thread")
+    )
+    assert entered.wait(30)
+    assert len(list(spdl_torch.DataLoader(Indices(4), num_workers=1, isolation="process"))) == 4
+    may_end.set()
+    next(iterator)
+
+
+def begins_between_two_forks():
+    """Return whether a worker may begin a job when one of two forks at once has ended."""
+    activity, begun = Activity(), threading.Event()
+
+    def begin():
+        fork_rest.begin_job(activity, "a job")
+        begun.set()
+
+    worker = threading.Thread(target=begin)
+    with fork_rest.workers_at_rest():
+        with fork_rest.workers_at_rest():
+            worker.start()
+        # It waits, or it has begun: what it will do is settled, and needs no wait.
+        may_begin = fork_rest.may_work.is_set()
+    assert begun.wait(30)
+    worker.join()
+    assert activity.job == "a job"
+    return may_begin
+
+
+def test_workers_rest_until_the_last_of_several_forks_has_ended():
+    """Two loaders that start children on threads of their own fork at the same time."""
+    assert not begins_between_two_forks()
+
+
+def test_one_flag_for_all_forks_wakes_them_too_early(monkeypatch):
+    """The control: the end of any fork counts as that of all."""
+
+    class Forgets(set):
+        def discard(self, _):
+            self.clear()
+
+    monkeypatch.setattr(fork_rest, "_forks", Forgets())
+    assert begins_between_two_forks()
+
+
+class _Nothing:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass

@@ -46,14 +46,14 @@ def assert_nothing_left(report, count):
 
 
 @pytest.mark.timeout(2 * HANG_SECONDS)
-@pytest.mark.parametrize(("isolation", "count"), [("thread", 25), ("auto", 10)])
+@pytest.mark.parametrize(("isolation", "count"), [("thread", 25)])
 def test_nothing_is_left_after_random_interrupts(isolation, count):
     """The short form; with ``auto`` while workers move."""
     assert_nothing_left(interrupted(count, 1, isolation, HANG_SECONDS), count)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("isolation", ["thread", "process", "auto"])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_nothing_is_left_after_many_random_interrupts(isolation, long_seconds):
     """Others in every run, of threads and of children."""
     count = round(INTERRUPTS_PER_SECOND * long_seconds)

@@ -275,7 +275,7 @@ def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
         assert set(metrics) <= set(figures["metrics"])
         for summary in metrics.values():
             assert len(summary["values"]) == 1
-    if table not in ("ordinary", "what-if", "move", "program"):
+    if table not in ("ordinary", "what-if", "program"):
         assert any("ours" in row for row in figures["rows"])
     assert options.picture.read_bytes().startswith(PNG)
 

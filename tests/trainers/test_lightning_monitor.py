@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import itertools
-import multiprocessing
 import os
 import re
 import sqlite3
@@ -28,7 +27,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main
 from spdl_torch.autotune import PerfParams, tuning
-from spdl_torch.data.loader import held_up, trial
 from spdl_torch.engine.stats.perf_stats import (
     PipelineStats,
     QueuePerfStats,
@@ -36,7 +34,6 @@ from spdl_torch.engine.stats.perf_stats import (
     TaskPerfStats,
 )
 from spdl_torch.observe import (
-    Cause,
     log_stats_summary,
     pipelines_of_file,
     query_event_stats,
@@ -254,39 +251,34 @@ class Squares(Points):
         return torch.tensor([float(sum(i * i for i in range(3_000)))])
 
 
-@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="workers would not move")
 def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
-    """On threads at first, then in processes: a number for every logger, a text for TensorBoard, a
-    line for the log at the end of the epoch, and all moves in the file."""
+    """A number for every logger, a text for TensorBoard, a line for the log after the epoch, and
+    the place in the file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr(held_up, "HOLDS_UP", tuple(Cause))
-    monkeypatch.setattr(trial, "LEAST_WAIT", 0.0)
-    monkeypatch.setattr(trial, "GAIN", 0.0)
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
     board = loggers_of.TensorBoardLogger(tmp_path, name="", version="board")
     trainer(
         tmp_path,
-        [monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db"), modules.UntilMoved()],
+        monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db"),
         logger=[loggers_of.CSVLogger(tmp_path, name="", version=""), board],
         max_epochs=1,
-        log_every_n_steps=1,  # the first one before they can have moved
+        limit_train_batches=4,
     ).fit(modules.Plain(), DataLoader(Squares(), batch_size=4, num_workers=2))
 
     key = "data/num_processes"
     numbers = [row[key] for row in rows(tmp_path) if key in row]
-    assert (numbers[0], numbers[-1], len(set(numbers))) == (0, 2, 2)
+    assert set(numbers) == {0}
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     texts = [
         e.tensor_proto.string_val[0].decode() for e in events.Tensors("data/placement/text_summary")
     ]
-    assert texts[0] == "on 2 threads of the training process: Squares says thread_safe = True."
-    assert "in 2 processes: the GIL held the threads up" in texts[-1]
+    assert texts == ["on 2 threads of the training process: Squares says thread_safe = True."]
     assert f"\nThe workers live {texts[-1]}" in messages[-1]
     report = report_of_file(tmp_path / "s.db")
-    assert [each.num_processes for each in report.placements] == [0, 2, 2]
+    assert [each.num_processes for each in report.placements] == [0]
     assert str(report.placement) == texts[-1]
     assert texts[-1] in shown(report)
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
-    from ..workers.doubts import Doubts
     from ..workers.epoch import Epoch
     from ..workers.load_spec import LoadSpec
     from ..workers.transfer_stage import DeviceStage
@@ -71,14 +70,10 @@ class ProcessSeats:
         *,
         context: Any = None,
         shelf: Shelf | None = None,
-        doubts: Doubts | None = None,
     ) -> None:
-        """``context``, ``shelf``: see ``Equipment``. ``doubts``: take what fails here while it is
-        not believed; None = it always is.
-        """
+        """``context``, ``shelf``: see ``Equipment``."""
         self.placement: Placement | None = None
         self.errors: dict[int, BaseException] = {}  # they come as results
-        self._doubts = doubts
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
         self._equipment = Equipment(context, self._spec, device_stage, shelf)
@@ -182,11 +177,6 @@ class ProcessSeats:
         return str(described)
 
     @property
-    def is_up(self) -> bool:
-        """Whether all children are ready for jobs."""
-        return all(child.connection.is_up for child in self.children.values())
-
-    @property
     def children(self) -> Mapping[int, WorkerProcess]:
         """The children by number, with those that are about to leave."""
         return self.roster.children
@@ -201,27 +191,9 @@ class ProcessSeats:
         """The error that a child's end means for the epoch; see ``Seats.loss``."""
         return self._losses.error
 
-    @property
-    def early_death(self) -> BaseException | None:
-        """Why a child ended before the children got work; None = none did."""
-        over = (each.connection for each in self.children.values() if each.connection.is_over)
-        return next((each.death() for each in over), None)
-
     def rest(self) -> None:
         """Note that an epoch is over; see ``Seats.rest``."""
         self._part()
-
-    def give_up(self) -> list[Given]:
-        """Stop the children, and return the jobs that they have not answered, in order. The epoch
-        goes on without them."""
-        with self.roster.lock:
-            self._epoch = None
-            jobs = [job for child in self.children.values() for job in child.jobs.values()]
-            for child in self.children.values():
-                child.jobs.clear()
-            self._losses = Losses()
-        self.request_stop()
-        return sorted(jobs, key=lambda job: job.number)
 
     def request_stop(self) -> None:
         """End every wait, and ask the children to end. Never blocks; safe in a finalizer."""
@@ -359,8 +331,6 @@ class ProcessSeats:
             comes_again = isinstance(result, Failed) and result.again
             if job is not None and comes_again and self.roster.made_elsewhere(job, child):
                 return
-            if job is not None and self._doubts is not None and self._doubts.take(job, result):
-                return
         if epoch is None or job is None:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)
@@ -395,8 +365,7 @@ class ProcessSeats:
             jobs = list(child.jobs.values())
             if not self._may_be_replaced(child, jobs):
                 self._losses.end(child.connection, jobs)
-                if self._doubts is None or not self._doubts.take_loss(self._losses.error):
-                    epoch.close()  # wakes a waiting get(), which raises the reason
+                epoch.close()  # wakes a waiting get(), which raises the reason
                 return
             successor = self._new_child(child.number, epoch.key, epoch.workers)
             others_make = self.roster.replace(child, successor, jobs, late=is_late)

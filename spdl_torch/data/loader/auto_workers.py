@@ -35,7 +35,6 @@ class LoaderTuner:
         self._crew = crew
         self._num_workers = int(loader.num_workers)
         self._prefetch = loader.prefetch_factor or 1
-        self._is_on_trial = False  # threads and processes are compared: nothing may change
         self._batch_bytes: int | None = None
         self._is_sized = False
         self.begin()
@@ -43,7 +42,6 @@ class LoaderTuner:
     def begin(self) -> None:
         """Begin to measure an epoch."""
         self._num_batches = 0
-        self._spell: object = None  # of those who work
         if self._state.meter.is_within_run:  # the last loop was left before its epoch's end
             self._state.meter.restart(skip=1)
         self._part_seconds = self._state.tuning.window_seconds / PARTS
@@ -70,39 +68,14 @@ class LoaderTuner:
         if now < self._due:
             return
         self._due = now + self._part_seconds
-        if self._others_work():
-            self._begin_anew()
-            return
         readings = self._state.meter.look(self._crew.stats.snapshot_of_workers(), self._num_batches)
         if readings is not None:
             has_changed = self._step(self._window(readings))
             self._state.meter.restart(skip=int(has_changed))
 
-    def _others_work(self) -> bool:
-        """Return whether a trial is on, or other workers have got the work since the last check."""
-        spell = self._crew.stats.spell
-        if self._spell is None:
-            self._spell = spell
-        return self._is_on_trial or not self._crew.may_be_tuned or spell is not self._spell
-
-    def _begin_anew(self) -> None:
-        """Measure anew once a trial of processes is over; find their number if they won."""
-        self._is_on_trial, self._spell = not self._crew.may_be_tuned, None
-        self._state.meter.restart(skip=1)
-        loader = self._loader()
-        if self._is_on_trial or loader is None:
-            return
-        state = loader._tuning_state()
-        if state is not self._state:
-            self._state = state
-            self._note(self._crew.lead.counts.workers.count)
-
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
-        if self._others_work():
-            self._begin_anew()
-        else:
-            self._state.meter.end_run(self._crew.stats.snapshot_of_workers(), self._num_batches)
+        self._state.meter.end_run(self._crew.stats.snapshot_of_workers(), self._num_batches)
         if self._state.found:
             self._state.log_settings(self._settings())
 

@@ -2,8 +2,7 @@
 receives batches.
 
 A *job* is the work of one batch. Whoever makes it, its batch comes through the one outlet of the
-epoch, which puts batches in order. So workers may sit in processes in place of threads from any job
-on: what others have under way comes first, by its number.
+epoch, which puts batches in order.
 
 Nothing here refers to the iterator that the trainer holds, so dropping it ends the workers.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ...engine.channel.channel import Channel
 from ...engine.channel.waits import ChannelClosed
@@ -32,7 +31,6 @@ from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.counts import Queues
@@ -45,52 +43,6 @@ _JOIN_SECONDS = 1.0
 _MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before the thread looks
 
 
-class Steering(Protocol):
-    """What decides where a crew's workers sit. The loop's thread calls it, but for
-    ``request_stop``; the crew passes itself, to which it does not refer."""
-
-    def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> Seats:
-        """Have workers there for an epoch that is about to begin, and return where they sit."""
-        ...
-
-    def has_begun(self) -> None:
-        """Note that the epoch has begun."""
-        ...
-
-    def gives(self, job: Given) -> None:
-        """Note a job that is given out."""
-        ...
-
-    def look(self, crew: Crew) -> None:
-        """Take the step that is due before the loop gets a batch."""
-        ...
-
-    def tend(self, crew: Crew) -> None:
-        """Do what is due before the loop waits."""
-        ...
-
-    def after(self, crew: Crew, result: Result) -> None:
-        """Learn from a result that the loop gets."""
-        ...
-
-    @property
-    def may_be_tuned(self) -> bool:
-        """Whether the number of workers may change now."""
-        ...
-
-    def ends(self, crew: Crew) -> None:
-        """Keep what the next epochs have to know of one that ends."""
-        ...
-
-    def request_stop(self) -> None:
-        """End the workers that it has brought. Never blocks; safe in a finalizer."""
-        ...
-
-    def stop(self) -> None:
-        """Stop them, and wait a moment for their end."""
-        ...
-
-
 class Crew:
     """The workers of one iterator, and the epoch that they work on.
 
@@ -101,20 +53,11 @@ class Crew:
     anything, sets ``_epoch`` to None, for good.
     """
 
-    def __init__(
-        self,
-        spec: LoadSpec,
-        seats: Seats,
-        stage: DeviceStage | None = None,
-        mover: Steering | None = None,
-    ) -> None:
-        """``seats``: where the workers sit; with a ``mover``, where they begin."""
+    def __init__(self, spec: LoadSpec, seats: Seats, stage: DeviceStage | None = None) -> None:
         self._spec = spec
-        self._seats = self.lead = seats
-        """Where those sit who get the jobs now."""
-        self._present: tuple[Seats, ...] = ()  # those who deliver to this epoch
+        self.seats = seats
+        """Where the workers sit."""
         self._num_given = 0  # jobs of this epoch
-        self.mover = mover
         self._stage = stage
         self.stats = CrewStats(stage)
         self._epoch: Epoch | None = None
@@ -138,45 +81,22 @@ class Crew:
         try:
             epoch = self._new_epoch(key, workers)
             before = self.stats.queues_of(epoch)
-            self.lead = self.stats.starts.time(partial(self._prepared, key, workers))
-            self._enter(epoch, before, self.lead.placement)
+            self.stats.starts.time(partial(self.seats.prepare, key, workers))
+            self._enter(epoch, before)
             if self._stage is not None:
                 self._transfer_for(self._stage)
         except BaseException:  # Ctrl-C too
             self.request_stop()
             raise
 
-    def begin_again(self, seats: Seats, placement: Placement) -> None:
-        """Begin the epoch once more, for other workers. Requires that the loop has had none of its
-        batches."""
-        last = self._running()
-        last.close()
-        epoch = self._new_epoch(last.key, last.workers)
-        before = self.stats.queues_of(epoch)
-        seats.prepare(last.key, last.workers)
-        self.lead = seats
-        self._enter(epoch, before, placement)
-        self.ask()  # the loop waits for its first batch
-        if self._epochs is not None:
-            self._epochs.put(self._running())
-
-    def _prepared(self, key: StreamKey, workers: Sequence[WorkerState]) -> Seats:
-        """Have workers there for an epoch that begins, and return where they sit."""
-        if self.mover is not None:
-            return self.mover.prepare(key, workers)
-        self.lead.prepare(key, workers)
-        return self.lead
-
-    def _enter(self, epoch: Epoch, before: Queues, placement: Placement | None) -> None:
+    def _enter(self, epoch: Epoch, before: Queues) -> None:
         """Begin the epoch, of which ``before`` was read when its workers were not there yet."""
-        self.stats.begin(epoch, before, self.lead.counts, placement)
-        self._present, self._num_given = (self.lead,), 0
+        self.stats.begin(epoch, before, self.seats.counts, self.seats.placement)
+        self._num_given = 0
         # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
         # epoch that request_stop cannot close.
         self._epoch = epoch
-        self.stats.starts.time(partial(self.lead.begin, epoch))
-        if self.mover is not None:
-            self.mover.has_begun()
+        self.stats.starts.time(partial(self.seats.begin, epoch))
 
     def _new_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec, stage = self._spec, self._stage
@@ -197,24 +117,10 @@ class Crew:
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
 
-    def enlist(self, seats: Seats) -> None:
-        """Have other workers deliver to this epoch, too."""
-        if seats not in self._present:
-            self._present = (*self._present, seats)
-        seats.begin(self._running())
-
-    def hand_over(self, seats: Seats, placement: Placement | None) -> None:
-        """Give these workers the jobs from now on. What others have under way stays theirs."""
-        self.enlist(seats)
-        self.stats.lead(seats.counts, placement)
-        self.lead = seats
-
     def submit(self, job: Given) -> None:
         """Give out a job; see ``Seats.submit``. Jobs are numbered from 0 on in each epoch."""
-        if self.mover is not None:
-            self.mover.gives(job)
         try:
-            self.lead.submit(job)
+            self.seats.submit(job)
             self._num_given = job.number + 1
         except ChannelClosed:
             self._raise_loss()
@@ -238,14 +144,11 @@ class Crew:
         """
         if budget.is_scarce:
             budget.lend()
-        if self.mover is not None:
-            self.mover.look(self)
         deadline = inf if timeout is None else monotonic() + timeout
         while True:
             epoch, seconds = self._running(), None
             if not epoch.outlet.has_next:  # a batch that is there comes first
-                seconds = self._tend(deadline)
-                epoch = self._running()  # it may have begun again
+                seconds = self._tend(epoch, deadline)
             try:
                 result = epoch.outlet.get_numbered(seconds)[1]
                 break
@@ -255,27 +158,20 @@ class Crew:
             except ChannelClosed:
                 self._raise_loss()
                 raise
-        if self.lead.errors:
+        if self.seats.errors:
             result = self._or_error(result)
-        if self.mover is not None:
-            self.mover.after(self, result)
         return result if self._stage is None else self._stage.hand_over(result)
 
     def _or_error(self, result: Result) -> Result:
         """Return the result, or the error that comes in its place."""
-        error = self.lead.errors.pop(result.number, None)
+        error = self.seats.errors.pop(result.number, None)
         return result if error is None else Failed(result.number, error)
 
-    def _tend(self, deadline: float) -> float | None:
+    def _tend(self, epoch: Epoch, deadline: float) -> float | None:
         """Do what is due before the loop waits; return for how long it may wait until it looks
         again."""
-        if self.mover is not None:
-            self.mover.tend(self)
-        epoch, look_seconds = self._running(), inf
-        for each in self._present:
-            each.tend(epoch)
-            look_seconds = min(look_seconds, each.look_seconds)
-        seconds = min(look_seconds, deadline - monotonic())
+        self.seats.tend(epoch)
+        seconds = min(self.seats.look_seconds, deadline - monotonic())
         return None if seconds == inf else max(0.0, seconds)
 
     @property
@@ -291,27 +187,14 @@ class Crew:
         """The number of jobs whose results the loop has not had yet."""
         return self._num_given - self.num_taken
 
-    def deliver(self, result: Result) -> None:
-        """Let the loop have a result in its turn."""
-        self._running().deliver(result)
-
     @property
     def loss(self) -> BaseException | None:
         """The error for which no batch comes any more in this epoch; None = all is well."""
-        return next((loss for each in self._present if (loss := each.loss) is not None), None)
+        return None if self._epoch is None else self.seats.loss
 
     def _raise_loss(self) -> None:
         if (loss := self.loss) is not None:
             raise loss from loss.__cause__
-
-    def end_epoch(self) -> None:
-        """End the epoch for a loss; the loop gets the batches that it waits for no more."""
-        self._running().close()
-
-    @property
-    def may_be_tuned(self) -> bool:
-        """Whether the number of workers may change now."""
-        return self.mover is None or self.mover.may_be_tuned
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that get the jobs, and return the new number: the old one if
@@ -322,33 +205,28 @@ class Crew:
         if max_outstanding > 0:
             epoch.results.grow(max_outstanding)
             self._spec = spec._replace(max_outstanding=max_outstanding)
-        return self.lead.resize(num_workers, max_outstanding)
+        return self.seats.resize(num_workers, max_outstanding)
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the workers do; ``awaited``: the batch that the loop waits for. Blocks up
         to 2 s for the answer of a worker process.
         """
-        described = [text for each in self._present if (text := each.at_work(awaited))]
+        described = [text] if (text := self.seats.at_work(awaited)) else []
         if own := self._threads.threads():
             described.append(describe_activities([], own, None))
         return "\n".join(described)
 
     def rest(self) -> None:
         """Keep the statistics of an epoch that is over; the workers stay for the next one."""
-        self._ends()
         self.stats.end()
-        self.lead.rest()
-
-    def _ends(self) -> None:
-        if self.mover is not None:
-            self.mover.ends(self)
+        self.seats.rest()
 
     @property
     def is_here(self) -> bool:
         """Whether there are workers that belong to this process: a forked child has none of its
         parent's, and the end of the main thread has stopped those that were made for it.
         """
-        return self._threads.is_here and not self._is_stopped and not self.lead.is_stopped
+        return self._threads.is_here and not self._is_stopped and not self.seats.is_stopped
 
     def request_stop(self) -> None:
         """End every wait and with it the workers. Never blocks; safe in a finalizer."""
@@ -371,17 +249,12 @@ class Crew:
             if self._epochs is not None:
                 self._epochs.close()
             self._epoch = None
-            self._seats.request_stop()
-            if self.mover is not None:
-                self.mover.request_stop()
+            self.seats.request_stop()
 
     def stop(self) -> None:
         """``request_stop``, and wait a moment for the workers, who have nothing left to do."""
-        self._ends()
         self.stats.end()
-        if self.mover is not None:
-            self.mover.stop()  # first: it keeps what processes recorded, while they live
-        self._seats.stop()
+        self.seats.stop()
         self.request_stop()
         self._threads.join(_JOIN_SECONDS)
 

@@ -62,10 +62,6 @@ class CrewIterator(EpochIterator):
             )
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
-        if loader._state.moving.is_on_trial:
-            from .trial import settle  # was imported when the trial began
-
-            settle(loader._state.moving)
         placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
         stage, shelf = open_device_stage(loader, device, stats=stats)
@@ -79,6 +75,8 @@ class CrewIterator(EpochIterator):
         for finalizer in (self._finalizer, self._again):
             finalizer.atexit = False  # at exit the thread groups of the crew stop them
         self._tuner = None
+        # Of threads alone, and where there are statistics.
+        self._gil = loader._state.gil if stats and not placement.num_processes else None
         try:
             self._start.have_begun()
             self._crew.begin(self._key, self._begun_from)
@@ -202,6 +200,8 @@ class CrewIterator(EpochIterator):
                 self._held = self._receive()
                 if self._tuner is not None:
                     self._tuner.after(getattr(self._held, "batch", None))
+                if self._gil is not None:
+                    self._gil.look(self._crew.stats)
             self._submit_more()
             result, self._held = self._held, None
             if not self._num_yielded and isinstance(result, Loaded | Failed):

@@ -75,8 +75,9 @@ class DataLoader(BaseLoader[T_co]):
             None or the CPU, batches stay in host memory.
         isolation: ``"auto"``: the workers are threads of this process where the dataset is known
             to be safe there (its class is known, or its attribute ``thread_safe = True`` says so);
-            else each is a process of its own, as in torch. Threads that the GIL holds up move to
-            processes during an epoch if the loop gets faster. ``"thread"``: always threads.
+            else each is a process of its own, as in torch. It is decided once for each iterator;
+            where the GIL holds threads up, the log and the report say so. ``"thread"``: always
+            threads.
             ``"process"``: always processes; batches come back through shared memory. Processes
             start as torch starts its workers: by ``multiprocessing_context``, else Python's
             default; unless that is fork, what they need has to be picklable.
@@ -337,17 +338,15 @@ class DataLoader(BaseLoader[T_co]):
         return with_remarks(report, *decided, *filter(None, further))
 
     def _remark_on_threads(self, report: Report) -> str:
-        """Return the remark on threads that the GIL holds up, and that may not move."""
+        """Return the remark on threads that the GIL holds up."""
         where = report.placement
         if self.isolation != "auto" or where is None or where.num_processes or not self.num_workers:
             return ""
         from ...observe.verdict.causes import Cause  # the report has brought it
 
-        held = self._held_on_threads if report.verdict.cause is Cause.GIL else ""
-        return held and (
-            "The GIL holds the threads up, and they do not move to processes by themselves: "
-            f'{held}. isolation="process" loads there.'
-        )
+        if report.verdict.cause is not Cause.GIL:
+            return ""
+        return 'Worker processes share no GIL: isolation="process" loads there.'
 
     def _remark_on_start(self, report: Report) -> str:
         """Return the remark on workers that the next epoch would start again, once it is known that
@@ -364,16 +363,6 @@ class DataLoader(BaseLoader[T_co]):
         progress = self._state.position.progress
         given = None if progress is None else progress.given
         return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
-
-    def _reports(self) -> list[Report]:
-        """Return the reports on all workers that did the work in this epoch, in order: each move
-        begins another one.
-        """
-        stats = self._measured()
-        while True:
-            earlier, report = stats.reports_before(), self.report()
-            if len(earlier) == len(stats.reports_before()):  # nobody moved meanwhile
-                return [*earlier, report]
 
     def _measured(self) -> EpochStats:
         measured = self._state.figures.stats

@@ -1,56 +1,43 @@
-"""Whether worker threads are held up by the GIL, or hold the loop up, or may: then processes are
-tried."""
+"""Warn of worker threads that the GIL holds up, once for each loader."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ...machine.probes import probe_counters
-from ...machine.readings import probes_between
-from ...observe.verdict.causes import (
-    Cause,
-    bottleneck_of,
-    load_of,
-    may_hide_the_gil,
-    may_wait_for_gil,
-    use_one_core,
-)
-from ...observe.verdict.finding import find
-from . import trial
-
 if TYPE_CHECKING:
-    from ..workers.moving import Moving
-    from ..workers.stats import CrewStats
+    from ..workers.stats import EpochStats
 
-HOLDS_UP = (Cause.GIL,)
-"""The verdicts on the threads that lead to a trial of processes."""
+_logger = logging.getLogger("spdl_torch.data")
+
+LOOK_SECONDS = 10.0
+"""The time of loading on threads before each look at what holds them up."""
 
 
-def are_held_up(threads: CrewStats, memory: Moving) -> bool:
-    """Return whether the loop waits for threads that the GIL holds up, or may; or whether they take
-    it all the time, for which the loop waits in whatever it does.
-    """
-    figures = threads.figures()
-    stats, probes, pooled = figures.stats, figures.probes, figures.pooled
-    if stats.elapsed < trial.LOOK_SECONDS and memory.stats is not None:
-        assert memory.probes_before is not None, "set when the first epoch began"
-        alone, stats = probes.one_at_a_time, memory.stats
-        probes = probes_between(memory.probes_before, probe_counters())
-        probes = replace(probes, one_at_a_time=alone)
-    # Not the verdict's: of a short window that names none, and the trial will show.
-    found = find(stats, probes, pooled)
-    cause = found.cause
-    if stats.consumer_wait_ratio < trial.LEAST_WAIT:
-        return found.keeps_the_gil_taken
-    if cause in HOLDS_UP:
-        return True
-    # The probe samples ten times a second: it knows nothing of shorter epochs.
-    if probes.gil_seconds is None and use_one_core(stats, pooled):
-        return True
-    stage = bottleneck_of(stats.stages)
-    if stage is None:
-        return False
-    load = load_of(stage, stats.stages, pooled)
-    # A trial shows whether they do.
-    return may_hide_the_gil(load, cause) or may_wait_for_gil(load, cause, probes)
+class GilWatch:
+    """Looks at the verdict on a loader's threads now and then, until it is the GIL. Only the loop's
+    thread calls it."""
+
+    def __init__(self) -> None:
+        self._due_seconds = 0.0  # 0.0 = the loop has had no batch yet
+
+    def look(self, stats: EpochStats) -> None:
+        """Warn if the GIL holds the threads up; 0.1 µs where no look is due."""
+        now = perf_counter()
+        if now < self._due_seconds:
+            return
+        is_first, self._due_seconds = not self._due_seconds, now + LOOK_SECONDS
+        if is_first:
+            return
+        from ...observe.verdict.causes import Cause  # judges: no first batch waits for its import
+
+        verdict = stats.report().verdict
+        if verdict.cause is Cause.GIL:
+            self._due_seconds = inf
+            _logger.warning(
+                "DataLoader: %s Worker processes share no GIL: if the workers cannot be made to "
+                'release it, isolation="process" loads there.',
+                verdict.finding,
+            )

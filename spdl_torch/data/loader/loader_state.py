@@ -15,7 +15,7 @@ from ..checkpoint.resume_state import before_first_epoch, generators_of, left_fo
 from ..checkpoint.user_state import give_state, keeps_state, state_of
 from ..sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
 from ..user_warnings import warn
-from ..workers.moving import Moving
+from .held_up import GilWatch
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
@@ -229,7 +229,7 @@ class LoaderState:
         self.figures = LoaderFigures()
         self._iterators: WeakSet[Any] | None = None  # none yet: a loader without any is pickled
         self._num_processes: int | None = None
-        self.moving = Moving()
+        self.gil = GilWatch()
         self.keeper: TransferKeeper | None = None
         """The owner of pinned memory between epochs; None = no epoch went to a device."""
         self.tuning: TuningState | None = None
@@ -248,9 +248,8 @@ class LoaderState:
         return list(self._iterators or ())
 
     def log_placement(self, placement: Placement) -> None:
-        """Log where the workers live, once and whenever that changes, except by a move, which was
-        logged."""
+        """Log where the workers live, once and whenever that changes."""
         is_new = placement.num_processes != self._num_processes
         self._num_processes = placement.num_processes
-        if is_new and not self.moving.is_settled:
+        if is_new:
             _logger.info("DataLoader: the workers live %s", placement)

@@ -9,13 +9,10 @@ workers, where whatever is right in torch is right by construction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...observe.verdict.placement import Placement
 from .vouching import name_of, vouching_for
-
-if TYPE_CHECKING:
-    from ..workers.moving import Moving
 
 _CHECK = "assert_thread_safe checks it"
 _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'
@@ -28,7 +25,6 @@ def placement_of(
     isolation: Literal["auto", "thread", "process"],
     collate_fn: Any,
     worker_init_fn: Any,
-    moving: Moving,
     asks_for_threads: bool = False,
 ) -> Placement:
     """Return where the workers of a loader with these arguments live.
@@ -47,8 +43,6 @@ def placement_of(
         return _in_processes(num_workers, reason, remedy)
     if asks_for_threads:
         return _on_threads(num_workers, "the multiprocessing_context starts threads")
-    if moving.has_moved:
-        return moved(num_workers, moving.reason)
     found = vouching_for(dataset, collate_fn, worker_init_fn)
     if found.refusing is not None:
         remedy = (
@@ -64,27 +58,12 @@ def placement_of(
         reason = f"{name_of(found.declaring)} says thread_safe = True"
     else:
         reason = f"{name_of(dataset)} is known to be safe on threads"
-    return _on_threads(num_workers, f"{reason}{moving.reason and f', and {moving.reason}'}")
+    return _on_threads(num_workers, reason)
 
 
 def is_vouched_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
     """Return whether dataset and functions are known, or declared, to be safe on threads."""
     return vouching_for(dataset, collate_fn, worker_init_fn).is_safe
-
-
-def declares_safe(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
-    """Return whether dataset and functions are safe on threads because a dataset says so."""
-    found = vouching_for(dataset, collate_fn, worker_init_fn)
-    return found.is_safe and found.declaring is not None
-
-
-def moved(num_workers: int, reason: str) -> Placement:
-    """Return the placement of workers that have moved from threads to processes of their own."""
-    remedy = (
-        "Threads would be as fast if samples were made in few calls that release the GIL, best a "
-        'batch at a time (__getitems__); isolation="thread" keeps the workers there.'
-    )
-    return _in_processes(num_workers, reason, remedy)
 
 
 def _on_threads(num_workers: int, reason: str) -> Placement:

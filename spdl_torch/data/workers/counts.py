@@ -43,17 +43,6 @@ class Readings(NamedTuple):
     data: Mapping[str, int] = {}
     """The counts of the process's datasets."""
 
-    def since(self, before: Readings) -> Readings:
-        """Return what was counted after ``before``."""
-        return self._replace(
-            fetch=self.fetch.since(before.fetch),
-            collate=self.collate.since(before.collate),
-            jobs_wait_ns=self.jobs_wait_ns - before.jobs_wait_ns,
-            parked_ns=self.parked_ns - before.parked_ns,
-            probes_before=before.probes_now,
-            data={name: count - before.data.get(name, 0) for name, count in self.data.items()},
-        )
-
 
 class DatasetCounts:
     """The counts since an epoch began of the datasets in a dataset, and of those in the copies that
@@ -244,7 +233,7 @@ class Measured(NamedTuple):
     num_workers: int
     thread_ns: int
     """The time that all workers together had."""
-    placements: tuple[Placement, ...]
+    placement: Placement | None
     remarks: tuple[str, ...]
 
     @property

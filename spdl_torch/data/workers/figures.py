@@ -41,11 +41,11 @@ def figures_of(measured: Measured | None) -> Figures:
     """Return the figures on what was measured; None = nothing has run yet."""
     if measured is None:
         return Figures(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()), Probes())
-    *before, now = measured.placements or (None,)
+    placement = measured.placement
     return Figures(
         stats=stats_of(measured),
         probes=_probes_of(measured),
-        placements=() if now is None else (*before, _with_workers(now, measured.num_workers)),
+        placements=() if placement is None else (_with_workers(placement, measured.num_workers),),
         remarks=measured.remarks,
     )
 

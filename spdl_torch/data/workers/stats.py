@@ -16,6 +16,7 @@ from ...engine.hooks.stage_info import StageInfo
 from ...engine.hooks.task_hooks import TaskStatsHook
 from ...engine.stats.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
+from ...named_tuples import NamedTuple
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
 from .remarks import remarks_on_cores, remarks_on_skipped
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ..fetching.bad_samples import SkippedSamples
     from .epoch import Epoch
-    from .figures import Figures
     from .transfer_stage import DeviceStage
 
 
@@ -53,43 +53,15 @@ class Source(Protocol):
         ...
 
 
-class _Spell:
-    """The time in which the same workers got the jobs of an epoch.
+class _Begun(NamedTuple):
+    """An epoch that has begun, and what was read then."""
 
-    What they make is theirs, even if others have got the jobs meanwhile; the loop's waits are
-    those of its time.
-    """
-
-    def __init__(self, source: Source, queues: Queues, before: Readings | None = None) -> None:
-        """``before``: what they had counted in this epoch; None = nothing."""
-        self.source = source
-        self.placements: tuple[Placement, ...] = ()
-        """Where workers have lived in this epoch up to here."""
-        # Of this process; where the workers are in it, they count from the epoch's beginning.
-        self.probes_before = probe_counters() if source.has_own_gil else None
-        self._before, self._queues_before = before, queues
-        self._end: Queues | None = None
-        self._readings_at_end: Readings | None = None
-
-    def end(self, queues: Queues) -> None:
-        """Note that others get the jobs from now on."""
-        self._end = queues
-
-    def settle(self) -> None:
-        """Note that what the workers make from now on is of another spell of theirs."""
-        self._readings_at_end = self._readings_at_end or self.source.readings()
-
-    def queues(self, now: Queues) -> Queues:
-        """Return the readings of the queues in this time."""
-        return (self._end or now).since(self._queues_before)
-
-    def readings(self, *, run_delays: bool = True) -> Readings:
-        """Return the counts of the workers."""
-        now = self._readings_at_end or self.source.readings(run_delays=run_delays)
-        if now is None:
-            nothing, probes = TaskCounters(), self.probes_before or probe_counters()
-            return Readings(nothing, nothing, 0, probes, probes)
-        return now if self._before is None else now.since(self._before)
+    epoch: Epoch
+    source: Source
+    queues_before: Queues
+    probes_before: ProbeCounters | None
+    """This process's; None = the workers are in it."""
+    placement: Placement | None
 
 
 class EpochStats(ABC):
@@ -120,14 +92,7 @@ class EpochStats(ABC):
         """Return the statistics with the probes' readings and the verdict, which cost more."""
         from .figures import figures_of
 
-        measured = self._all_measured(last_only=True)
-        return figures_of(measured[-1] if measured else None).report()
-
-    def reports_before(self) -> tuple[Report, ...]:
-        """Return the reports on those who had the work before in this epoch, in order."""
-        from .figures import figures_of
-
-        return tuple(figures_of(each).report() for each in self._all_measured()[:-1])
+        return figures_of(self._measured()).report()
 
     def timeline(self) -> Timeline | None:
         """Return what every thread did in the last seconds; None = nothing ran yet."""
@@ -136,16 +101,14 @@ class EpochStats(ABC):
     def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
         from .figures import figures_of, stats_of
 
-        measured = self._all_measured(last_only=True, run_delays=False)
-        if not measured:
+        measured = self._measured(run_delays=False)
+        if measured is None:
             return figures_of(None).stats
-        return stats_of(measured[-1].of_workers if of_workers else measured[-1])
+        return stats_of(measured.of_workers if of_workers else measured)
 
     @abstractmethod
-    def _all_measured(
-        self, *, last_only: bool = False, run_delays: bool = True
-    ) -> tuple[Measured, ...]:
-        """Return what is known of each that had the work; () = nothing has run yet."""
+    def _measured(self, *, run_delays: bool = True) -> Measured | None:
+        """Return what is known of the epoch; None = nothing has run yet."""
 
     def _transferred(self) -> TaskCounters:
         return TaskCounters() if self._transfer is None else self._transfer.counters()
@@ -160,105 +123,64 @@ class EpochStats(ABC):
 
 
 class CrewStats(EpochStats):
-    """The statistics of the epoch on a crew's workers or, once they have ended, of the last one.
-
-    Where the workers move in an epoch, each spell of theirs has figures of its own; those of the
-    present one are reported.
-    """
+    """The statistics of the epoch on a crew's workers or, once they have ended, of the last one."""
 
     def __init__(self, stage: DeviceStage | None = None) -> None:
         super().__init__(stage)
         # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
         # are replaced and never changed, and each method reads them once.
-        self._epoch: Epoch | None = None
-        self._spells: tuple[_Spell, ...] = ()
-        self._last: tuple[Measured, ...] = ()
+        self._begun: _Begun | None = None
+        self._last: Measured | None = None
 
     @property
     def is_over(self) -> bool:
         """As :class:`EpochStats` says."""
-        return self._epoch is None
+        return self._begun is None
 
     @property
     def recorder(self) -> FlightRecorder | None:
         """The recorder of the last epoch that began."""
         return self._recorder
 
-    @property
-    def spell(self) -> object:
-        """The same object for as long as the same workers get the jobs; None between epochs."""
-        return self._spells[-1] if self._spells else None
-
     def begin(
         self, epoch: Epoch, before: Queues, source: Source, placement: Placement | None
     ) -> None:
         """Report on this epoch, which began when ``before`` was read, and whose jobs go to these
-        workers."""
+        workers; note in the trace where they live."""
         self._recorder = epoch.recorder
-        first = _Spell(source, before)
-        # In this order: a thread that finds the epoch finds a spell.
-        self._spells, self._epoch = (first,), epoch
         if placement is not None:
-            self.note_placement(placement)
-
-    def lead(self, source: Source, placement: Placement | None) -> None:
-        """Note that the jobs of this epoch go to these workers from now on."""
-        epoch, last = self._epoch, self._spells[-1]
-        assert epoch is not None, "guaranteed by the crew"
-        queues = self.queues_of(epoch)
-        last.end(queues)
-        for each in self._spells:
-            if each.source is source:
-                each.settle()
-        spell = _Spell(source, queues, source.readings())
-        spell.placements = last.placements
-        self._spells = (*self._spells, spell)
-        if placement is not None:
-            self.note_placement(placement)
-
-    def note_placement(self, placement: Placement) -> None:
-        """Report, and note in the trace, where the workers live from now on."""
-        spell = self._spells[-1]
-        spell.placements = (*spell.placements, replace(placement, since=time.time()))
-        if self._recorder is not None:
-            self._recorder.note(PLACEMENT_EVENT, placement.as_details())
+            placement = replace(placement, since=time.time())
+            epoch.recorder.note(PLACEMENT_EVENT, placement.as_details())
+        # Of this process; where the workers are in it, they count from the epoch's beginning.
+        probes = probe_counters() if source.has_own_gil else None
+        self._begun = _Begun(epoch, source, before, probes, placement)
 
     def end(self) -> None:
         """Keep what was counted in the epoch up to now, and let go of the epoch itself."""
-        epoch = self._epoch
-        if epoch is not None:
-            epoch.consumer.end()
+        begun = self._begun
+        if begun is not None:
+            begun.epoch.consumer.end()
             # In this order: a thread that finds no epoch finds what was kept of the one that ended.
-            self._last = tuple(self._measured(epoch, each) for each in self._spells)
-            self._epoch, self._spells = None, ()
+            self._last = self._measured_of(begun)
+            self._begun = None
 
     def snapshot_of_workers(self) -> PipelineStats:
         """Return the same for whoever changes the workers: the loop's waits are for these alone,
         not for the sampler."""
         return self._snapshot(of_workers=True)
 
-    def figures(self) -> Figures:
-        """Return what a report would be made of, which costs less, with the loop's waits for
-        workers alone."""
-        from .figures import figures_of
+    def _measured(self, *, run_delays: bool = True) -> Measured | None:
+        begun = self._begun
+        return self._last if begun is None else self._measured_of(begun, run_delays=run_delays)
 
-        measured = self._all_measured(last_only=True)
-        return figures_of(measured[-1].of_workers if measured else None)
-
-    def _all_measured(
-        self, *, last_only: bool = False, run_delays: bool = True
-    ) -> tuple[Measured, ...]:
-        epoch, spells = self._epoch, self._spells
-        if epoch is None or not spells:
-            return self._last
-        wanted = spells[-1:] if last_only else spells
-        return tuple(self._measured(epoch, each, run_delays=run_delays) for each in wanted)
-
-    def _measured(self, epoch: Epoch, spell: _Spell, *, run_delays: bool = True) -> Measured:
-        """Read all that the figures on a spell need."""
-        readings, workers = spell.readings(run_delays=run_delays), spell.source.workers
-        queues = spell.queues(self.queues_of(epoch))
-        before = spell.probes_before
+    def _measured_of(self, begun: _Begun, *, run_delays: bool = True) -> Measured:
+        """Read all that the figures on an epoch need."""
+        source, before = begun.source, begun.probes_before
+        readings, workers = source.readings(run_delays=run_delays), source.workers
+        if readings is None:  # nobody counts yet
+            nothing, probes = TaskCounters(), before or probe_counters()
+            readings = Readings(nothing, nothing, 0, probes, probes)
+        queues = self.queues_of(begun.epoch).since(begun.queues_before)
         return Measured(
             readings,
             queues,
@@ -267,8 +189,8 @@ class CrewStats(EpochStats):
             own_probes=None if before is None else (before, probe_counters(run_delays=run_delays)),
             num_workers=workers.count,
             thread_ns=workers.thread_ns(queues.outlet.elapsed_ns),
-            placements=spell.placements,
-            remarks=self._remarks(workers.count, *spell.source.remarks()),
+            placement=begun.placement,
+            remarks=self._remarks(workers.count, *source.remarks()),
         )
 
     def queues_of(self, epoch: Epoch) -> Queues:
@@ -320,14 +242,12 @@ class InlineStats(EpochStats):
         probes = probe_counters_of(self._thread, run_delays=run_delays)
         return probes, self.draws.total_ns()
 
-    def _all_measured(
-        self, *, last_only: bool = False, run_delays: bool = True
-    ) -> tuple[Measured, ...]:
+    def _measured(self, *, run_delays: bool = True) -> Measured:
         probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
         fetch, collate = self._fetch.counters(), self._collate.counters()
         transfer = self._transferred()
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
-        measured = Measured(
+        return Measured(
             Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
             Queues(no_queue, no_queue, transfer, sampling_ns, self.consumer.waited_ns),
             elapsed_ns,
@@ -335,7 +255,6 @@ class InlineStats(EpochStats):
             own_probes=None,
             num_workers=1,
             thread_ns=elapsed_ns,
-            placements=(),
+            placement=None,
             remarks=self._remarks(0),
         )
-        return (measured,)

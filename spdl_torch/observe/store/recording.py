@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -237,9 +236,8 @@ class _SourceLog:
         # the old epoch again, and be taken for the first of the new one. Re-entrant: on one thread,
         # an epoch may begin while another is being begun.
         self._lock = threading.RLock()
-        # The last readings of this epoch, by the number of moves before them; at first those of an
-        # epoch that nobody asked to record.
-        self._before: dict[int, Report] = dict(enumerate(self._reports()))
+        # The last reading of this epoch; at first that of an epoch that nobody asked to record.
+        self._before = self._report()
         self._skipped = SkippedLog(source)
         self._last_decision = time.time()
         self._has_complained = False
@@ -262,9 +260,11 @@ class _SourceLog:
 
     def num_delivered(self) -> int:
         """Return the number of batches that the loop has taken in the block so far."""
-        return self._num_delivered + sum(
-            num_delivered(interval, report.pooled) for _, report, _, interval in self._news()
-        )
+        news = self._news()
+        if news is None:
+            return self._num_delivered
+        report, interval = news
+        return self._num_delivered + num_delivered(interval, report.pooled)
 
     @scope
     def followed(self) -> Iterator[None]:
@@ -286,7 +286,7 @@ class _SourceLog:
             try:
                 yield
             finally:
-                self._before = {}
+                self._before = None
 
     def write(self) -> None:
         """Write what is new since the last time; log an error instead of raising it."""
@@ -301,38 +301,30 @@ class _SourceLog:
                 _logger.exception("recording: figures of %r were not recorded.", self._name)
 
     def _write_figures(self) -> None:
-        for place, report, before, interval in self._news():
-            if self._writer is not None:
-                news = self._without_known_placements(report)
-                for entry in entries_of(
-                    news, before, pipeline_id=self._pipeline_id, name=self._name
-                ):
-                    self._writer.log(entry)
-            self._before[place] = report
-            self._num_delivered += num_delivered(interval, report.pooled)
-            if self._feeds and interval.stages:
-                step = self._num_delivered if self._step is None else self._step()
-                for feed in self._feeds:
-                    feed.gather(interval, report, step)
+        news, before = self._news(), self._before
+        if news is None:
+            return
+        report, interval = news
+        if self._writer is not None:
+            for entry in entries_of(report, before, pipeline_id=self._pipeline_id, name=self._name):
+                self._writer.log(entry)
+        self._before = report
+        self._num_delivered += num_delivered(interval, report.pooled)
+        if self._feeds and interval.stages:
+            step = self._num_delivered if self._step is None else self._step()
+            for feed in self._feeds:
+                feed.gather(interval, report, step)
 
-    def _without_known_placements(self, report: Report) -> Report:
-        """Return a report without the placements that were written already: after a move, it also
-        says where the workers lived before, in this epoch.
-        """
-        known = {each.since for last in self._before.values() for each in last.placements}
-        news = tuple(each for each in report.placements if each.since not in known)
-        return replace(report, placements=news)
-
-    def _news(self) -> Iterator[tuple[int, Report, Report | None, PipelineStats]]:
-        """Yield the present statistics with their place, the last ones read, and what is new."""
-        for place, report in enumerate(self._reports()):
-            before = self._before.get(place)
-            if before is not None and report.stats.elapsed <= before.stats.elapsed:
-                # The epoch is over, and its statistics no longer change. They may be a little older
-                # than the last reading, if that was taken while the loop's thread took the final.
-                continue
-            before_stats = None if before is None else before.stats
-            yield place, report, before, interval_between(before_stats, report.stats)
+    def _news(self) -> tuple[Report, PipelineStats] | None:
+        """Return the present report, and what is new since the last one; None = nothing is."""
+        report, before = self._report(), self._before
+        if report is None:
+            return None
+        if before is not None and report.stats.elapsed <= before.stats.elapsed:
+            # The epoch is over, and its statistics no longer change. They may be a little older
+            # than the last reading, if that was taken while the loop's thread took the final.
+            return None
+        return report, interval_between(None if before is None else before.stats, report.stats)
 
     def call_loggers(self) -> None:
         """Hand what is new to the loggers; log a logger's first error instead of raising it."""
@@ -344,13 +336,13 @@ class _SourceLog:
                     self._failed.append(feed.logger)
                     _logger.exception("recording: figures did not reach a logger.")
 
-    def _reports(self) -> list[Report]:
-        """Return the present reports, after those from before any move in this epoch."""
+    def _report(self) -> Report | None:
+        """Return the present report; None = nothing was loaded yet."""
         try:
-            several = getattr(self._source, "_reports", None)
-            return several() if several is not None else [self._source.report()]
-        except RuntimeError:  # nothing was loaded yet
-            return []
+            report: Report = self._source.report()
+        except RuntimeError:
+            return None
+        return report
 
     def _write_skipped(self) -> None:
         for entry in self._skipped.entries(self._source, self._pipeline_id):

@@ -43,8 +43,7 @@ _HANDED_OVER_SECONDS = 5e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What holds training back while it waits, for whoever asks: report, advice, predictions and
-    the loader that moves."""
+    """What holds training back while it waits, for whoever asks: report, advice and predictions."""
 
     cause: Cause
     stage: StageStats | None = None
