@@ -84,16 +84,6 @@ def look_often():
     transfer._LONGEST_PAUSE_SECONDS = 0.0
 
 
-def running_and_waiting(budget):
-    """How many threads a budget lets run, and those that wait for a permit."""
-    return budget._num_running, list(budget._waiters)
-
-
-def limit_of(budget):
-    """How many threads a budget would let run."""
-    return budget._limit
-
-
 def tuner_of(iterator):
     """Who tunes the number of an iterator's workers."""
     return iterator._tuner

@@ -10,14 +10,12 @@ from dataclasses import replace
 import av
 import numpy as np
 import pytest
-from _inside import limit_of
 from _readings import shown
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
 from spdl_torch.data import user_warnings
-from spdl_torch.data.workers.budget import ThreadBudget
 from spdl_torch.machine import limits
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
@@ -49,16 +47,10 @@ def container(request, tmp_path, monkeypatch):
     return begin
 
 
-class Pool:
-    """A pool of which the budget of threads asks nothing."""
-
-    activities = ()
-
-
 @pytest.mark.parametrize(("quota", "ranks"), [(2, 1), (1.5, 1), (8, 4), (8, 1), (0.5, 1)])
 def test_all_have_the_same_count_of_cores(container, quota, ranks):
-    """The quota's, divided among the ranks: report, tuner, budget of threads, and the defaults
-    of commands."""
+    """The quota's, divided among the ranks: report, tuner, and the defaults of
+    commands."""
     container(quota, ranks)
     own, whole = quota / ranks, max(1, int(quota / ranks))
     now = probe_counters()
@@ -66,9 +58,7 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks):
     assert Limits.of_this_machine().own_cores == own
     loader = DataLoader(range(4), num_workers="auto")
     assert loader.num_workers == min(8, whole)
-    budget = ThreadBudget()
-    budget.begin(Pool(), 64)
-    assert limit_of(budget) == limits.whole_cores() == whole  # as none had room for more
+    assert limits.whole_cores() == whole
 
 
 @pytest.mark.parametrize(("quota", "ranks"), [(2, 1), (8, 4)])

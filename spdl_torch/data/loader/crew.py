@@ -21,7 +21,6 @@ from ...engine.threads.calls import weakly
 from ...engine.threads.thread_group import ThreadGroup
 from ...errors import PipelineStopped
 from ..workers.activity import describe_activities
-from ..workers.budget import budget
 from ..workers.device import AHEAD
 from ..workers.epoch import Epoch
 from ..workers.jobs import NO_BATCHES, Failed, Given, Result
@@ -142,8 +141,6 @@ class Crew:
 
         Raises: TimeoutError; RuntimeError: the workers have ended.
         """
-        if budget.is_scarce:
-            budget.lend()
         deadline = inf if timeout is None else monotonic() + timeout
         while True:
             epoch, seconds = self._running(), None

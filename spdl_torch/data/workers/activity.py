@@ -15,37 +15,20 @@ if TYPE_CHECKING:
 _MOST_STACKS = 8
 
 
-class Permits:
-    """The permits of one crew's jobs; the budget of threads counts them under its lock."""
-
-    __slots__ = ("num_running", "num_waiting")
-
-    def __init__(self) -> None:
-        self.num_running = 0
-        """The number of jobs that have a permit."""
-        self.num_waiting = 0
-        """The number of workers that wait for one."""
-
-
 class Activity:
-    """The job that one worker has now. The worker writes it once per batch; any thread may read.
-
-    ``permits``: those of its crew; None = a worker by itself.
-    """
+    """The job that one worker has now. The worker writes it once per batch; any thread may read."""
 
     __slots__ = (
         "__weakref__",
         "beginning",
-        "has_permit",
         "job",
         "lock",
         "maker",
-        "permits",
         "since_ns",
         "thread",
     )
 
-    def __init__(self, permits: Permits | None = None) -> None:
+    def __init__(self) -> None:
         self.beginning = ""
         """The step of the worker's or its epoch's beginning that user code takes now."""
         self.maker: BatchMaker | None = None
@@ -53,8 +36,6 @@ class Activity:
         self.job: Job | None = None
         self.lock = threading.Lock()
         """Held where ``job`` is written or read by those who must not miss each other."""
-        self.has_permit = False  # whether the process's budget of threads counts this job
-        self.permits = permits or Permits()
         self.since_ns = 0
         self.thread: threading.Thread | None = None
 

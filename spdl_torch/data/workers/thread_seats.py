@@ -21,13 +21,12 @@ from ...engine.threads.calls import Once, weakly
 from ...engine.threads.thread_group import ThreadGroup
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
-from .activity import Activity, Permits, describe_activities
-from .budget import budget
+from .activity import Activity, describe_activities
 from .contention import Contention
 from .counts import WorkerCounts
 from .dataset_copies import Copying
 from .device import most_pieces
-from .epoch import Epoch, Rest, Shift
+from .epoch import Epoch, Shift
 from .jobs import Given, Job
 from .private_state import shared_remark
 from .thread_failures import ThreadFailures
@@ -82,8 +81,7 @@ class ThreadSeats:
         # the dataset with them.
         self._threads = ThreadGroup(weakly(self.request_stop))
         self.is_stopped = False
-        permits = Permits()
-        self._activities = [Activity(permits) for _ in range(spec.announced_workers)]
+        self._activities = [Activity() for _ in range(spec.announced_workers)]
         self._failures = ThreadFailures()
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
@@ -93,7 +91,6 @@ class ThreadSeats:
         self._shift: Shift | None = None
         self._workers: dict[int, Worker] = {}
         self._threads_of: dict[int, threading.Thread] = {}
-        self._rest = Rest()
 
     def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Do nothing: threads start with their first epoch, and drop their jobs with the next."""
@@ -110,13 +107,10 @@ class ThreadSeats:
             self._begin_shift(epoch)
             self._start_threads()
         elif last.epoch is not epoch:
-            again = self._wake()
             # Dismissed workers that have not left yet would miss it: their queue is about to close.
             leaving = last.jobs[0].recall(self._spec.announced_workers)
             last.close()
             self._begin_shift(epoch).jobs[0].dismiss(leaving)
-            if again:
-                self._start_threads(again)
 
     def submit(self, job: Given) -> None:
         """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
@@ -187,7 +181,6 @@ class ThreadSeats:
         if spec.memory is not None:
             cast("BatchMemory", spec.memory).grow(most_pieces(max_outstanding))
         self.counts.workers.change(num_workers)
-        budget.begin(self, num_workers)
 
     @property
     def errors(self) -> dict[int, BaseException]:
@@ -207,43 +200,6 @@ class ThreadSeats:
     def rest(self) -> None:
         """Note that an epoch is over; see ``Seats.rest``."""
         self.counts.end()
-        spec = self._spec
-        # The threads may be let go while the workers stay, where these share the dataset and keep
-        # nothing of their own.
-        if not spec.is_vouched_for or spec.has_turns or spec.worker_init_fn:
-            budget.end(self)
-            return
-        self._rest.begin()
-        budget.rest(self, len(self._threads_of))
-
-    def retire(self) -> None:
-        """Let the threads of an epoch that is over go; the workers stay, and get new threads with
-        the next epoch. Any thread may call this; never blocks.
-        """
-        self._rest.retire(self._let_threads_go)
-
-    def _let_threads_go(self) -> None:
-        shift = self._shift
-        if shift is None:
-            return
-        for shifts in list(self._shifts.values()):
-            shifts.dismiss(1)
-        shift.close()
-
-    def _wake(self) -> list[int]:
-        """Keep the threads from now on; return the workers whose threads have gone."""
-        if not self._rest.end():
-            return []
-        gone = [number for number, each in list(self._shifts.items()) if not each.recall(1)]
-        for number in gone:
-            self._threads_of[number].join()  # it was dismissed, and has nothing left to do
-        self._threads.forget_ended()
-        return gone
-
-    @property
-    def activities(self) -> Sequence[Activity]:
-        """The job that each worker has now."""
-        return self._activities
 
     def request_stop(self) -> None:
         """End every wait and with it the threads. Never blocks; safe in a finalizer."""
@@ -260,7 +216,6 @@ class ThreadSeats:
         self.counts.close()
         self._failures.of_workers.clear()
         self._workers.clear()  # they refer to this object
-        budget.end(self)
         stop_probing(self)
 
     def stop(self) -> None:
@@ -287,7 +242,6 @@ class ThreadSeats:
         # that request_stop cannot close.
         self._shift = shift
         self.counts.begin(shift)
-        budget.begin(self, spec.num_workers)
         for shifts in list(self._shifts.values()):
             shifts.put(shift)
         return shift
@@ -350,27 +304,21 @@ class ThreadSeats:
     def _serve(self, number: int, say_ready: Once) -> None:
         if self._settle is not None:
             self._settle(number)
-        worker = self._workers.get(number)
-        if worker is None:
-            worker = self._workers[number] = Worker(
-                number,
-                self._spec,
-                self._shifts[number],
-                self._activities[number],
-                copying=self._copying,
-                cells=self.counts.new_cells(enabled=self._spec.stats),
-                could_not_start=self._failures.could_not_start,
-                note_shared=self._note_shared,
-            )
-        is_retired = False
+        worker = self._workers[number] = Worker(
+            number,
+            self._spec,
+            self._shifts[number],
+            self._activities[number],
+            copying=self._copying,
+            cells=self.counts.new_cells(enabled=self._spec.stats),
+            could_not_start=self._failures.could_not_start,
+            note_shared=self._note_shared,
+        )
         try:
-            is_retired = worker.serve(say_ready, self._can_be_spared)
+            worker.serve(say_ready, self._can_be_spared)
         finally:
-            if not is_retired:
-                self._workers.pop(number, None)
-                self.counts.datasets.leave(worker.dataset)
-        if is_retired:
-            return
+            self._workers.pop(number, None)
+            self.counts.datasets.leave(worker.dataset)
         self._shifts.pop(number, None)  # last: from here on resize() may give the number again
 
     def _note_shared(self, parts: list[str]) -> None:

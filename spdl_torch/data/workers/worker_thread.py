@@ -25,7 +25,6 @@ from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
-from .budget import budget
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .worker_info import acting_as_worker, rebound
@@ -75,24 +74,20 @@ class Worker:
         self._note_shared = note_shared
         self._streams = SampleStreams(spec.draws.base_seed, number)
         self._private = None if copying is None else copying.private()
-        self._made: tuple[Any, Broken | None, Callable[..., BatchMaker]] | None = None
+        self.dataset: Any = None
+        """The dataset from which it makes samples; None = it has not begun."""
         self._has_begun = False
 
-    def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> bool:
-        """Work on epoch after epoch, until the channel that delivers them is closed; return False.
+    def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> None:
+        """Work on epoch after epoch, until the channel that delivers them is closed.
 
-        Returns True where the thread was dismissed between two epochs: the worker stays as it is,
-        and goes on when another thread calls this.
         ``is_spare``: called if this worker could not start; True if the others can do without it.
         """
         spec, number = self._spec, self._number
-        is_new = self._made is None
         self._activity.thread = threading.current_thread()
-        if self._made is None:
-            self._made = self._make_parts()
-        dataset, broken, make_batches = self._made
+        dataset, broken, make_batches = self._make_parts()
+        self.dataset = dataset
         take_part(self._activity)
-        budget.belongs_to(self._activity)
         info = acting_as_worker(
             number,
             spec.announced_workers,
@@ -101,11 +96,7 @@ class Worker:
             is_process=spec.owns_dataset,
         )
         with info, self._streams:
-            if is_new:
-                broken = broken or self._initialized(dataset)
-                self._made = dataset, broken, make_batches
-            elif spec.device_index is not None:
-                torch.accelerator.set_device_index(spec.device_index)
+            broken = broken or self._initialized(dataset)
             leave = broken is not None and is_spare()
             # The trainer waits for this; what went wrong was reported before.
             say_ready()
@@ -117,19 +108,11 @@ class Worker:
                 except ChannelClosed:
                     leave = self._shifts.closed
                 except Dismissed:
-                    if shift is None:
-                        return True
                     leave = True
-                    if shift.contention is not None:
+                    if shift is not None and shift.contention is not None:
                         shift.contention.gone(self._number)
                 finally:
                     shift = None  # keep no reference while waiting, for the reason in _work
-        return False
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset from which it makes samples; None = it has not begun."""
-        return None if self._made is None else self._made[0]
 
     def _begun(
         self, epoch: Epoch, make_batches: Callable[..., BatchMaker]
@@ -275,8 +258,6 @@ class Worker:
         result: Result | None = None
         contention = shift.contention
         try:
-            if budget.is_scarce:
-                budget.enter(self._activity, shift.epoch.results)
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
             self._activity.since_ns = started_ns
             begin_job(self._activity, job)  # waits here while the process is forked
@@ -313,8 +294,6 @@ class Worker:
                 )
             return done_ns
         finally:
-            if self._activity.has_permit:
-                budget.leave(self._activity)
             del job, maker, shift, contention, result  # as in _work
 
     def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:

@@ -223,10 +223,6 @@ class ThreadGroup:
             return False
         return user.is_alive() and not user.daemon
 
-    def forget_ended(self) -> None:
-        """Forget the threads that have ended, where others come in their place again and again."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-
     def is_member(self) -> bool:
         """Return whether the caller runs on one of these threads."""
         return threading.current_thread() in self._threads
