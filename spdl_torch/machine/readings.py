@@ -40,8 +40,6 @@ class Probes:
     """The cores that this process may use: its part, where several ranks share them."""
     switch_interval: float = 0.005
     """``sys.getswitchinterval()``, seconds."""
-    one_at_a_time: bool = False
-    """Whether a loader's workers only contended for the GIL, and so run one at a time."""
     own_gil: bool = False
     """Whether no worker shares a GIL with another: each has a process, or Python has no GIL."""
     gil_held_ratio: float | None = None

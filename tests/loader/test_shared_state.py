@@ -197,6 +197,6 @@ def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(monkey
 
 def test_workers_without_a_gil_do_not_wait_for_it():
     """Whatever a probe read, no verdict says so."""
-    probes = Probes(gil_seconds=6e-3, one_at_a_time=True, own_gil=True)
+    probes = Probes(gil_seconds=6e-3, own_gil=True)
     assert judge(HELD_UP, probes=probes).cause is not Cause.GIL
     assert judge(HELD_UP, probes=replace(probes, own_gil=False)).cause is Cause.GIL

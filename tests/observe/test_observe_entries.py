@@ -131,7 +131,7 @@ def test_file_gives_the_advice_of_a_loader_without_workers_again(tmp_path):
 def test_file_gives_every_field_of_a_report_again(tmp_path):
     """Of one epoch exactly, in however many intervals it was logged: percentiles, too."""
     path = tmp_path / "s.db"
-    changed = {"could_go_without_gil": True, "one_at_a_time": True, "own_gil": True}
+    changed = {"could_go_without_gil": True, "own_gil": True}
     probes = Probes(**{each.name: 0.25 for each in fields(Probes)} | changed)
     assert not any(getattr(probes, each.name) == each.default for each in fields(Probes))
 

@@ -78,11 +78,6 @@ RULES = {
         Probes(gil_seconds=0.0061, step_slowdown=0.02),
         (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
     ),
-    "not input-bound, and workers leave the work to one of them": (
-        reading(0.02, stage("decode", busy=0.9, cpu=0.9)),
-        Probes(gil_seconds=1e-4, one_at_a_time=True),
-        (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
-    ),
     "not input-bound, and the threads are seldom busy": (
         reading(0.02, READ, stage("decode", busy=0.3, cpu=0.2), BATCH),
         Probes(gil_seconds=0.0061),
@@ -102,11 +97,6 @@ RULES = {
         reading(0.5, READ, stage("decode", busy=0.98), BATCH),
         Probes(gil_seconds=0.0061, switch_interval=0.05),
         (Cause.THREADS, "decode", "computes all the time", "Raise its concurrency", 1.0),
-    ),
-    "the GIL, as workers found that take turns": (
-        reading(0.5, READ, stage("decode", busy=0.98), BATCH),
-        Probes(gil_seconds=1e-4, one_at_a_time=True),
-        (Cause.GIL, "decode", "HIGHLY input-bound", "More threads will not help", 1.0),
     ),
     "no core": (
         reading(0.5, READ, stage("decode", busy=0.98, cpu=0.5), BATCH),
@@ -544,7 +534,6 @@ def readings(draw):
         gil_held_ratio=held,
         run_delay_ratio=draw.choice([None, 0.0, 0.05, 0.15, 0.5]),
         num_cores=draw.choice([None, *[num_cores] * 5]),
-        one_at_a_time=not is_inline and draw.random() < 0.1,
         own_gil=own_gil,
         cores_used=draw.choice([None, min(num_cores, cores + draw.choice([0.0, 0.1, 1.0, 9.0]))]),
     )
@@ -580,7 +569,6 @@ def all_probes():
         cores_used=maybe(0.0, 0.5, 1.0, 2.0, 60.0),
         helper_cores=maybe(0.0, 0.5, 3.0),
         sampling_ratio=maybe(0.0, 0.02, 0.3, 0.9),
-        one_at_a_time=st.booleans(),
         own_gil=st.booleans(),
     )
 
@@ -627,7 +615,7 @@ def test_verdict_names_nothing_that_was_not_measured(report):
         assert "faster" not in text
         return
     if cause is Cause.GIL:
-        assert probes.gil_seconds is not None or probes.one_at_a_time
+        assert probes.gil_seconds is not None
         assert not probes.own_gil
     if cause is Cause.CPU:
         assert probes.run_delay_ratio is not None
@@ -653,7 +641,7 @@ BELONGS = {
     Cause.CONSUMER: ("Do nothing",),
     Cause.INTERFERENCE: ("Use fewer", "Compare the step with cached batches"),
     Cause.GIL: ("will not help. Do its work in few calls",),
-    Cause.CPU: ("will not help", "Raise"),
+    Cause.CPU: ("will not help", "Raise", "or larger batches: a worker waits for a core"),
     Cause.IO: ("use no core while they wait", "will not help"),
     Cause.THREADS: ("Raise", "will not help"),
     Cause.UNKNOWN: (
@@ -748,19 +736,17 @@ def test_advice_never_contradicts_the_prediction():
     assert min(kinds[key] for key in itertools.product((False, True), repeat=2)) >= 50, kinds
 
 
-@pytest.mark.parametrize("one_at_a_time", [False, True])
 @pytest.mark.parametrize("wait", [0.01, 0.5, 0.9])
 @pytest.mark.parametrize("cpu", [0.05, 0.12, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_gil_is_not_mentioned_where_none_is_shared(one_at_a_time, wait, cpu, threads):
+def test_gil_is_not_mentioned_where_none_is_shared(wait, cpu, threads):
     """On a Python without one, or with a process for each worker; whatever the figures are."""
-    probes = Probes(own_gil=True, one_at_a_time=one_at_a_time, num_cores=4, step_slowdown=0.3)
+    probes = Probes(own_gil=True, num_cores=4, step_slowdown=0.3)
     stats = reading(wait, stage("fetch", busy=0.97, cpu=cpu, threads=threads))
     for pooled in ([], POOLED):
         verdict = judge(stats, probes, pooled=pooled)
         assert verdict.cause is not Cause.GIL
         assert "GIL" not in verdict.finding + verdict.action
-        assert not one_at_a_time or "Raise" not in verdict.action
 
 
 def test_python_without_a_gil_is_seen(monkeypatch):

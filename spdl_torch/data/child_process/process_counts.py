@@ -129,8 +129,6 @@ class ProcessCounts:
             + sum(child.waited_ns for child in children if child.latest),
             probes_before=_sum([each.probes_before for each in found]),
             probes_now=_sum([each.probes_now for each in found]),
-            parked_ns=sum(each.parked_ns for each in found),
-            one_at_a_time=any(each.one_at_a_time for each in found),
             data=_sum_of_counts([each.data for each in found]),
         )
 

@@ -37,9 +37,6 @@ class Readings(NamedTuple):
     probes_before: ProbeCounters
     """The probes' counters when the counting began."""
     probes_now: ProbeCounters
-    parked_ns: int = 0
-    """The time that all workers together left the work to one of them."""
-    one_at_a_time: bool = False
     data: Mapping[str, int] = {}
     """The counts of the process's datasets."""
 
@@ -156,8 +153,6 @@ class WorkerCounts:
         return Readings(
             fetch=self.fetch.counters().since(fetch),
             jobs_wait_ns=shift.idle_ns(),
-            parked_ns=shift.parked_ns(),
-            one_at_a_time=shift.is_one_alone,
             collate=self.collate.counters().since(collate),
             probes_before=probes,
             probes_now=probe_counters(run_delays=run_delays),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...named_tuples import NamedTuple
 from ..fetching.bad_samples import record_bad
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ...engine.recorder.rings import ConsumerRing
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
-    from .contention import Contention
     from .jobs import Job, Result
 
 
@@ -64,15 +63,37 @@ class Epoch(NamedTuple):
         self.outlet.close()
 
 
+# If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up
+# takes 10 to 50 µs, measured), so one thread makes the batch alone.
+_SHARE_ABOVE_NS = 1_000_000
+
+
+class Sharing:
+    """How many workers share a job. Workers write the time of a sample, and the loop's thread reads
+    it: a stale value costs a batch a little time."""
+
+    def __init__(self, *, may_share: bool) -> None:
+        self._may_share = may_share
+        self.sample_ns = 0.0
+        """The time of a sample in the last job; 0.0 = none was made yet."""
+
+    def hands(self, index: Any, num_workers: int) -> int:
+        """Return how many workers share a batch: all, or one if it is too small to share."""
+        if not self._may_share or not isinstance(index, list | tuple):
+            return 1
+        if 0 < self.sample_ns * len(index) < _SHARE_ABOVE_NS:
+            return 1
+        return max(1, min(num_workers, len(index)))
+
+
 class Shift(NamedTuple):
     """An epoch as the workers of one process have it: with their jobs."""
 
     epoch: Epoch
     jobs: tuple[Channel[Job], ...]
     """One queue for all workers, or one each where they take turns."""
-    contention: Contention | None
-    """Who works while they contend for the GIL; None = each has its own jobs, or the process to
-    itself."""
+    sharing: Sharing | None
+    """How many workers share a job; None = each has its own jobs, or the process to itself."""
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         """Return the queue from which a worker takes its jobs."""
@@ -82,19 +103,7 @@ class Shift(NamedTuple):
         """Return the time that all workers together had no job."""
         return sum(jobs.counters().get_wait[0] for jobs in self.jobs)
 
-    def parked_ns(self) -> int:
-        """Return the time that all workers together left the work to one of them."""
-        contention = self.contention
-        return 0 if contention is None else contention.parked.counters().get_wait[0]
-
-    @property
-    def is_one_alone(self) -> bool:
-        """Whether one of several workers does all the work."""
-        return self.contention is not None and self.contention.alone is not None
-
     def close(self) -> None:
         """End the workers' waits for jobs."""
         for jobs in self.jobs:
             jobs.close()
-        if self.contention is not None:
-            self.contention.parked.close()

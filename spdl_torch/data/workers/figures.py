@@ -54,7 +54,7 @@ def stats_of(measured: Measured) -> PipelineStats:
     """Return the statistics alone."""
     readings, queues = measured.readings, measured.queues
     results, outlet, transfer = queues.results, queues.outlet, queues.transfer
-    elapsed_ns, parked_ns = measured.elapsed_ns, readings.parked_ns
+    elapsed_ns = measured.elapsed_ns
     stages = [
         _stage_stats(
             name,
@@ -63,7 +63,6 @@ def stats_of(measured: Measured) -> PipelineStats:
             tasks._replace(elapsed_ns=elapsed_ns),
             queue_stats(results),
             readings.jobs_wait_ns,
-            parked_ns=parked_ns,
         )
         for name, tasks in (("fetch", readings.fetch), ("collate", readings.collate))
     ]
@@ -88,7 +87,6 @@ def _probes_of(measured: Measured) -> Probes:
     elapsed_ns, sampling_ns = measured.elapsed_ns, measured.queues.sampling_ns
     probes = replace(
         probes,
-        one_at_a_time=readings.one_at_a_time,
         sampling_ratio=_share(sampling_ns, elapsed_ns),
     )
     if measured.own_probes is None:
@@ -118,20 +116,17 @@ def _with_workers(placement: Placement, count: int) -> Placement:
 def _stage_stats(
     name: str,
     num_threads: int,
-    all_ns: int,
+    thread_ns: int,
     tasks: TaskCounters,
     queue: QueuePerfStats,
     wait_in_ns: int,
     wait_out_ns: int = 0,
-    parked_ns: int = 0,
 ) -> StageStats:
-    """Return a stage's statistics. Its threads had ``all_ns`` together; those that were parked for
-    ``parked_ns`` count as absent for that time."""
-    all_ns = max(1, all_ns)
-    thread_ns = max(1, all_ns - parked_ns)
+    """Return a stage's statistics. Its threads had ``thread_ns`` together."""
+    thread_ns = max(1, thread_ns)
     return StageStats(
         name=name,
-        concurrency=max(1, round(num_threads * thread_ns / all_ns)),
+        concurrency=num_threads,
         tasks=task_stats(tasks),
         queue=queue,
         num_dropped=0,

@@ -22,11 +22,10 @@ from ...engine.threads.thread_group import ThreadGroup
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from .activity import Activity, describe_activities
-from .contention import Contention
 from .counts import WorkerCounts
 from .dataset_copies import Copying
 from .device import most_pieces
-from .epoch import Epoch, Shift
+from .epoch import Epoch, Sharing, Shift
 from .jobs import Given, Job
 from .private_state import shared_remark
 from .thread_failures import ThreadFailures
@@ -117,11 +116,11 @@ class ThreadSeats:
         shift = self._shift
         if shift is None:
             raise ChannelClosed
-        contention, hands, jobs = shift.contention, 1, shift.jobs[0]
-        if contention is None:
+        sharing, hands, jobs = shift.sharing, 1, shift.jobs[0]
+        if sharing is None:
             jobs = shift.jobs_of(job.worker)
         else:
-            hands = contention.hands(job.index, self._spec.num_workers)
+            hands = sharing.hands(job.index, self._spec.num_workers)
         number, index, first, wants_state, _ = job
         made = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
         for _ in range(hands):
@@ -142,9 +141,6 @@ class ThreadSeats:
         if not self._failures.is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = shift.jobs[0]
-        assert shift.contention is not None, "guaranteed by the crew: they share one queue"
-        # Parked workers see no dismissal: wake them first.
-        shift.contention.gone(shift.contention.alone)
         jobs.grow(max_outstanding * num_workers)
         self._set_size(num_workers, max_outstanding)
         if more < 0:
@@ -233,9 +229,7 @@ class ThreadSeats:
                 Channel[Job](spec.max_outstanding * spec.num_workers)
                 for _ in range(spec.num_workers if spec.has_turns else 1)
             ),
-            contention=None
-            if spec.has_turns
-            else Contention(self._activities, shares_jobs=spec.shares_jobs),
+            sharing=None if spec.has_turns else Sharing(may_share=spec.shares_jobs),
         )
         epoch.recorder.add_queue(0, "jobs", shift.jobs[0].capacity)
         # Store it before any worker gets it: Ctrl-C in between must not leave workers with jobs

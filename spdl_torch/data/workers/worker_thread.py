@@ -109,8 +109,6 @@ class Worker:
                     leave = self._shifts.closed
                 except Dismissed:
                     leave = True
-                    if shift is not None and shift.contention is not None:
-                        shift.contention.gone(self._number)
                 finally:
                     shift = None  # keep no reference while waiting, for the reason in _work
 
@@ -227,8 +225,6 @@ class Worker:
         jobs, since_ns = shift.jobs_of(self._number), ring.begin()
         try:
             while True:
-                if shift.contention is not None:
-                    shift.contention.wait(self._number)
                 since_ns = self._do(jobs.get(), maker, shift, ring, since_ns)
         finally:
             # An undelivered error keeps its frames alive, this one among them. Drop what leads
@@ -256,19 +252,17 @@ class Worker:
         one; returns when it finished this one.
         """
         result: Result | None = None
-        contention = shift.contention
         try:
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
             self._activity.since_ns = started_ns
             begin_job(self._activity, job)  # waits here while the process is forked
-            spell = None if contention is None else contention.enter()
             if job.shared:
                 result, taken = self._help(maker, job)
             else:
                 result = self._make(maker, job)
                 taken = job.size if isinstance(result, Loaded) else 0  # do not time failures
-            if contention is not None and spell is not None:
-                contention.leave(self._number, spell, taken, job.size)
+            if taken and shift.sharing is not None:
+                shift.sharing.sample_ns = (perf_counter_ns() - started_ns) / taken
             self._activity.job = None  # from here on a fork need not wait for this worker
             if result is _NOTHING_LEFT:
                 return since_ns
@@ -294,7 +288,7 @@ class Worker:
                 )
             return done_ns
         finally:
-            del job, maker, shift, contention, result  # as in _work
+            del job, maker, shift, result  # as in _work
 
     def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
         wanted = job.wants_state

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .entries import EventLogEntry
     from .interval_rows import Row
 
-_OF_LAST = ("num_cores", "switch_interval", "one_at_a_time", "own_gil", "could_go_without_gil")
+_OF_LAST = ("num_cores", "switch_interval", "own_gil", "could_go_without_gil")
 """The probes that are as they were last; the others are means."""
 
 

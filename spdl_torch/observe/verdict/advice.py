@@ -193,9 +193,6 @@ def advise(stats: PipelineStats, probes: Probes, pooled: Sequence[str], found: F
         # What the loop does itself may be waits for the GIL, too.
         ceiling = ceiling_of(stats, probes, found.stage, pooled, all_waits=True)
         return _against_gil(asked, ceiling)
-    if probes.one_at_a_time:
-        action = f"More {asked.crew} will not help: one at a time is faster than several together."
-        return Advice(action, Ceiling(0.0))
     if found.may_be_gil:
         return _perhaps_against_gil(asked, ceiling)
     more = _with_more(asked, ceiling)

@@ -220,7 +220,7 @@ def _waiting_threads(stage: StageStats) -> float:
 def cause_of(load: Load, probes: Probes) -> Cause:
     """Return the reason why a stage with this load is not faster."""
     run_delay = probes.run_delay_ratio or 0.0
-    if not probes.own_gil and (probes.one_at_a_time or _is_gil_taken(load, probes)):
+    if not probes.own_gil and _is_gil_taken(load, probes):
         return Cause.GIL
     # Threads that mostly wait for storage may find the cores taken for a moment.
     is_incidental = load.waits and run_delay < load.busy * (1 - load.computing) / 2

@@ -262,8 +262,6 @@ def _check_turns(load: Load, cause: Cause, probes: Probes) -> None:
     """Raise if the workers seem to take something in turns, and nothing shows what it is."""
     if cause is Cause.GIL:
         return
-    if probes.one_at_a_time:
-        raise NotKnown("the workers were faster one at a time than together, and nothing shows why")
     if may_wait_for_gil(load, cause, probes):
         raise NotKnown("the workers may wait for the GIL, and the figures do not show for how long")
 

@@ -58,8 +58,6 @@ class Finding:
     """Whether they may wait for the GIL, though it is not sure."""
     others_have_cores: bool = False
     """Whether other programs have the cores for which they wait."""
-    are_parked: bool = False
-    """Whether workers found that one of them is the fastest, and leave the work to it."""
 
     @property
     def crew(self) -> str:
@@ -71,7 +69,7 @@ class Finding:
         """Whether threads want the GIL most of the time, so that it is seldom free for the training
         loop, even if that does not wait for data.
         """
-        return self.cause is Cause.GIL and not self.are_parked
+        return self.cause is Cause.GIL
 
     @property
     def why(self) -> str:
@@ -143,7 +141,7 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
     if (is_for_sampler or is_for_loader) and cause is not Cause.GIL:
         cause = Cause.SAMPLER if is_for_sampler else Cause.HAND_OVER
         return Finding(cause=cause, is_workers=bool(pooled))
-    may_be_gil = may_wait_for_gil(load, cause, probes) and not probes.one_at_a_time
+    may_be_gil = may_wait_for_gil(load, cause, probes)
     if cause is Cause.GIL or may_be_gil:
         stage = holder_of_gil(stage, stats.stages, pooled)
     return Finding(
@@ -153,7 +151,6 @@ def find(stats: PipelineStats, probes: Probes, pooled: Sequence[str]) -> Finding
         is_workers=is_workers,
         may_be_gil=may_be_gil,
         others_have_cores=others_have_cores(load, probes),
-        are_parked=bool(probes.one_at_a_time),
     )
 
 

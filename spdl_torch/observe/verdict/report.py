@@ -208,8 +208,6 @@ class Report:
             checks.append(f"GIL wait {p.gil_seconds * 1e3:.1f} ms")
         elif not p.own_gil:
             unknown.append("GIL wait")
-        if p.one_at_a_time:
-            checks.append("one worker at a time")
         if p.run_delay_ratio is not None:
             crew = "workers" if self.pooled else "threads"
             checks.append(f"no core for {percent(p.run_delay_ratio)} of the {crew}' time")
