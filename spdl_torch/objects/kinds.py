@@ -16,8 +16,7 @@ import types
 import uuid
 import weakref
 from collections import deque
-from itertools import chain
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
@@ -90,18 +89,6 @@ is_value: Callable[[type], bool] = functools.lru_cache(maxsize=4096)(_is_value)
 """Return whether objects of a type are values that cannot change."""
 is_immutable: Callable[[type], bool] = functools.lru_cache(maxsize=4096)(_is_immutable)
 """Return whether objects of a type cannot change, or are code. It is asked for every object."""
-
-
-def is_flat(values: Any) -> bool:
-    """Return whether all values are immutable, tuples of such included."""
-    if len(values) <= _FEW:
-        return all(map(is_immutable, map(type, values)))
-    kinds = set(map(type, values))  # 15 ns each
-    others = {kind for kind in kinds if not is_immutable(kind)}
-    if others != {tuple}:
-        return not others
-    tuples = values if len(kinds) == 1 else (each for each in values if type(each) is tuple)
-    return all(map(is_immutable, set(map(type, chain.from_iterable(tuples)))))
 
 
 def is_memory(tensor: torch.Tensor) -> bool:

@@ -27,16 +27,8 @@ from ._private_copies import private_copy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..observe.verdict.placement import Placement
 
 _JOIN_SECONDS = 10.0
-
-
-class _Sharing(DataLoader[Any]):
-    """A loader whose workers share the dataset's contents, as with ``thread_safe = True``."""
-
-    def _is_vouched_for(self, placement: Placement) -> bool:
-        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +82,7 @@ class BothWays:
         return isinstance(self.dataset, IterableDataset)
 
     def _loader(self) -> DataLoader[Any]:
-        return _Sharing(
+        return DataLoader(
             self.dataset,
             self.batch_size,
             sampler=None if self._is_iterable else self._order(),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _loader_helpers import torch_loader
-from _seats import DECLARED, FORKED, NONE, THREADS, in_every_seat, in_seats
+from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
@@ -227,7 +227,7 @@ def test_every_batch_is_what_torch_makes_of_its_samples(seat: Any) -> None:
     assert_as_torch(seat, _EACH + _AFTER_ARRAY + _AFTER_TENSOR + _EACH_CONTAINER)
 
 
-@in_seats(DECLARED, FORKED)
+@in_seats(THREADS, FORKED)
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(batches=st.lists(two_samples(), min_size=10, max_size=40))
 def test_batches_of_any_two_samples_are_what_torch_makes_of_them(seat: Any, batches: Any) -> None:

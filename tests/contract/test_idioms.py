@@ -13,10 +13,8 @@ import pytest
 import torch
 from _idioms import CRASHING, IDIOMS
 from _idioms_runs import NUM_WORKERS, load
-from _idioms_table import RIGHT, SECTIONS, names_of, ours_by_default, rows_of_page, what
 
 import spdl_torch
-from spdl_torch.data.loader import vouching
 from spdl_torch.engine.threads import thread_group
 from spdl_torch.testing._interleaving import threads_interleaved
 
@@ -94,41 +92,6 @@ def test_threads_get_wrong_what_belongs_to_the_process(name, tmp_path):
     assert faults
 
 
-PRIVATE = [
-    "AugmentationDrawnOnce",
-    "AugmentationInRecipe",
-    "BytesRewound",
-    "ClosureWithState",
-    "CsvByOffset",
-    "DictAsCache",
-    "DictOfReaders",
-    "LastShard",
-    "LazilyInHelper",
-    "ReaderOfTar",
-    "ScratchBuffer",
-    "ScratchTensor",
-    "TransformSetsAttribute",
-    "array_normalised_in_place",
-    "collate_object_with_buffer",
-    "deque_emptied",
-    "its_own_iterator",
-    "loop_changes_a_list",
-    "loop_changes_a_sample",
-    "sample_changes_its_tensor",
-    "shares_of_others_deleted",
-    "shuffled_then_divided",
-]
-"""What is right on threads, too, if each has the dataset's state for itself."""
-
-
-@pytest.mark.parametrize("name", PRIVATE)
-def test_threads_get_right_what_belongs_to_the_dataset(name, tmp_path):
-    """Where they are asked for, and nothing vouches for the dataset."""
-    with threads_interleaved():
-        _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
-    assert not faults
-
-
 @pytest.mark.parametrize(
     "name", ["precision_of_decimals", "errors_of_numpy", "grad_mode_of_program"]
 )
@@ -149,9 +112,8 @@ def test_threads_get_wrong_what_they_do_not_take_over(name, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["ScratchTensor", "deque_emptied", "loop_changes_a_list"])
-def test_threads_get_wrong_what_they_share_of_the_dataset(name, tmp_path, monkeypatch):
-    """The control of the test above: workers of a dataset that is said to be safe share it."""
-    monkeypatch.setattr(vouching, "_declared", lambda dataset: True)
+def test_threads_get_wrong_what_they_share_of_the_dataset(name, tmp_path):
+    """``isolation="thread"`` is the user's promise that nothing of this is there."""
     with threads_interleaved():
         try:
             _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
@@ -165,35 +127,3 @@ def test_signals_need_a_process_of_their_own(name, tmp_path):
     """Its handlers are set by its main thread alone."""
     with pytest.raises(ValueError, match="signal only works in main thread"):
         load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
-
-
-def test_table_of_the_docs_has_every_idiom():
-    """In order, with what its docstring says: ``_idioms_table.py`` makes it anew."""
-    names = [name for module in SECTIONS for name in names_of(module)]
-    assert sorted(names) == sorted(IDIOMS)
-    rows = rows_of_page()
-    assert list(rows) == names
-    assert {name: row[0] for name, row in rows.items()} == {name: what(name) for name in names}
-
-
-def test_table_of_the_docs_says_where_workers_live(tmp_path):
-    """Right beside torch's workers, as the test of all idioms shows; and in which place."""
-    for name, (_, torchs, ours, _) in rows_of_page().items():
-        assert (torchs, ours) == (RIGHT, ours_by_default(name, tmp_path / name))
-
-
-def test_table_of_the_docs_agrees_with_these_tests():
-    """What they show to be right on threads, and what they show to be wrong there."""
-    on_threads = {name: row[-1] for name, row in rows_of_page().items()}
-    assert {on_threads[name] for name in PRIVATE} == {RIGHT}
-    assert RIGHT not in {on_threads[name] for name in WRONG_ON_THREADS}
-
-
-@pytest.mark.long
-def test_threads_get_right_what_the_table_says(tmp_path):
-    """All of it, once more."""
-    for name, row in rows_of_page().items():
-        if row[-1] == RIGHT:
-            with threads_interleaved():
-                _, faults = load(spdl_torch.DataLoader, name, tmp_path / name, isolation="thread")
-            assert not faults, name

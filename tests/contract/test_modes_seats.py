@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from _seats import DECLARED, FORKED, MOVING, NONE, THREADS, in_seats
+from _seats import FORKED, NONE, THREADS, in_seats
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
@@ -42,7 +42,7 @@ MODES = {
 }
 
 
-@in_seats(NONE, THREADS, DECLARED, FORKED, MOVING)
+@in_seats(NONE, THREADS, FORKED)
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_are_those_of_the_thread_that_begins_the_epoch(seat: Any, mode: Any) -> None:
     """As in torch's forked workers; what is made under inference mode can be used outside it."""

@@ -25,9 +25,7 @@ from _datasets import (
 )
 from _loader_helpers import no_thread_left
 from _seats import (
-    DECLARED,
     FORKED,
-    MOVING,
     NONE,
     THREADS,
     in_every_seat,
@@ -258,7 +256,7 @@ def test_items_since_a_state_are_counted_as_well():
 
 
 @pytest.mark.parametrize("order", ["shuffle", "deck"])
-@in_seats(NONE, THREADS, FORKED, MOVING)
+@in_seats(NONE, THREADS, FORKED)
 def test_what_came_ahead_is_known_to_a_second_state(seat, order):
     """A state that is loaded and saved again, at once or a few batches later, knows the batches
     that came before their turn, though they were not drawn again."""
@@ -434,7 +432,7 @@ def by_worker(seat, dataset, **options):
 
 
 @pytest.mark.parametrize("dataset", [Drawn, DrawnItemsWithState])
-@in_seats(THREADS, DECLARED, FORKED)
+@in_seats(THREADS, FORKED)
 def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):
     """Nobody has the workers' generators: from each place their streams are others, as a warning
     says, and never those of the epoch's beginning again."""

@@ -14,7 +14,7 @@ import torch
 from _first_draws import KINDS, digest_of
 from _folders import HELPERS
 from _loader_helpers import assert_threads_end
-from _seats import DECLARED, FORKED, NONE, THREADS, in_every_seat, in_seats, with_workers
+from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats, with_workers
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
@@ -130,7 +130,7 @@ class Reseeded(Dataset):
         return self.R.rand()
 
 
-@in_seats(NONE, THREADS, DECLARED, FORKED)
+@in_seats(NONE, THREADS, FORKED)
 def test_a_generator_that_is_seeded_again_repeats_its_numbers_in_a_new_loader(seat: Any) -> None:
     """In the next epoch of one loader they differ, as those of a generator that was left alone."""
 

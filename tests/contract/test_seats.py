@@ -21,7 +21,6 @@ from _datasets import (
     BadRows,
     BatchRows,
     Broken,
-    OwnPlaceStream,
     Rows,
     Stream,
 )
@@ -33,7 +32,6 @@ from _loader_helpers import (
     no_thread_left,  # noqa: F401
 )
 from _seats import (
-    MOVING,
     NONE,
     SEATS,
     SPAWNED,
@@ -43,7 +41,7 @@ from _seats import (
     in_seats,
     with_workers,
 )
-from torch.utils.data import BatchSampler, Dataset, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, Dataset, get_worker_info
 
 from spdl_torch import PipelineFailure
 from spdl_torch.errors import PipelineStopped
@@ -309,16 +307,14 @@ def test_workers_are_told_what_torch_tells_them(seat, rng):
 @in_every_seat
 @pytest.mark.parametrize("kind", [Rows, Stream])
 def test_statistics_have_every_sample(seat, kind):
-    """snapshot() has the stages of the epoch, and the samples of all workers; of workers that
-    move, those made since."""
+    """snapshot() has the stages of the epoch, and the samples of all workers."""
     loader = seat.loader(kind(LENGTH), BATCH)
-    for _ in range(2):  # workers of a stream move between epochs
+    for _ in range(2):
         list(loader)
     fetch, collate = loader.snapshot().stages
     assert (fetch.name, collate.name) == ("fetch", "collate")
-    if seat is not MOVING:
-        assert fetch.tasks.num_tasks == LENGTH
-        assert collate.tasks.num_tasks == len(list(loader))
+    assert fetch.tasks.num_tasks == LENGTH
+    assert collate.tasks.num_tasks == len(list(loader))
 
 
 class EvenRows(Rows):
@@ -336,14 +332,11 @@ def test_figures_of_the_queue_count_batches_alone(seat, kind):
     """The end of a worker's iterable passes through it, too, and so does what is left of a batch
     without a good sample."""
     loader = seat.loader(kind(LENGTH), BATCH, on_error="skip", error_budget=LENGTH)
-    for _ in range(2):  # workers of a stream move between epochs
+    for _ in range(2):
         num_batches = len(list(loader))
     fetch, collate = loader.snapshot().stages
     assert fetch.queue == collate.queue
-    if seat is MOVING:  # the figures are those since the move
-        assert fetch.queue.num_items <= num_batches
-    else:
-        assert fetch.queue.num_items == num_batches
+    assert fetch.queue.num_items == num_batches
 
 
 @in_every_seat
@@ -357,7 +350,7 @@ def test_report_and_trace_are_of_the_whole_epoch(seat, persistent, tmp_path):
         profile = loader.profile()
     report = profile.report()
     assert report.stats.stages == loader.snapshot().stages
-    places = {"none": [], "threads": [0], "declared": [0]}
+    places = {"none": [], "threads": [0]}
     found = [place.num_processes for place in report.placements]
     assert found == places.get(seat.name, [seat.num_workers])
     turns = Counter()
@@ -401,12 +394,12 @@ class Counting(Rows):
 @in_seats(*(seat for seat in SEATS if seat is not SPAWNED))
 @both_lives
 def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
-    """Those of the epoch, whoever counted them; of workers that move, those made since."""
+    """Those of the epoch, whoever counted them."""
     loader = seat.loader(Counting(LENGTH), BATCH, persistent_workers=persistent)
     for _ in range(2):
         list(loader)
         made = loader.snapshot().data["made"]
-        assert 0 < made <= LENGTH if seat is MOVING else made == LENGTH
+        assert made == LENGTH
     assert loader.report().stats.data["made"] == made
 
 
@@ -467,20 +460,3 @@ def without_collector():
     gc.disable()
     yield
     gc.enable()
-
-
-@in_seats(MOVING)
-@pytest.mark.parametrize("kind", [Rows, Stream, OwnPlaceStream])
-def test_seat_that_moves_does(seat, kind):
-    """Batches are from threads first and from processes later: else the seat tests nothing."""
-    loader = seat.loader(kind(LENGTH), BATCH, collate_fn=with_process)
-    batches = [*loader, *loader, *loader]
-    assert len({process for _, process in batches}) > 1
-    gc.collect()
-
-
-def with_process(samples):
-    """Collate, and say in which process."""
-    import os
-
-    return default_collate(samples), os.getpid()

@@ -19,7 +19,7 @@ from _datasets import BulkDrawn, Deck, Drawn, Endless, Live, Position, Shuffled,
 from _fuzz import QUICK
 from _inside import children_of
 from _loader_helpers import no_thread_left
-from _seats import DECLARED, FORKED, NONE, SERVED, SPAWNED, THREADS, Seat
+from _seats import FORKED, NONE, SERVED, SPAWNED, THREADS, Seat
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 MAP_STYLE = {"map": Drawn, "bulk": BulkDrawn}
 ITERABLE = {"live": Live, "steps": SteppedOver, "endless": Endless, "counted": Shuffled}
-SEATS = (FORKED, NONE, THREADS, DECLARED)
+SEATS = (FORKED, NONE, THREADS)
 ALL_SEATS = (*SEATS, SERVED, SPAWNED)
 """Workers that import torch take seconds: a few in the short form, the others in the long one."""
 REPLACED = (FORKED, SERVED, SPAWNED)

@@ -46,10 +46,6 @@ class ThreadLoader(DataLoader):
     def __init__(self, *args: Any, isolation: Any = "thread", **options: Any) -> None:
         super().__init__(*args, isolation=isolation, **options)
 
-    def _is_vouched_for(self, placement: Any) -> bool:
-        """Vouch for every dataset: workers share what is in it."""
-        return True
-
 
 class MixedLoader(DataLoader):
     """A loader for tests that have to hold in both places: an odd number of workers are threads, an

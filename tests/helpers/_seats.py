@@ -33,8 +33,6 @@ class Seat:
     kind: type[DataLoader] = DataLoader
     are_threads: bool = False
     are_processes: bool = False
-    are_vouched_for: bool = False
-    """Whether worker threads share what is in the dataset, as where it says thread_safe = True."""
 
     @property
     def num_workers(self) -> int:
@@ -66,13 +64,6 @@ def _fitting(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in of_workers}
 
 
-class DeclaredLoader(DataLoader):
-    """A loader whose worker threads share what is in the dataset, as if it said that it is safe."""
-
-    def _is_vouched_for(self, placement: Any) -> bool:
-        return True
-
-
 def _in_processes(method: Any) -> dict[str, Any]:
     return {
         "num_workers": NUM_WORKERS,
@@ -85,11 +76,10 @@ _ON_THREADS = {"num_workers": NUM_WORKERS, "isolation": "thread"}
 
 NONE = Seat("none", {"num_workers": 0})
 THREADS = Seat("threads", _ON_THREADS, are_threads=True)
-DECLARED = Seat("declared", _ON_THREADS, DeclaredLoader, are_threads=True, are_vouched_for=True)
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
 SPAWNED = Seat("spawned", _in_processes(_spawned.context()), are_processes=True)
-SEATS = (NONE, THREADS, DECLARED, FORKED, SERVED, SPAWNED)
+SEATS = (NONE, THREADS, FORKED, SERVED, SPAWNED)
 WITH_WORKERS = tuple(seat for seat in SEATS if seat is not NONE)
 
 

@@ -11,7 +11,6 @@ from time import perf_counter
 import pytest
 from _gates import FakeClock, until
 from _seats import (
-    DECLARED,
     FORKED,
     NONE,
     SEATS,
@@ -365,7 +364,7 @@ def test_draws_from_the_sampler_are_no_waits_for_workers(seat):
     assert seconds_waited(stats) + order.seconds <= seconds_waited(whole)
 
 
-@in_seats(THREADS, DECLARED)
+@in_seats(THREADS)
 def test_loop_waits_while_threads_start(seat):
     """``iter()`` returns once they are ready, which more of them would not make sooner."""
     seconds = []

@@ -132,14 +132,13 @@ def _work(
         copying=None,
         cells=counts.new_cells(enabled=spec.stats),
         could_not_start=_note_nothing,
-        note_shared=_note_nothing,
     )
     try:
         worker.serve(_note_nothing, lambda: False)
     except OSError:
         pass  # the trainer is gone
     finally:
-        counts.close()  # its epoch refers to the wire, and that to it, and so to the dataset
+        counts.end()  # its epoch refers to the wire, and that to it, and so to the dataset
 
 
 def _note_nothing(*_: object) -> None:

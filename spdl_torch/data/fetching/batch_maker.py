@@ -17,8 +17,6 @@ from .rows import row_reader
 from .samples import Rows, Samples, samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...engine.hooks.task_hooks import TaskCell
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
@@ -44,7 +42,6 @@ class BatchMaker:
         key: StreamKey | None = None,
         resume: WorkerState | None = None,
         worker: int = 0,
-        collate_into: Callable[[Any], Any] | None = None,
         memory: Memory | None = None,
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
@@ -78,7 +75,6 @@ class BatchMaker:
             collate_fn,
             batch,
             collate_cell,
-            into=collate_into,
             memory=memory,
             describe=describe_batch if self.items is None else self.items.describe_batch,
         )

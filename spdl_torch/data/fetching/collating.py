@@ -86,13 +86,6 @@ def collate_into(memory: Memory) -> Callable[[Any], Any]:
     return partial(_collate, functions)
 
 
-def collate_read_only(samples: Any) -> Any:
-    """Return ``default_collate(samples)``, without torch's warning of read-only arrays: nothing is
-    written here, and the batch has memory of its own.
-    """
-    return _collate(_READ_ONLY, samples)
-
-
 def _collate(functions: dict[Any, Callable[..., Any]], samples: Any) -> Any:
     """Collate by these functions, unless somebody has registered others meanwhile."""
     if not has_torchs_types_only():
@@ -155,14 +148,10 @@ def _writable(value: Any) -> Any:
     return value
 
 
-_READ_ONLY = {**_TORCHS_TYPES, np.ndarray: _collate_arrays}
-
-
 class Collating:
     """Calls ``collate_fn`` for one worker, and counts the time in a cell (None: off).
 
     batch: the batch that the worker is making, for its random streams.
-    into: what collates in its place, with the same result.
     memory: large tensors of a batch are made there.
     describe: names batch ``number`` of ``index`` in errors.
     """
@@ -173,7 +162,6 @@ class Collating:
         batch: Batch,
         cell: TaskCell | None,
         *,
-        into: Callable[[Any], Any] | None,
         memory: Memory | None,
         describe: Callable[[int, Any], str],
     ) -> None:
@@ -181,9 +169,7 @@ class Collating:
         # All large tensors of torch's batches go to the device. Another function could keep views
         # of the memory, from which the loop might begin copies that nobody knows of.
         self.memory = memory if is_torchs_collate(collate_fn) else None
-        if self.memory is not None:
-            into = collate_into(self.memory)
-        self._collate = into or collate_fn
+        self._collate = collate_fn if self.memory is None else collate_into(self.memory)
         self._batch = batch
         self._cell = cell
         self._describe = describe

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from ...autotune.workers import AutoWorkers
-from .placing import is_vouched_for, placement_of
+from .placing import placement_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -62,17 +62,6 @@ class BaseLoader(TorchDataLoader[T_co]):
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
             asks_for_threads=starts_threads(self.multiprocessing_context),
-        )
-
-    def _is_vouched_for(self, placement: Placement) -> bool:
-        """Return whether dataset and functions are known, or declared, to be safe on threads;
-        False, without examining them, where each worker has a process.
-        """
-        if placement.num_processes:
-            return False
-        # "auto" puts workers on threads for no other reason.
-        return self.isolation == "auto" or is_vouched_for(
-            self.dataset, self.collate_fn, self.worker_init_fn
         )
 
     def _tuning_state(self) -> TuningState:

@@ -104,7 +104,6 @@ class CrewIterator(EpochIterator):
             finalize=pin,
             pipeline_number=pipeline_number,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
-            is_vouched_for=loader._is_vouched_for(placement),
             most_workers=_most_workers(loader) if loader._is_tuned else None,
         )
 

@@ -1,10 +1,10 @@
 """Decide where a loader's workers live: on threads of this process, or in processes of their own.
 
 torch's workers own a copy of everything: the dataset, globals, the environment, the working
-directory. Threads share all that their private copies of the dataset do not cover. So the workers
-are threads only where that is known to be safe: the dataset's class is known, or the dataset says
-so itself. Everything else loads in processes with one worker each, started as torch starts its
-workers, where whatever is right in torch is right by construction.
+directory. Threads share all but the dataset object itself. So the workers are threads only where
+that is known to be safe: the dataset's class is known, or the dataset says so itself, or the user
+does (``isolation="thread"``). Everything else loads in processes with one worker each, started as
+torch starts its workers, where whatever is right in torch is right by construction.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ...observe.verdict.placement import Placement
-from .vouching import name_of, vouching_for
+from .vouching import Vouching, name_of, vouching_for
 
 _CHECK = "assert_thread_safe checks it"
 _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'
@@ -34,7 +34,8 @@ def placement_of(
     if num_workers == 0:
         return _on_threads(0, "num_workers=0 loads in the calling thread")
     if isolation == "thread":
-        return _on_threads(num_workers, 'isolation="thread" was given')
+        found = vouching_for(dataset, collate_fn, worker_init_fn)
+        return _on_threads(num_workers, f'isolation="thread" was given{_unless_safe(found)}')
     if isolation == "process":
         remedy = (
             f'If the dataset is safe on threads ({_CHECK}), isolation="thread" puts them there.'
@@ -61,9 +62,11 @@ def placement_of(
     return _on_threads(num_workers, reason)
 
 
-def is_vouched_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
-    """Return whether dataset and functions are known, or declared, to be safe on threads."""
-    return vouching_for(dataset, collate_fn, worker_init_fn).is_safe
+def _unless_safe(found: Vouching) -> str:
+    """Return what the log says where threads were asked for and nothing else vouches for them."""
+    if found.refusing is not None:
+        return f", though {name_of(found.refusing)} says thread_safe = False"
+    return f", and nothing else vouches for {found.unknown}" if found.unknown else ""
 
 
 def _on_threads(num_workers: int, reason: str) -> Placement:

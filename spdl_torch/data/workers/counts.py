@@ -42,55 +42,28 @@ class Readings(NamedTuple):
 
 
 class DatasetCounts:
-    """The counts since an epoch began of the datasets in a dataset, and of those in the copies that
-    workers have of it.
+    """The counts since an epoch began of the datasets in a dataset.
 
-    A forked process begins with the counts of its parent, and a copy with those of the original,
-    so only differences count. What copies count in an object that they share is counted once: it
-    never differs from what the original says. Workers join and leave on their own threads, and any
-    thread may read: lists grow by one operation, all else is replaced and never changed.
+    A forked process begins with the counts of its parent, so only differences count. Any thread may
+    read.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._before = _counts_in(dataset)
-        self._copies: list[tuple[Any, _Counts]] = []  # each with its counts before
-        self._left: list[Any] = []
 
     def begin(self) -> None:
-        """Count from now on. What workers have counted who have left is forgotten."""
-        left, self._left = self._left, []
-        stay = [copy for copy, _ in self._copies if not any(copy is each for each in left)]
-        self._copies = [(copy, _counts_in(copy)) for copy in stay]
+        """Count from now on."""
         self._before = _counts_in(self._dataset)
-
-    def join(self, copy: Any) -> None:
-        """Count a worker's copy, too."""
-        self._copies.append((copy, _counts_in(copy)))
-
-    def leave(self, copy: Any) -> None:
-        """Count a copy no more when the epoch is over."""
-        self._left.append(copy)
 
     def now(self) -> dict[str, int]:
         """Return the counts of the epoch."""
         counts: Counter[str] = Counter()
         before = self._before
-        copies = [(list(counting_datasets(copy)), base) for copy, base in self._copies.copy()]
-        for index, own in enumerate(counting_datasets(self._dataset)):
-            twins = [(each[index], base) for each, base in copies if index < len(each)]
-            first = own.loading_counts()
-            found = [(twin.loading_counts(), _of(twin, b)) for twin, b in twins if twin is not own]
+        for own in counting_datasets(self._dataset):
             for name, count in own.loading_counts().items():
                 counts[name] += count - _of(own, before).get(name, 0)
-                theirs = [each.get(name, 0) for each, _ in found]
-                if not all(first.get(name, 0) <= each <= count for each in theirs):
-                    counts[name] += sum(theirs) - sum(base.get(name, 0) for _, base in found)
         return dict(counts)
-
-    def forget_copies(self) -> None:
-        """Let go of the workers' copies: all workers end."""
-        self._copies, self._left = [], []
 
 
 def _counts_in(dataset: Any) -> _Counts:
@@ -116,8 +89,6 @@ class WorkerCounts:
         self.fetch = TaskStatsHook(StageInfo(0, 1, "fetch", num_workers))
         self.collate = TaskStatsHook(StageInfo(0, 2, "collate", num_workers))
         self.workers = ThreadCount(num_workers)
-        self.shared = ""
-        """The remark on what the workers share though samples may change it."""
         self.datasets = DatasetCounts(dataset)
         self._shift: Shift | None = None
         self._before: tuple[TaskCounters, TaskCounters, ProbeCounters] | None = None
@@ -135,11 +106,6 @@ class WorkerCounts:
     def end(self) -> None:
         """Let go of the epoch."""
         self._shift = None
-
-    def close(self) -> None:
-        """Let go of the epoch and of the workers' datasets: all workers end."""
-        self.end()
-        self.datasets.forget_copies()
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the counts of the epoch; None = there is none. ``run_delays=False``: with the
@@ -161,7 +127,7 @@ class WorkerCounts:
 
     def remarks(self) -> tuple[str, ...]:
         """Return what a report has to say on the workers."""
-        return (self.shared,) if self.shared else ()
+        return ()
 
 
 class LoopClock:

@@ -1,10 +1,9 @@
-"""A worker's own copy of the dataset, as a forked process would have, but sharing the memory."""
+"""A worker thread's own copy of the dataset object: what it sets there stays with it."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -12,58 +11,16 @@ from torch.utils.data import Dataset
 from ...objects.copies import deep_copy, shallow_copy
 from ...objects.members import slots_of
 from ..rng.owned import OwnedGenerators
-from .object_state import attributes_of_copy
-from .private_state import TRANSFORM_NAMES, PrivateState
 from .worker_info import rebound
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
-
-    from .counts import DatasetCounts
 
 _logger = logging.getLogger("spdl_torch.data")
 
 
-class Copying:
-    """How the workers of one process get what is their own. One at a time: Python 3.11 crashes
-    where two threads make an object's __dict__.
-
-    ``counts``: counts what copies count that share nothing with the original. ``is_private``: each
-    worker has a state of its own for all that samples may change; else what the dataset's author
-    vouches for is shared.
-    """
-
-    def __init__(self, counts: DatasetCounts, *, is_private: bool) -> None:
-        self._counts = counts
-        self._is_private = is_private
-        self._lock = threading.Lock()
-
-    def private(self) -> PrivateState | None:
-        """Return a worker's private state; None = it has none."""
-        return PrivateState() if self._is_private else None
-
-    def dataset(self, dataset: Any, private: PrivateState | None) -> Any:
-        """Return a worker's own dataset."""
-        if private is None:
-            return own_copy(dataset, self._lock)
-        with self._lock:
-            copy = private.dataset(dataset)
-            self._counts.join(copy)
-        return copy
-
-    def function(
-        self,
-        function: Callable[..., Any],
-        dataset: Any,
-        own: Any,
-        private: PrivateState | None,
-    ) -> Callable[..., Any]:
-        """Return a worker's own ``collate_fn``."""
-        if private is None:
-            return own_function(function, dataset, own, self._lock)
-        with self._lock:
-            copied: Callable[..., Any] = private.function(function, "collate_fn")
-            return copied
+TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
 
 
 def own_copy(dataset: Any, lock: threading.Lock) -> Any:
@@ -99,6 +56,19 @@ def own_function(
     return function
 
 
+def _attributes_of_copy(own: Any) -> dict[str, Any]:
+    """Return a copy's attributes, in its own dictionary: where ``__getstate__`` returns
+    ``self.__dict__`` and ``__setstate__`` assigns it, copy and original would share one.
+    """
+    if not hasattr(own, "__dict__"):
+        return {}
+    attributes = cast("dict[str, Any]", vars(own))
+    if type(attributes) is dict:
+        attributes = dict(attributes)
+        object.__setattr__(own, "__dict__", attributes)  # past a __setattr__ of the class
+    return attributes
+
+
 def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
     if id(dataset) in memo:
         return memo[id(dataset)]
@@ -110,7 +80,7 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
         own = shallow_copy(dataset)
         if own is dataset:
             return own
-        attributes, slots = attributes_of_copy(own), slots_of(own)
+        attributes, slots = _attributes_of_copy(own), slots_of(own)
     except Exception as error:
         _warn_shared(dataset, error)
         return dataset

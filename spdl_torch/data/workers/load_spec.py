@@ -45,9 +45,6 @@ class LoadSpec(NamedTuple):
     """The accelerator that is current on the trainer's thread; None = none is in use."""
     most_workers: int | None = None
     """The most workers that tuning may start; None = their number stays."""
-    is_vouched_for: bool = False
-    """Whether the dataset and its functions are known, or declared, to be safe on threads: workers
-    then share what is in it. If not, each worker thread gets a private copy of its whole state."""
     memory: Memory | None = None
     """The memory in which batches are made: pinned if they go to a device, shared if they go to
     another process; None = ordinary memory."""

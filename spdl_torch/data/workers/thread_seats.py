@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from contextlib import nullcontext
 from functools import partial
 from math import inf
@@ -23,17 +24,14 @@ from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from .activity import Activity, describe_activities
 from .counts import WorkerCounts
-from .dataset_copies import Copying
 from .device import most_pieces
 from .epoch import Epoch, Sharing, Shift
 from .jobs import Given, Job
-from .private_state import shared_remark
 from .thread_failures import ThreadFailures
 from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .worker_thread import Worker
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
 
     from ...io._transfer.batch_memory import BatchMemory
@@ -48,9 +46,6 @@ _logger = logging.getLogger("spdl_torch.data")
 _JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
 
 _MOST_WORKERS = 1_000_000
-
-_MOST_LOGGED = 1_000
-_logged: set[str] = set()  # what is shared is logged once, and not in every epoch
 
 _MAX_SHIFTS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
 
@@ -86,7 +81,7 @@ class ThreadSeats:
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
         self.counts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
-        self._copying = Copying(self.counts.datasets, is_private=not spec.is_vouched_for)
+        self._copying = threading.Lock()  # held by a worker that copies the dataset
         self._shift: Shift | None = None
         self._workers: dict[int, Worker] = {}
         self._threads_of: dict[int, threading.Thread] = {}
@@ -209,7 +204,7 @@ class ThreadSeats:
             shift.epoch.close()
         # Free the batches that nobody will take: the frames of a kept error may hold the seats.
         self._shift = None
-        self.counts.close()
+        self.counts.end()
         self._failures.of_workers.clear()
         self._workers.clear()  # they refer to this object
         stop_probing(self)
@@ -306,25 +301,12 @@ class ThreadSeats:
             copying=self._copying,
             cells=self.counts.new_cells(enabled=self._spec.stats),
             could_not_start=self._failures.could_not_start,
-            note_shared=self._note_shared,
         )
         try:
             worker.serve(say_ready, self._can_be_spared)
         finally:
             self._workers.pop(number, None)
-            self.counts.datasets.leave(worker.dataset)
         self._shifts.pop(number, None)  # last: from here on resize() may give the number again
-
-    def _note_shared(self, parts: list[str]) -> None:
-        """Report and log what the workers share though samples may change it; each worker finds
-        the same."""
-        remark = shared_remark(parts)
-        if remark == self.counts.shared:
-            return
-        self.counts.shared = remark
-        if remark not in _logged and len(_logged) < _MOST_LOGGED:
-            _logged.add(remark)
-            _logger.warning("DataLoader: %s", remark)
 
     def _can_be_spared(self) -> bool:
         """Return whether a worker that could not start may leave.

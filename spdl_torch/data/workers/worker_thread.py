@@ -12,19 +12,17 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import default_convert
 
 from ...engine.channel.waits import ChannelClosed, Dismissed
-from ...engine.failures import renew_note
 from ...engine.recorder.moments import Outcome
-from ..error_notes import add_thread_note, describe_batch
+from ..error_notes import add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker, Broken
-from ..fetching.collating import collate_read_only, is_torchs_collate
 from ..fetching.items import EndOfIterable
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
+from .dataset_copies import own_copy, own_function
 from .fork_rest import begin_job, take_part
 from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
 from .worker_info import acting_as_worker, rebound
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from ...engine.hooks.task_hooks import TaskCell
     from ...engine.recorder.rings import Ring
     from .activity import Activity
-    from .dataset_copies import Copying
     from .epoch import Epoch, Shift
     from .load_spec import LoadSpec
 
@@ -53,14 +50,13 @@ class Worker:
         shifts: Channel[Shift],
         activity: Activity,
         *,
-        copying: Copying | None,
+        copying: threading.Lock | None,
         cells: Sequence[TaskCell | None],
         could_not_start: Callable[[int, BaseException], None],
-        note_shared: Callable[[list[str]], None],
     ) -> None:
         """Take the worker's parts; the thread itself starts in ``serve``.
 
-        ``copying``: how it copies what is to be its own; None = it has a process to itself, where
+        ``copying``: held while it copies the dataset; None = it has a process to itself, where
         nothing is copied. ``cells``: the counters of fetching
         and collating. ``could_not_start``: called with the reason, before the trainer goes on.
         """
@@ -71,9 +67,7 @@ class Worker:
         self._copying = copying
         self._cells = cells
         self._could_not_start = could_not_start
-        self._note_shared = note_shared
         self._streams = SampleStreams(spec.draws.base_seed, number)
-        self._private = None if copying is None else copying.private()
         self.dataset: Any = None
         """The dataset from which it makes samples; None = it has not begun."""
         self._has_begun = False
@@ -134,7 +128,9 @@ class Worker:
         maker of an epoch's batches."""
         spec = self._spec
         dataset, broken = self._copied_dataset()
-        collate_fn, collate_into = self._own_functions(dataset)
+        collate_fn = spec.recipe.collate_fn
+        if self._copying is not None:
+            collate_fn = own_function(collate_fn, spec.recipe.dataset, dataset, self._copying)
         if spec.draws.per_sample:
             self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
         fetch_cell, collate_cell = self._cells
@@ -143,7 +139,6 @@ class Worker:
             spec.recipe._replace(dataset=dataset, collate_fn=collate_fn),
             streams=self._streams,
             worker=self._number,
-            collate_into=collate_into,
             memory=spec.memory,
             fetch_cell=fetch_cell,
             collate_cell=collate_cell,
@@ -156,7 +151,7 @@ class Worker:
             dataset = self._spec.recipe.dataset
             self._activity.beginning = f"copying {type(dataset).__name__}"
             if self._copying is not None:
-                dataset = self._copying.dataset(dataset, self._private)
+                dataset = own_copy(dataset, self._copying)
             for each in borrowers_in(dataset) if self._spec.draws.per_sample else ():
                 each.sample_context = SampleContexts(self._streams)
         except BaseException as error:
@@ -164,27 +159,6 @@ class Worker:
         finally:
             self._activity.beginning = ""
         return dataset, None
-
-    def _own_functions(self, dataset: Any) -> tuple[Callable[[Any], Any], Any]:
-        """Return the worker's own ``collate_fn``, and what makes its batch, if another does."""
-        spec, private, copying = self._spec, self._private, self._copying
-        if copying is None:
-            return spec.recipe.collate_fn, None
-        own = copying.function(spec.recipe.collate_fn, spec.recipe.dataset, dataset, private)
-        if private is None:
-            return own, None
-        private.forget()
-        if private.shared:
-            self._note_shared(private.shared)
-        into: Callable[[Any], Any] | None = None
-        if private.arrays.has_arrays:
-            if own is default_convert:
-                from .shared_arrays import convert_read_only  # ``Copying`` has imported it
-
-                into = convert_read_only
-            elif is_torchs_collate(own):
-                into = collate_read_only
-        return own, into
 
     def _initialized(self, dataset: Any) -> Broken | None:
         spec, number = self._spec, self._number
@@ -294,14 +268,12 @@ class Worker:
         wanted = job.wants_state
         try:
             batch, tries = maker.make(job.first, job.index, job.number)
-            batch = self._finalize(job, batch)
-            return Loaded(job.number, batch, maker.progress(wanted=wanted), tries)
+            return Loaded(job.number, self._finalize(batch), maker.progress(wanted=wanted), tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0], maker.progress(wanted=wanted))
         except EndOfIterable:
             return Exhausted(job.number, maker.progress(wanted=wanted), maker.tries())
         except BaseException as error:  # SystemExit too: the trainer waits for an answer
-            self._explain(error)
             again = isinstance(maker, Broken) and maker.is_again
             return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries(), again)
 
@@ -312,16 +284,13 @@ class Worker:
         """
         maker.begin(job.first, job.bad)
         taken, number = 0, job.take()
-        sample_at, index, looks = maker.sample_at, job.index, self._private is not None
+        sample_at, index = maker.sample_at, job.index
         while number is not None:
             # torch fetches nothing after a batch's first error. No lock: see Job.first_error.
             if number < job.first_error:
                 try:
                     job.samples[number] = sample_at(number, index[number])
-                    if looks:
-                        self._look_at_arrays(job)
                 except BaseException as error:
-                    self._explain(error)
                     job.errors[number] = error
                     job.first_error = min(job.first_error, number)
             taken += 1
@@ -345,34 +314,12 @@ class Worker:
             if self._spec.recipe.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
             batch = maker.collate(samples, job.index, job.number)
-            return Loaded(job.number, self._finalize(job, batch), None, tries)
+            return Loaded(job.number, self._finalize(batch), None, tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0])
         except BaseException as error:
-            self._explain(error)
             return Failed(job.number, error, tries=tries)
 
-    def _look_at_arrays(self, job: Job) -> None:
-        """Raise an error if this worker has written into a tensor that all share."""
-        error = None if self._private is None else self._private.arrays.look()
-        if error is not None:
-            renew_note(
-                error,
-                "noticed after",
-                f"noticed after {describe_batch(job.number, job.index)}",
-            )
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: avoid the cycle
-
-    def _explain(self, error: BaseException) -> None:
-        if self._private is not None:
-            self._private.arrays.explain(error)
-
-    def _finalize(self, job: Job, batch: Any) -> Any:
-        """Return the batch as the loop gets it. Raises: as ``_look_at_arrays``."""
-        if self._private is not None:
-            self._look_at_arrays(job)
-            batch = self._private.arrays.owned(batch)
+    def _finalize(self, batch: Any) -> Any:
+        """Return the batch as the loop gets it."""
         return batch if self._spec.finalize is None else self._spec.finalize(batch)
