@@ -243,7 +243,8 @@ class _Resumed:
 def _num_received(state: Mapping[str, Any]) -> int:
     """Return the number of samples, or items, that a state of ours says were received."""
     own = int(state.get("num_samples", 0)) + int(state.get("num_items", 0))
-    return own + len(state.get("ahead", ())) + sum(w["num_items"] for w in state.get("workers", ()))
+    of_workers = sum(int(each["num_items"]) for each in state.get("workers", ()))
+    return own + len(state.get("ahead", ())) + of_workers
 
 
 def _with_states(trainer: Any, saved: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...machine.readings import Probes
@@ -152,7 +152,7 @@ def probes_of_events(
         return mean_of(known, key, lambda reading: reading["elapsed"])
 
     known = readings[-1]  # an older file lacks the later fields
-    values = {
+    values: dict[str, Any] = {
         each.name: known[each.name] if each.name in _OF_LAST else mean(each.name)
         for each in fields(Probes)
         if each.name in known
