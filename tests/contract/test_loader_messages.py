@@ -149,3 +149,10 @@ def test_report_recommends_to_keep_processes_that_epochs_start_anew(
     numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", said)
     assert (numbers is not None) is is_recommended
     assert numbers is None or float(numbers[1]) <= float(numbers[2])
+
+
+def test_loader_shows_its_dataset_and_its_settings():
+    """In a debugger also before it is made."""
+    shown = repr(DataLoader(SAMPLES, batch_size=4, num_workers=2))
+    assert shown == "DataLoader(range, batch_size=4, num_workers=2, isolation='auto')"
+    assert repr(DataLoader.__new__(DataLoader)).startswith("DataLoader(NoneType")

@@ -473,6 +473,28 @@ def test_no_cache_is_advised_where_collating_is_the_bottleneck(threads):
     assert "cached(dataset, transform=what is random in it)" in verdict.action
 
 
+def test_workers_are_not_called_threads():
+    """They may be processes."""
+    stats = reading(0.3, stage("fetch", busy=0.1, wait_in=0.9))
+    assert "no stage is short of workers; the wait" in judge(stats, QUIET, pooled=POOLED).finding
+    stats = reading(0.3, stage("read", busy=0.1, wait_out=0.9))
+    assert "no stage is short of threads; the wait" in judge(stats, QUIET).finding
+
+
+@pytest.mark.parametrize(("wait_in", "share"), [(0.0, "71 %"), (0.65, None)])
+def test_report_says_where_the_rest_of_the_workers_time_is(wait_in, share):
+    """Of a loader: what is in no column; without workers it is the trainer's."""
+    fetch = stage("fetch", busy=0.1, wait_in=wait_in, threads=2)
+    collate = stage("collate", busy=0.19, wait_in=wait_in, threads=2)
+    report = make_report(reading(0.9, fetch, collate), QUIET, pooled=POOLED)
+    words = "of the workers' time outside of the stages"
+    assert (f"{share} {words}" in shown(report)) == (share is not None)
+    assert words not in shown(make_report(reading(0.9, fetch, collate), QUIET))
+    none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
+    inline = reading(0.9, replace(fetch, queue=none), replace(collate, queue=none))
+    assert words not in shown(make_report(inline, QUIET, pooled=POOLED))
+
+
 def test_workers_without_a_core_are_not_idle():
     """Other programs may take it between two calls as well as within one."""
     stats = reading(0.9, stage("fetch", busy=0.3, cpu=0.6, wait_in=0.05))

@@ -235,6 +235,13 @@ class DataLoader(BaseLoader[T_co]):
         self._state.add(iterator)
         return iterator
 
+    def __repr__(self) -> str:
+        """Return the dataset's class and the settings, also of a loader that is being made."""
+        names = ("batch_size", "num_workers", "isolation")
+        settings = [f"{name}={getattr(self, name, None)!r}" for name in names]
+        dataset = type(getattr(self, "dataset", None)).__name__
+        return f"{type(self).__name__}({', '.join([dataset, *settings])})"
+
     def close(self) -> None:
         """End the workers of all iterators of this loader, persistent ones and those of an epoch
         that nobody finished, as dropping the iterators does. An iterator that is used afterwards

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SHORTEST_STEP = 1e-4  # as recorded: of an empty step any loading is many times as much
 _WARM_UP = 3  # uncounted steps: caches are cold, and threads of the loader are still ending
 
 
@@ -66,8 +67,9 @@ def step_seconds(timeline: Timeline) -> float | None:
 
 
 def against_cached_steps(report: Report, step: float | None, cached: float | None) -> Report:
-    """Return the report with the extra time of a step over cached batches, if both are known."""
-    if not step or not cached:
+    """Return the report with the extra time of a step over cached batches, if both are known and
+    the step does something."""
+    if not step or not cached or cached < _SHORTEST_STEP:
         return report
     probes = replace(report.probes, step_slowdown=step / cached - 1)
     return make_report(report.stats, probes, pooled=report.pooled)

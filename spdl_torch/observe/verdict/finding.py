@@ -77,9 +77,8 @@ class Finding:
         if self.stage is None and self.is_inline and self.cause is Cause.HAND_OVER:
             return "most of it is what the loader itself does for every batch, however small"
         if self.stage is None:
-            return (
-                _WITHOUT_STAGE[self.cause] + ", which other programs have" * self.others_have_cores
-            )
+            why = _WITHOUT_STAGE[self.cause].format(crew=self.crew)
+            return why + ", which other programs have" * self.others_have_cores
         return f"stage {self.stage.name!r} is the bottleneck{self._because()}"
 
     def _because(self) -> str:
@@ -104,9 +103,9 @@ _WITHOUT_STAGE = {
     Cause.UNKNOWN: "the stages keep no statistics, so nothing tells why",
     Cause.SOURCE: "the source is the bottleneck; every stage waits for it",
     Cause.SAMPLER: "the sampler is the bottleneck, from which the loop itself draws",
-    Cause.START: "no stage is short of threads; the wait is the start of the pass",
-    Cause.CPU: "no stage is short of threads; the workers wait for a core",
-    Cause.HAND_OVER: "no stage is short of threads; the wait is for many small results to be "
+    Cause.START: "no stage is short of {crew}; the wait is the start of the pass",
+    Cause.CPU: "no stage is short of {crew}; the workers wait for a core",
+    Cause.HAND_OVER: "no stage is short of {crew}; the wait is for many small results to be "
     "handed over",
 }
 

@@ -33,6 +33,7 @@ _HEADINGS = (
 
 
 _UNKNOWN = "-"
+_WORTH_SAYING = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -199,6 +200,15 @@ class Report:
             return ""
         return "waits for the trainer" if stage.name in self.pooled else "waits for items"
 
+    def _elsewhere(self) -> float:
+        """Return the share of a loader's workers' time that no column of the stages has: they take
+        jobs and hand batches over, or wait there for a core or the GIL."""
+        own = [stage for stage in self.stats.stages if stage.name in self.pooled]
+        if not own or own[0].queue.elapsed == 0:
+            return 0.0
+        busy = sum(stage.busy_ratio for stage in own)
+        return 1 - busy - own[0].wait_in_ratio - own[0].wait_out_ratio
+
     def _checks(self) -> str:
         """Return the checks other than the stages, those that were not measured last."""
         p, dropped = self.probes, sum(s.num_dropped for s in self.stats.stages)
@@ -213,6 +223,10 @@ class Report:
             checks.append(f"no core for {percent(p.run_delay_ratio)} of the {crew}' time")
         else:
             unknown.append("time without a core")
+        if self._elsewhere() >= _WORTH_SAYING:
+            checks.append(
+                f"{percent(self._elsewhere())} of the workers' time outside of the stages"
+            )
         # Of a short window, what a thread did beside it, or before, may be most.
         if (p.helper_cores or 0.0) >= 0.05 and not is_too_short(self.stats):
             checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
