@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO
 
 from .scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-PAGE: Final = (b"<!doctype html", b"<html")
-OWN_PAGE: Final = b'<body class="spdl">'
-"""What every page that this package writes has in it, and no other."""
-JSON: Final = (b"{", b"[")
-PICTURE: Final = (b"\x89png", b"<?xml", b"<svg", b"%pdf")
-"""The starts of files of each kind, in small letters."""
 
 
 @scope
@@ -51,31 +42,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         file.write(text.encode("utf-8", "replace"))  # names of files may be any bytes
 
 
-def check_replaced(path: str | os.PathLike[str], starts: tuple[bytes, ...], kind: str) -> None:
-    """Refuse to replace a file that is neither empty nor begins in one of these ways; JSON must be
-    JSON to its end, since a text may begin with a bracket, too, and a page one of this package.
-
-    Raises: ValueError; OSError: it cannot be read.
-    """
-    path = Path(path)
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        begin = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if begin and not (begin.startswith(starts) and (starts is not JSON or _is_json(path))):
-        raise not_replaced(path, kind)
-    if begin and starts is PAGE and OWN_PAGE not in path.read_bytes():
-        raise not_replaced(path, f"{kind} of spdl_torch")
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def starts_like_json(path: Path) -> bool:
     """Return whether a file starts like JSON, such as a trace, gzipped or not, or is empty."""
     with path.open("rb") as file:
@@ -87,11 +53,6 @@ def starts_like_json(path: Path) -> bool:
         except (OSError, EOFError):
             return False
     return begin[:1] in (b"{", b"[", b"")
-
-
-def not_replaced(path: Path, kind: str) -> ValueError:
-    """Return the error for a file of another kind in the place of one to write."""
-    return ValueError(f"{path}: this file is not {kind}; it is left as it is. Give a new name.")
 
 
 def new_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_options import CommandError
-from ..whole_files import JSON, check_replaced
 
 if TYPE_CHECKING:
     import argparse
@@ -62,10 +61,5 @@ def _check_gpu(arguments: argparse.Namespace) -> int:
         problem = "--resume takes up the file of --json, which is not given"
     if problem is not None:
         raise CommandError(f"{problem}.")
-    if arguments.json is not None:
-        try:
-            check_replaced(arguments.json, JSON, "JSON")
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--json: {error}") from error
     options = CheckOptions(arguments.data, arguments.json, arguments.only, resumes=arguments.resume)
     return run_check_gpu(options, sys.stdout, sys.stderr)

@@ -19,7 +19,7 @@ from ..measuring.child_process import ChildFailure, answers_of
 from ..progress_bar import ProgressBar, duration, time_left
 from ..scopes import scope
 from ..shown_text import counted, wrapped
-from ..whole_files import JSON, PAGE, check_replaced, write_text
+from ..whole_files import write_text
 from .jobs import (
     PHOTOGRAPHS,
     VARIANTS,
@@ -89,8 +89,8 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     """
     if options.data is not None:
         check_folder(options.data)
-    check_file("--json", options.json, JSON, "JSON")
-    check_file("--html", options.html, PAGE, "a page")
+    check_file("--json", options.json)
+    check_file("--html", options.html)
     demo = _Demo(options, out, progress)
     print(wrapped(_HOW_LONG[options.smoke]), file=progress, flush=True)
     try:
@@ -131,9 +131,8 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def check_file(option: str, path: Path | None, starts: tuple[bytes, ...], kind: str) -> None:
-    """Refuse, before anything is measured, a file that could not be written afterwards,
-    or that is of another kind.
+def check_file(option: str, path: Path | None) -> None:
+    """Refuse, before anything is measured, a file that could not be written afterwards.
 
     Raises: CommandError.
     """
@@ -143,10 +142,6 @@ def check_file(option: str, path: Path | None, starts: tuple[bytes, ...], kind: 
         raise CommandError(f"{option} must be a file, and {path} is a folder. Add a name to it.")
     if not path.parent.is_dir():
         raise CommandError(f"{option} must be a file in a folder that exists, got {path}.")
-    try:
-        check_replaced(path, starts, kind)
-    except (OSError, ValueError) as error:
-        raise CommandError(f"{option}: {error}") from error
 
 
 def _holds_image(folder: Path) -> bool:

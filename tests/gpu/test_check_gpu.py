@@ -303,16 +303,6 @@ def test_command_refuses_what_it_cannot_do(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["import torch", "{ notes of mine }", "[1] sources", '{"a": 1'])
-def test_json_replaces_no_other_text(text, tmp_path, capsys):
-    """A text that begins with a bracket is none either; refused before anything is checked."""
-    path = tmp_path / "notes"
-    path.write_text(text)
-    assert main(["check-gpu", "--json", str(path)]) == 2
-    assert f"{path}: this file is not JSON; it is left as it is" in capsys.readouterr().err
-    assert path.read_text() == text
-
-
 def test_sizes_are_the_same_each_time():
     """Within the bounds, of every magnitude, and half of them like the one before."""
     sizes = races.sizes_between(1 << 16, 1 << 26, 200)
