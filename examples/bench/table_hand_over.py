@@ -70,9 +70,6 @@ class Idle:
     made_by: list[int] = []  # noqa: RUF012  # one process measures one loader
     """The threads that allocated memory on it."""
 
-    near = None
-    """It is near no cores."""
-
     def __init__(self, device: Any, stream: int = 0, *, use: str = "copy") -> None:
         from spdl_torch.io._transfer.readers import Readers
 
@@ -87,11 +84,6 @@ class Idle:
 
     def lend(self, owner: Any, region: Any, give_back: Any) -> None:
         self.readers.lend(owner, region, give_back)
-
-    def mapped(self, num_bytes: int) -> Any:
-        from spdl_torch.io._transfer.region import mapped
-
-        return mapped(num_bytes)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
         return True

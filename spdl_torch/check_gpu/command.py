@@ -171,7 +171,7 @@ def _end_process(out: TextIO, folder: str) -> None:
 def _groups(
     sheet: Sheet, data: Path | None, folder: Path, gpu: Gpu | None, extent: Extent
 ) -> dict[str, list[Check]]:
-    from . import allocators, correctness, devices, exits, nodes, races, rates, resources, ways
+    from . import allocators, correctness, devices, exits, races, rates, resources, ways
     from .gpu import CudaGpu
 
     gpu = gpu or CudaGpu()
@@ -222,7 +222,6 @@ def _groups(
             ("full_device", partial(resources.check_full_device, sheet)),
         ],
         "rates": [
-            ("nodes", partial(nodes.check_nodes, sheet)),
             by_kernels("launches", partial(rates.check_launches, sheet)),
             by_kernels("hand_over", partial(rates.check_hand_over, sheet)),
             by_kernels("copies", partial(rates.check_copies, sheet)),

@@ -26,7 +26,7 @@ from .lightning_states import follow_trainer
 from .sampling.parts import length_of_shard, padding_of_shard
 from .sampling.sharding import OwnRank, check_tail
 from .workers.device import AHEAD, check_device, most_pieces
-from .workers.remarks import with_remarks, with_remarks_of
+from .workers.remarks import with_remarks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ..engine.stats.perf_stats import PipelineStats
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
-    from ..io._transfer.near import Near
     from ..io._transfer.transfer import Transfer
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
@@ -177,18 +176,15 @@ class PipelineDataset(IterableDataset[T_co]):
         self, source: SourceSpec, progress: PassProgress, transfer: Transfer | None
     ) -> Iterator[T_co]:
         spec, ended = replace(self._spec, src=source), threading.Event()
-        options, near = self._options, None
         if transfer is not None:
             spec = replace(spec, pipes=_stages_to(transfer, spec.pipes, ended))
-            near = transfer.near
-            options = replace(options, begin_thread=near.settle_each() if near else None)
         recorder = FlightRecorder(
             "PipelineDataset", self._pipeline_number, enabled=self._options.stats
         )
         recorder.belongs_to(self)
-        pipeline = Pipeline(spec, options, recorder=recorder)
+        pipeline = Pipeline(spec, self._options, recorder=recorder)
         with between_epochs(self):
-            current = self._pass = _Pass(pipeline, recorder, self._spec.src.source, near)
+            current = self._pass = _Pass(pipeline, recorder, self._spec.src.source)
         progress.pipeline = pipeline
         try:
             current.pipeline.start()
@@ -444,21 +440,14 @@ def _transfer_stage(transfer: Transfer, ended: threading.Event) -> StageSpec:
 class _Pass:
     """A running pipeline."""
 
-    def __init__(
-        self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any, near: Near | None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any) -> None:
         self.pipeline = pipeline
         self._source = source
-        self._near = near
         self.recorder = recorder
         self.is_failure_raised = False
 
     def report(self) -> Report:
-        report = self.pipeline.report()
-        if self._near is not None:
-            num_threads = sum(stage.concurrency for stage in report.stats.stages[:-1])
-            report = with_remarks(report, self._near.remark(num_threads, "threads of stages"))
-        return with_remarks_of(self._source, report, one_by_one=False)
+        return with_remarks_of(self._source, self.pipeline.report(), one_by_one=False)
 
 
 class _Ended:

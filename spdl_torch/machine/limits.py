@@ -205,11 +205,7 @@ def text_of(path: Path) -> str:
 
 
 def allowed_cores() -> frozenset[int]:
-    """Return the numbers of the cores that this process may run on.
-
-    They are those of its main thread: a loader's own threads may be bound to fewer, near a GPU, and
-    count all of them even so.
-    """
+    """Return the numbers of the cores that this process may run on, those of its main thread."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(os.getpid()))
     return frozenset(range(os.cpu_count() or 1))

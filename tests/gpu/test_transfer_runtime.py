@@ -119,14 +119,6 @@ def test_pages_are_locked_once(facts, seat, most):
     assert seat == "persistent" or min(thrown_away) > 2
 
 
-def test_worker_is_near_the_device_by_the_address_that_torch_knows(facts):
-    """A thread, and a process, on a machine of two nodes; on one of one node they run anywhere."""
-    if facts["cores"] is None:
-        pytest.skip("needs two cores, to run on one of them alone")
-    everywhere = [len(os.sched_getaffinity(0))]
-    assert facts["cores"] == {"1": [[everywhere, False]] * 2, "2": [[[1], True]] * 2}
-
-
 def test_other_device_is_asked_for_nothing(facts):
     """By a trainer on the second of two; on its threads, and those of its processes' batches."""
     assert facts["calls_of_the_first"] == [0] * 4
@@ -151,7 +143,7 @@ def test_check_gpu_runs_as_a_whole(checked):
         *("launches", "hand_over", "copies", "training"),
     ]
     skipped = {name for name, outcome in outcomes.items() if outcome == "SKIP"}
-    assert skipped - {*by_kernels} <= {"nodes", "nodes_gpu"}
+    assert skipped <= {*by_kernels}
     assert len(outcomes) - len(skipped) >= 40
 
 

@@ -149,13 +149,12 @@ API cudaPeekAtLastError() { return cudaSuccess; }
 extern "C" const char* cudaGetErrorString(cudaError_t) { return "an error of the stand-in"; }
 extern "C" const char* cudaGetErrorName(cudaError_t) { return "an error of the stand-in"; }
 
-API cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+API cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     std::memset(properties, 0, sizeof *properties);
     std::strcpy(properties->name, "stand-in");
     properties->major = 9;
     properties->totalGlobalMem = switches.at("memory");
     properties->multiProcessorCount = 1;
-    properties->pciBusID = 0x1A + device;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = 1024;
     properties->maxThreadsPerMultiProcessor = 2048;

@@ -10,21 +10,17 @@ import ctypes
 import gc
 import itertools
 import json
-import os
 import sys
-import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
 import torch
 from _forks import end_at_once
 from _inside import look_often
-from _nodes import write_nodes
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset
 
@@ -33,7 +29,6 @@ from spdl_torch.check_gpu.gpu import STREAMS, CudaGpu
 from spdl_torch.engine.threads import thread_group
 from spdl_torch.io import Transfer, batch_storage, transfer_tensor
 from spdl_torch.io._transfer import cuda, kept, readers, slabs, transfer
-from spdl_torch.machine import numa
 from spdl_torch.pipeline import PipelineBuilder
 
 if TYPE_CHECKING:
@@ -468,41 +463,6 @@ def locks():
         return kept_ones, {seat: locks_of_epochs(options) for seat, options in seats.items()}
 
 
-class Cores(Dataset):
-    """A sample says on how many cores the thread that makes it may run."""
-
-    thread_safe = True
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return len(os.sched_getaffinity(0))
-
-
-def cores_of_workers():
-    """By the number of nodes, the cores of a worker's thread and process, and what is reported.
-    None where this process may run on one core alone.
-    """
-    near, *others = sorted(os.sched_getaffinity(0))
-    if not others:
-        return None
-    found = {}
-    for lists in ({0: "0-1023"}, {0: ",".join(map(str, others)), 1: near}):
-        with tempfile.TemporaryDirectory() as folder:
-            nodes = write_nodes(Path(folder), lists, gpus=[0, max(lists)])
-            with patch.object(numa, "_ROOT", nodes):
-                found[len(lists)] = [cores_of_worker(options) for options in (THREADS, FORKED)]
-    return found
-
-
-def cores_of_worker(options):
-    """On the second of two devices."""
-    loader = DataLoader(Cores(), device="cuda:1", **{**options, "num_workers": 1})
-    counts = {int(batch.cpu()) for batch in loader}
-    return sorted(counts), "near cuda:1" in str(loader.report())
-
-
 class away(torch.cuda.device):
     """Chooses no device, but on the thread that trains."""
 
@@ -527,7 +487,6 @@ def main():
     ]
     with patch.object(thread_group, "_taken_over", []), patch.object(torch.cuda, "device", away):
         facts["calls_without_a_device"] = calls_of_the_first("cuda:1", **THREADS)
-    facts["cores"] = cores_of_workers()
     facts["locks"] = locks()
     facts["wrong"] = wrong()
     facts["reserved"] = torch.cuda.memory_reserved() / MEBI

@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,10 +85,6 @@ class LazyDevice:
 
     def device_count(self):
         return self.num_devices
-
-    def get_device_properties(self, index):
-        """The addresses at which the system knows them."""
-        return SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A + index, pci_device_id=0)
 
     def current_device(self):
         return getattr(self.of_thread, "device", 0)

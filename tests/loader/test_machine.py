@@ -10,6 +10,7 @@ from dataclasses import replace
 import av
 import numpy as np
 import pytest
+from _gates import in_thread, result_of
 from _readings import shown
 from torch.utils.data import Dataset
 
@@ -59,6 +60,18 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks):
     loader = DataLoader(range(4), num_workers="auto")
     assert loader.num_workers == min(8, whole)
     assert limits.whole_cores() == whole
+
+
+def test_count_of_cores_is_the_same_on_a_bound_thread():
+    """Report and tuner count those of the process, and so does what a thread asks."""
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores, and Linux, to run on one of them alone")
+
+    def count():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        return limits.usable_cores(), len(os.sched_getaffinity(0))
+
+    assert result_of(in_thread(count)) == (limits.usable_cores(), 1)
 
 
 @pytest.mark.parametrize(("quota", "ranks"), [(2, 1), (8, 4)])

@@ -61,7 +61,6 @@ ROOMS = {
         "histogram",
         "gil",
         "limits",
-        "numa",
         "cpu_time",
         "thread_times",
         "garbage",

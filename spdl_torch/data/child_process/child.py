@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
-    from ...io._transfer.near import Near
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
@@ -59,8 +58,6 @@ class Beginning(NamedTuple):
     when the server started. None = the child is forked, and already has it."""
     is_spawned: bool
     """Whether the child shares no memory with another process."""
-    near: Near | None
-    """The cores near the device of the batches; None = there is none, or all are alike."""
     slabs: GivenSlabs | None
     """Slabs of a child that has ended; None = there are none."""
 
@@ -75,15 +72,11 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
 
     ``control``: the pipe for the trainer's questions.
     """
-    near = beginning.near
-    if near is not None:
-        near.settle(beginning.number)  # before any other thread is there
     # Collections would write to every page that is shared with the trainer, or with a fork server.
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    cores = near.cores if near else frozenset[int]()
-    uplink = Uplink(connection, SlabPool(cores, beginning.slabs))
+    uplink = Uplink(connection, SlabPool(beginning.slabs))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()

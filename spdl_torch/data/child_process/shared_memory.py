@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...io._transfer.region import Region, touched
+from ...io._transfer.region import Region
 from ...io._transfer.slabs import rounded_up
 from ...named_tuples import NamedTuple
 from .messages import Span
@@ -51,9 +51,7 @@ class Ticket(NamedTuple):
 class _Slab:
     """The child's side of a slab."""
 
-    def __init__(
-        self, number: int, size: int, cores: frozenset[int] = frozenset(), descriptor: int = -1
-    ) -> None:
+    def __init__(self, number: int, size: int, descriptor: int = -1) -> None:
         """``descriptor``: of a slab that the trainer has mapped already; -1 = make a new one."""
         self.number = number
         self.size = size
@@ -70,8 +68,6 @@ class _Slab:
         else:
             self.tag = f"spdl-torch-{os.urandom(8).hex()}-{number}"
             self.memory = mmap.mmap(-1, size, self.tag)  # type: ignore[arg-type]  # Windows' tag
-        if cores:
-            touched(self.memory, cores)
         self.array: np.ndarray[Any, Any] = np.frombuffer(self.memory, np.uint8)
         self._address = int(self.array.ctypes.data)
 
@@ -133,14 +129,10 @@ class Lease:
 class SlabPool:
     """The child's slabs. Any thread may use it.
 
-    cores: near which their memory is to be; none = wherever it is first written to.
     given: slabs to begin with.
     """
 
-    def __init__(
-        self, cores: frozenset[int] = frozenset(), given: GivenSlabs | None = None
-    ) -> None:
-        self._cores = cores
+    def __init__(self, given: GivenSlabs | None = None) -> None:
         self._lock = threading.RLock()  # a garbage collection inside may drop a lease
         self._slabs: dict[int, _Slab] = {}
         self._free: list[int] = []
@@ -179,7 +171,7 @@ class SlabPool:
                 number = self._free.pop(unseen[-1])
                 self._retired.append(number)
                 del self._slabs[number]
-            slab = _Slab(self._num_made, self._largest, self._cores)
+            slab = _Slab(self._num_made, self._largest)
             self._num_made += 1
             self._slabs[slab.number] = slab
             return Lease(self, slab)

@@ -45,8 +45,6 @@ class Equipment:
         self.context = context_of(context)
         self.are_copies = forks(self.context)
         """Whether the processes are forked: copies of this one and the thread that starts them."""
-        self.near = None if stage is None else stage.near
-        """The cores near the device of the batches; None = there is none, or all are alike."""
         self.shelf = shelf
         # Forked processes have the trainer's memory; others share the dataset's large arrays.
         self.blocks = None if self.are_copies else _shared_blocks()
@@ -154,7 +152,6 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
             equipment.context.get_start_method() == "spawn",
-            equipment.near,
             self.mappings.given,
         )
         self.mappings.given = None  # its descriptors are closed when the child has it

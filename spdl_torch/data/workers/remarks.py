@@ -10,7 +10,6 @@ from torch.utils.data import IterableDataset
 from ...objects.datasets import all_datasets
 
 if TYPE_CHECKING:
-    from ...io._transfer.near import Near
     from ...observe.verdict.report import Report
     from ..fetching.bad_samples import SkippedSamples
 
@@ -24,11 +23,6 @@ _ENOUGH_SAMPLES = 1_000
 def remarks_on_skipped(skipped: SkippedSamples | None) -> tuple[str, ...]:
     """Return the remarks that name the skipped samples."""
     return () if skipped is None else tuple(skipped.remarks())
-
-
-def remarks_on_cores(near: Near | None, num_workers: int) -> tuple[str, ...]:
-    """Return the remark on what is near the device of the batches."""
-    return () if near is None else (near.remark(num_workers),)
 
 
 def with_remarks_of(

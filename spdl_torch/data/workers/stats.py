@@ -19,7 +19,7 @@ from ...machine.probes import probe_counters, probe_counters_of
 from ...named_tuples import NamedTuple
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
-from .remarks import remarks_on_cores, remarks_on_skipped
+from .remarks import remarks_on_skipped
 
 if TYPE_CHECKING:
     from ...engine.hooks.task_hooks import TaskCell
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ...engine.recorder.timeline import Timeline
     from ...engine.stats.counters import ThreadCount
     from ...engine.stats.perf_stats import PipelineStats
-    from ...io._transfer.near import Near
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
@@ -71,8 +70,6 @@ class EpochStats(ABC):
         self._transfer = None if stage is None else stage.hook
         self.skipped: SkippedSamples | None = None
         """The samples left out; None = samples may not fail."""
-        self.near: Near | None = None if stage is None else stage.near
-        """The cores near the device of the batches; None = there is none, or all are alike."""
         self.draws = LoopClock()
         """Of drawing from the sampler, in all epochs."""
         self.starts = LoopClock()
@@ -113,13 +110,9 @@ class EpochStats(ABC):
     def _transferred(self) -> TaskCounters:
         return TaskCounters() if self._transfer is None else self._transfer.counters()
 
-    def _remarks(self, num_workers: int, *own: str) -> tuple[str, ...]:
+    def _remarks(self, *own: str) -> tuple[str, ...]:
         """Return the remarks of a report, those on the workers among them."""
-        return (
-            *remarks_on_skipped(self.skipped),
-            *own,
-            *remarks_on_cores(self.near, num_workers),
-        )
+        return (*remarks_on_skipped(self.skipped), *own)
 
 
 class CrewStats(EpochStats):
@@ -190,7 +183,7 @@ class CrewStats(EpochStats):
             num_workers=workers.count,
             thread_ns=workers.thread_ns(queues.outlet.elapsed_ns),
             placement=begun.placement,
-            remarks=self._remarks(workers.count, *source.remarks()),
+            remarks=self._remarks(*source.remarks()),
         )
 
     def queues_of(self, epoch: Epoch) -> Queues:
@@ -256,5 +249,5 @@ class InlineStats(EpochStats):
             num_workers=1,
             thread_ns=elapsed_ns,
             placement=None,
-            remarks=self._remarks(0),
+            remarks=self._remarks(),
         )

@@ -70,7 +70,6 @@ class ThreadSeats:
         if device_stage is not None:
             spec = spec._replace(memory=device_stage.batch_memory(spec.max_outstanding))
         self._spec = spec
-        self._settle = None if device_stage is None else device_stage.settle
         # A weak reference: with a strong one only a garbage collection would free the seats, and
         # the dataset with them.
         self._threads = ThreadGroup(weakly(self.request_stop))
@@ -291,8 +290,6 @@ class ThreadSeats:
             say_ready()
 
     def _serve(self, number: int, say_ready: Once) -> None:
-        if self._settle is not None:
-            self._settle(number)
         worker = self._workers[number] = Worker(
             number,
             self._spec,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ...engine.hooks.task_hooks import TaskCell
     from ...engine.recorder.rings import Ring
     from ...io._transfer.batch_memory import BatchMemory
-    from ...io._transfer.near import Near
     from ...io._transfer.region import LimitedLocker
     from ...io._transfer.transfer import Staged, Transfer
     from .epoch import Epoch
@@ -46,16 +45,6 @@ class DeviceStage:
         self.has_met_device = False
         """Whether a batch, or a part of one, was on a device before it was copied there."""
 
-    @property
-    def near(self) -> Near | None:
-        """The cores near the device; None = all are alike."""
-        return self._transfer.near
-
-    def settle(self, number: int) -> None:
-        """Bind a worker's thread near the device, or leave it free; see ``Near.settle``."""
-        if self.near is not None:
-            self.near.settle(number)
-
     def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
         """Return the locker of memory that other processes write; batches are copied from there."""
         return self._transfer.limited(most_regions(max_outstanding, num_processes))
@@ -66,7 +55,6 @@ class DeviceStage:
 
     def run(self, epochs: Channel[Epoch]) -> None:
         """Transfer epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
-        self.settle(0)
         while True:
             try:
                 epoch = epochs.get()

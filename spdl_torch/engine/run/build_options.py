@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """The options of ``PipelineBuilder.build``, which says what they mean, and one of a dataset."""
+    """The options of ``PipelineBuilder.build``, which says what they mean."""
 
     num_threads: int | None = None
     max_failures: MaxFailures | None = None
@@ -28,8 +28,6 @@ class BuildOptions:
     stage_id: int = 0
     stats: bool = True
     tuner: Tuner | None = None
-    begin_thread: Callable[[], None] | None = None
-    """Called first on each thread of a stage."""
 
     def __post_init__(self) -> None:
         check_max_failures(self.max_failures, "build")

@@ -70,7 +70,6 @@ class Run:
         self.spec = spec
         self._is_adjustable = tuner is not None
         self._threads = ThreadGroup(self.request_stop)
-        self._begin_thread = options.begin_thread
         self._started_ns = 0
         self._ended_ns: int | None = None
         self._probing = Probing()
@@ -308,14 +307,7 @@ class Run:
 
     def _start_worker(self, name: str, target: Callable[[], None]) -> None:
         """Start a thread of a stage."""
-        begin = self._begin_thread
-
-        def run() -> None:
-            if begin is not None:
-                begin()
-            target()
-
-        self._threads.spawn(name, run)
+        self._threads.spawn(name, target)
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:
         """Raise the capacity of a queue, unless the user gave it."""

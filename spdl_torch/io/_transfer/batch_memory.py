@@ -21,7 +21,6 @@ from .region import Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable
 
     from torch import Tensor
@@ -46,14 +45,11 @@ class BatchMemory:
         locker: PageLocker,
         most_pieces: int,
         let_go: Callable[[], None] = _no_transfer,
-        mapped: Callable[[int], mmap.mmap] = mapped,
     ) -> None:
-        """``let_go``: called where no piece is free, to free those that have been copied.
-        ``mapped``: returns memory for a piece."""
+        """``let_go``: called where no piece is free, to free those that have been copied."""
         self._locker = locker
         self._most_pieces = most_pieces
         self.let_go = let_go
-        self._mapped = mapped
         self._lock = threading.Lock()
         self._free: list[Region] = []
         self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
@@ -131,7 +127,7 @@ class BatchMemory:
 
     def _new(self, size: int) -> Region | None:
         try:
-            piece = Region(self._mapped(size), self._locker)
+            piece = Region(mapped(size), self._locker)
         except OSError:  # there is not that much memory
             piece = None
         if piece is not None and piece.is_locked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -12,12 +12,10 @@ from ...engine.threads.thread_group import takes_over
 from ...named_tuples import NamedTuple
 from ...scopes import scope
 from . import runtime
-from .near import near_to
 from .readers import Readers
 from .region import PageLocker, Region, keepers, mapped
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .leaves import Recordable
-    from .near import Near
     from .slabs import Event
 
 PER_THREAD_STREAM = 2
@@ -40,15 +37,6 @@ class Backend(PageLocker, Protocol):
 
     readers: Readers
     """What is lent of the memory that it has locked."""
-
-    @property
-    def near(self) -> Near | None:
-        """The cores near the device; None = all are alike."""
-        ...
-
-    def mapped(self, num_bytes: int) -> mmap.mmap:
-        """Return new memory near the device, all of whose pages are there, to be locked."""
-        ...
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Return page-locked host memory: uint8, one dimension."""
@@ -112,13 +100,6 @@ class CudaBackend:
         self.readers = _readers_of(device)
         self.own_stream = _stream_of(stream, device)
 
-    @cached_property
-    def near(self) -> Near | None:
-        return near_to(self.device, _pci_address, num_visible)
-
-    def mapped(self, num_bytes: int) -> mmap.mmap:
-        return mapped(num_bytes, self.near.cores if self.near else frozenset())
-
     def lock_pages(self, address: int, num_bytes: int) -> bool:
         if self._lock_pages(address, num_bytes):
             return True
@@ -147,7 +128,7 @@ class CudaBackend:
     def pinned(self, num_bytes: int) -> Tensor:
         # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs of
         # 38.5 MB.
-        region = Region(self.mapped(num_bytes), self)
+        region = Region(mapped(num_bytes), self)
         if region.is_locked:
             return torch.from_numpy(region.array(num_bytes))
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -256,12 +237,6 @@ def resolve(device: torch.device) -> torch.device:
 def num_visible() -> int:
     """Return how many CUDA devices this process sees. Makes no context."""
     return torch.cuda.device_count()
-
-
-def _pci_address(index: int) -> str:
-    """Return the address by which the system knows a device. Makes no context."""
-    found: Any = torch.cuda.get_device_properties(index)  # its stubs have no address
-    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
 _REASONS = {

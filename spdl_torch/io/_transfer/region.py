@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...engine.threads.shared_state import LiveObjects, SharedCounter
-from ...machine.numa import call_near
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,23 +22,16 @@ _locked: dict[int, tuple[int, int]] = {}
 _numbers = SharedCounter()
 
 
-def mapped(num_bytes: int, cores: frozenset[int] = frozenset()) -> mmap.mmap:
-    """Return new memory that can be locked at once: its pages are there, near these cores.
+def mapped(num_bytes: int) -> mmap.mmap:
+    """Return new memory that can be locked at once: its pages are there.
 
     The driver has one lock for all of CUDA, which it holds while it has the system find pages:
     nobody could launch a kernel meanwhile. Touching them here needs neither that nor the GIL. It is
     a shared mapping: the pages of a private one move when a process writes to it after a fork, and
     the device would go on reading the old ones.
     """
-    return touched(mmap.mmap(-1, max(1, num_bytes)), cores)
-
-
-def touched(memory: mmap.mmap, cores: frozenset[int]) -> mmap.mmap:
-    """Return new memory when it has all of its pages, near these cores; near the thread if there
-    are none.
-    """
-    pages = np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE]
-    call_near(cores, lambda: pages.fill(0))
+    memory = mmap.mmap(-1, max(1, num_bytes))
+    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].fill(0)
     return memory
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .leaves import Recordable
-    from .near import Near
     from .slabs import Event, Layout, Slab
     from .tree import Spots
 
@@ -194,7 +193,7 @@ class Transfer:
             ring.let_go()
             readers.look()
 
-        self._memory = BatchMemory(self._backend, 0, let_go, self._backend.mapped)
+        self._memory = BatchMemory(self._backend, 0, let_go)
         # Held while a batch is staged, waits included: the ring serves one at a time.
         # receive() does not take it, so a receiver never waits for a batch that is being packed.
         self._lock = threading.Lock()
@@ -206,11 +205,6 @@ class Transfer:
     def device(self) -> torch.device:
         """The device of the batches, with its index."""
         return self._backend.device
-
-    @property
-    def near(self) -> Near | None:
-        """The cores near the device, where its memory is; None = all are alike."""
-        return self._backend.near
 
     @on_one_thread
     def stage(self, batch: Any) -> Staged:
