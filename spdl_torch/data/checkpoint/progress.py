@@ -68,6 +68,11 @@ class Progress:
     not, then also this iterator's."""
     finished: bool = False
     """Whether the loop has seen the end."""
+    num_resumed: tuple[int, ...] = ()
+    """The number of items of each worker before the state with which the epoch began."""
+    left_before: tuple[int, ...] = ()
+    """The number of items that the resumed epoch before this one had left; see
+    ``left_of_resumed``."""
     _num_in_order: int = 0
     _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """The drawn batches that were not handed out in order, and the last ones that were. Keys are
@@ -222,6 +227,21 @@ class Progress:
         drawn = [index for each, (_, index) in self._drawn.items() if each < number]
         last = last_of(drawn[-NUM_LAST:], in_batches=self.begun.in_batches)
         return (*self.begun.before.indices, *last)[-NUM_LAST:]
+
+    @property
+    def left_of_resumed(self) -> tuple[int, ...]:
+        """The number of items that each worker made in an epoch that was resumed in its middle, and
+        whose datasets stay; () = this is another one."""
+        if not (self.finished and self.begun.keeps_datasets and any(self.num_resumed)):
+            return ()
+        pairs = zip(self.workers, self.num_resumed, strict=True)
+        return tuple(worker.num_items - num_before for worker, num_before in pairs)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether this whole epoch has just the items that the resumed one before it had left."""
+        here = tuple(worker.num_items for worker in self.workers)
+        return bool(here) and here == self.left_before
 
     def left_to_next(self) -> list[WorkerState]:
         """Return the states that the workers' datasets keep for the next epoch, where known."""

@@ -35,6 +35,7 @@ from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..fetching.batch import BatchRecipe
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of, unshared
+from ..user_warnings import warn
 from .epoch_states import FOLLOWING, EpochState
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ _END = object()
 _CUT_SHORT = (
     "DataLoader: Ctrl-C came while a batch was asked for, and the batches before it are handed "
     "over. Call iter(loader) again; state_dict() says where the epoch stands."
+)
+
+_SHORT = (
+    "DataLoader: this epoch of {0} has {1} items, just as many as were left of the epoch before, "
+    "which was resumed in its middle. If {0} begins again at the state that it was given, as "
+    "Hugging Face's streams do until another epoch is named, later epochs lack the items before "
+    "that: call set_epoch(number) on the dataset before each epoch."
 )
 
 _autograd: Any = autograd
@@ -157,6 +165,7 @@ class EpochIterator(_BaseDataLoaderIter):
     ) -> Progress:
         """Return the progress of an epoch whose beginning is known."""
         known, within = loader._state.position, self._resume
+        before = known.progress
         begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=seed,
@@ -176,13 +185,15 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         return Progress(
             begun=begun,
-            workers=self._known_of_workers(resume, known.progress),
+            workers=self._known_of_workers(resume, before),
             sampler_epoch=epoch_of(self._index_sampler),
             next_worker=0 if within is None else within.next_worker,
             local_samples=self._num_samples_submitted,
             is_wanted=known.is_collected(inline=self._num_workers == 0),
             drawing=drawing,
             ahead=set() if within is None else set(within.ahead),
+            num_resumed=tuple(worker.num_items for worker in self._begun_from),
+            left_before=() if before is None or resume else before.left_of_resumed,
         )
 
     def _advance(self, state: EpochState) -> None:
@@ -380,6 +391,8 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._is_cut_short:
             self._advance(EpochState.LOST)
             raise RuntimeError(_CUT_SHORT) from None
+        if self._progress.is_short:
+            warn(_SHORT.format(type(self._dataset).__name__, sum(self._progress.left_before)))
         failure = self._end()
         if failure is None and self._skipped is not None:
             failure = self._skipped.end()
