@@ -360,6 +360,101 @@ def test_history_of_packs_of_a_mixture_leaves_no_trace():
     assert_histories_are_alike(4, seed=2, make=partial(rank_loader, of_mixture=True))
 
 
+class Numbered(Texts):
+    """Documents whose tokens are their numbers, from ``first`` on."""
+
+    def __init__(self, first, sizes):
+        super().__init__(sizes)
+        self.first = first
+
+    def __getitem__(self, index):
+        return torch.full((self.sizes[index],), self.first + index)
+
+
+def epochs_of_grouped(group, stop, number, world=1, workers=0, **options):
+    """The documents' numbers in each epoch of a grouped mixture, by rank; and the mixture."""
+    longest = 40 if options else 9  # is split
+    sources = {"web": Numbered(1000, [5, longest, 2] * 100), "code": Numbered(0, [3, 7] * 10)}
+    limit = {"num_samples": 45} if stop == "never" else {}
+    mixture = mix(sources, {"web": 2, "code": 1}, seed=4, stop=stop, **limit)
+
+    def size_at(position):
+        name, index = mixture.locate(position)
+        return sources[name].sizes[index]
+
+    grouped = group(mixture, 16, size_of=size_at, seed=9, **options)
+    loaders = [
+        spdl_torch.DataLoader(
+            grouped,
+            batch_size=None,
+            sampler=grouped.sampler(world, rank, tail="uneven"),
+            num_workers=workers,
+            isolation="process" if workers else "auto",
+        )
+        for rank in range(world)
+    ]
+
+    def numbers(row):
+        rows = torch.as_tensor(row["input_ids"] if isinstance(row, dict) else row)
+        return rows.flatten().tolist()
+
+    epochs = []
+    for epoch in range(number):
+        for loader in loaders:
+            loader.sampler.set_epoch(epoch)
+        epochs.append([[numbers(row) for row in loader] for loader in loaders])
+    return epochs, mixture, grouped, loaders
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "never"])
+@pytest.mark.parametrize(
+    ("group", "options"), [(pack, {}), (pack, {"oversize": "split"}), (bucket, {})]
+)
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (1, 2)])
+def test_each_epoch_of_a_grouped_mixture_has_the_mixtures_samples(
+    group, options, stop, world, workers
+):
+    """Every epoch goes on through the sources, whatever the end of one, the ranks and workers."""
+    epochs, mixture, grouped, _ = epochs_of_grouped(group, stop, 3, world, workers, **options)
+    for epoch, ranks in enumerate(epochs):
+        got = Counter(token for rows in ranks for row in rows for token in row)
+        first = epoch * len(mixture)
+        expected = Counter()
+        for position in range(first, first + len(mixture)):
+            expected.update(mixture[position].tolist())
+        if group is bucket:
+            got[0], expected[0] = 0, 0  # padding, too
+        assert got == expected, epoch
+        counts = grouped.progress_stats(epoch, len(grouped.plan().groups(epoch)))
+        of_mixture = mixture.counts(first + len(mixture), first)
+        assert {name: counts[f"mixture/{name}"] for name in of_mixture} == of_mixture
+    assert epochs[0] != epochs[1]
+
+
+def test_later_epoch_of_a_packed_mixture_is_resumed():
+    """At any pack of it, and the epoch after it follows."""
+    epochs, *_ = epochs_of_grouped(pack, "first", 3)
+    for cut in range(len(epochs[1][0]) + 1):
+        *_, (stopped,) = epochs_of_grouped(pack, "first", 0)
+        stopped.sampler.set_epoch(1)
+        iterator = iter(stopped)
+        had = [next(iterator)["input_ids"].tolist() for _ in range(cut)]
+        *_, (resumed,) = epochs_of_grouped(pack, "first", 0)
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        rest = [row["input_ids"].tolist() for row in resumed]
+        assert had + rest == epochs[1][0]
+
+
+def test_sizes_of_a_mixtures_first_epoch_are_not_taken_for_those_of_later_ones():
+    """The error says what to pass."""
+    mixture = mix({"a": [[1]] * 9, "b": [[1, 2]] * 9})
+    sampler = pack(mixture, 4, size_of=[len(row) for row in mixture]).sampler()
+    assert len(list(sampler)) > 0
+    sampler.set_epoch(1)
+    with pytest.raises(ValueError, match="size_of must be a function of the position, got a list"):
+        list(sampler)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_history_of_packs_leaves_no_trace_200_times(seed):

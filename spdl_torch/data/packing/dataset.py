@@ -26,8 +26,9 @@ class GroupedDataset(Dataset[Any]):
     """A map-style dataset whose samples come in groups, made by :func:`spdl_torch.data.pack` or
     :func:`spdl_torch.data.bucket`.
 
-    ``grouped[group]`` is the batch of a group, a list of numbers as ``sampler()`` gives it: the
-    dataset's indices or, if samples were split, the numbers of their pieces.
+    ``grouped[group]`` is the batch of a group, a list as ``sampler()`` gives it: the dataset's
+    indices or, if samples were split, the numbers of their pieces. Packs of a mixture's later
+    epochs have the position of each piece, its size and start, and whether the sample goes on.
     """
 
     def __init__(
@@ -52,7 +53,10 @@ class GroupedDataset(Dataset[Any]):
         samples are fetched one by one, with a note that names the sample.
         """
         _, origins, _ = self._pieces
-        indices = list(group) if origins is None else origins[group].tolist()
+        if isinstance(group[0], tuple):
+            indices = [position for position, *_ in group]
+        else:
+            indices = list(group) if origins is None else origins[group].tolist()
         samples = self._samples(indices)
         if isinstance(self.collate_fn, PackCollate):
             samples = [*map(self._document, group, indices, samples)]
@@ -87,8 +91,9 @@ class GroupedDataset(Dataset[Any]):
         budget in packs, of the padded batches in buckets.
         """
         plan = self.plan()
-        room = plan.groups(epoch).capacity(plan.sizes, padded=self._padded, budget=plan.budget)
-        return 1 - plan.total / room if room else 0.0
+        groups = plan.groups(epoch)
+        room = groups.capacity(padded=self._padded, budget=plan.budget)
+        return 1 - groups.total / room if room else 0.0
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the groups of the first epoch."""
@@ -105,13 +110,12 @@ class GroupedDataset(Dataset[Any]):
             return {}
         stats = {"packing/waste": self.waste(epoch)}
         if isinstance(self.dataset, Mixture):
-            pieces = self._plan.groups(epoch).first(num_groups)
-            _, origins, starts = self._pieces
+            groups = self._plan.groups(epoch)
+            samples, (_, origins, starts) = groups.first(num_groups), groups.pieces
             if origins is not None and starts is not None:
-                pieces = origins[pieces[starts[pieces] == 0]]
-            stats |= {
-                f"mixture/{name}": count for name, count in self.dataset.counts_at(pieces).items()
-            }
+                samples = origins[samples[starts[samples] == 0]]
+            counts = self.dataset.counts_at(samples + epoch * len(self.dataset))
+            stats |= {f"mixture/{name}": count for name, count in counts.items()}
         return stats
 
     def plan(self) -> GroupPlan:
@@ -131,13 +135,21 @@ class GroupedDataset(Dataset[Any]):
             return samples
         return [self._sample(index) for index in indices]
 
-    def _document(self, number: int, index: int, sample: Any) -> Document:
-        sizes, origins, starts = self._pieces
-        size, name = int(sizes[number]), f"sample {index}"
-        if origins is None or starts is None:
-            return Document(sample, size, name)
-        is_last = number + 1 == len(origins) or origins[number + 1] != index
-        return Document(sample, size, name, int(starts[number]), has_more=not is_last)
+    def _entries(self, epoch: int, groups: Groups, number: int) -> list[Any]:
+        """Return a group of an epoch as ``self[...]`` takes it, in a worker that has no plan."""
+        group = groups[number]
+        if not (epoch and isinstance(self.dataset, Mixture)):
+            return group
+        first = epoch * len(self.dataset)
+        if not isinstance(self.collate_fn, PackCollate):
+            return [first + number for number in group]
+        pieces = map(groups.pieces.piece, group)
+        return [(first + sample, *piece) for sample, *piece in pieces]
+
+    def _document(self, number: Any, index: int, sample: Any) -> Document:
+        piece = number if isinstance(number, tuple) else self._pieces.piece(number)
+        _, size, start, has_more = piece
+        return Document(sample, size, f"sample {index}", start, has_more=has_more)
 
     def _sample(self, index: int) -> Any:
         try:
@@ -162,6 +174,7 @@ class GroupSampler(DistributedSampler):
         *,
         tail: Tail = "drop",
     ) -> None:
+        self._grouped = grouped
         self._epoch_groups = EpochGroups(grouped.plan())
         super().__init__(self._epoch_groups, num_replicas, rank, shuffle=False, tail=tail)
 
@@ -179,9 +192,9 @@ class GroupSampler(DistributedSampler):
         super().load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
-        groups = self._epoch_groups.groups()
+        groups, epoch = self._epoch_groups.groups(), self._epoch_groups.epoch
         numbers = super().__iter__()
-        return (groups[number] for number in numbers)
+        return (self._grouped._entries(epoch, groups, number) for number in numbers)
 
 
 class EpochGroups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..mixing.mixture import Mixture
 from ..sources._any import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .grouping import Grouping
-    from .sizes import Oversize, Size, SizeOf
+    from .sizes import Oversize, Pieces, Size, SizeOf
 
 _LOOK_AHEAD = 4096
 
@@ -54,8 +55,9 @@ def pack(
             iterator, an iterable dataset that gives all ranks the same items.
         budget: the most tokens of a pack.
         size_of: for a map-style dataset, the sizes of its samples: a list, array or tensor of ints,
-            or a function of the index, which is called once for each. For a stream, a function of
-            the item.
+            or a function of the index, which is called once for each. Of a mixture, a function of
+            the position, which is called for each of every epoch; a list has the first epoch alone.
+            For a stream, a function of the item.
         pad: the value after the last document, or one for each field, 0 for those not named; None =
             no padding.
         oversize: ``"error"``: a document of more than ``budget`` tokens is refused. ``"split"``: it
@@ -143,7 +145,17 @@ def _grouped(
     if is_map_style(dataset):
         _refuse(who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
         pieces = pieces_of(sizes_of(dataset, size_of, who), budget, oversize, who)
-        plan = GroupPlan(pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle)
+
+        def pieces_at(epoch: int) -> Pieces:
+            if not (epoch and isinstance(dataset, Mixture)):
+                return pieces
+            first = epoch * len(dataset)
+            sizes = sizes_of(dataset, _from(first, size_of, who), who)
+            return pieces_of(sizes, budget, oversize, who, first)
+
+        plan = GroupPlan(
+            pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle, pieces_at=pieces_at
+        )
         return GroupedDataset(dataset, pieces, plan, collate_fn, padded=grouping is bucketed)
     if not callable(size_of):
         raise TypeError(f"{who}: for a stream, size_of must be a function of the item.")
@@ -162,6 +174,17 @@ def _grouped(
         num_replicas=num_replicas,
         rank=rank,
     )
+
+
+def _from(first: int, size_of: Any, who: str) -> Callable[[int], Any]:
+    """Return the function of the size at a place after the position ``first`` of a mixture."""
+    if not callable(size_of):
+        raise ValueError(
+            f"{who}: size_of must be a function of the position, got a {type(size_of).__name__} of "
+            "the first epoch's sizes: a mixture's later epochs have other samples. "
+            "mixture.locate(position) returns the source's name and the index there."
+        )
+    return lambda place: size_of(first + place)
 
 
 def _refuse(who: str, dataset: Any, **given: Any) -> None:

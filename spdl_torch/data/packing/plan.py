@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from ..sources._base import seed_of
-from .sizes import volumes_of
+from .sizes import Pieces, volumes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from .grouping import Grouping
@@ -25,7 +27,11 @@ class Groups:
     Memory: 4 bytes a sample (8 for 2**31 and more), and 12 a group.
     """
 
-    def __init__(self, samples: NDArray[Any], ends: NDArray[np.int64], turns: Any) -> None:
+    def __init__(
+        self, pieces: Pieces, samples: NDArray[Any], ends: NDArray[np.int64], turns: Any
+    ) -> None:
+        self.pieces = pieces
+        """What is grouped; groups have numbers in it."""
         self._samples = samples
         self._ends = ends
         self._turns = turns
@@ -48,14 +54,19 @@ class Groups:
         places = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return np.asarray(self._samples[np.repeat(starts, lengths) + places])
 
-    def capacity(self, sizes: NDArray[Any], *, padded: bool, budget: int) -> int:
+    @property
+    def total(self) -> int:
+        """The sum of the sizes of all samples."""
+        return int(volumes_of(self.pieces.sizes).sum(dtype=np.int64))
+
+    def capacity(self, *, padded: bool, budget: int) -> int:
         """Return the room of all groups together: the budget each or, padded, the largest size in
         each dimension, times the number of samples.
         """
         if not padded or not len(self):
             return len(self) * budget
         starts = np.concatenate([[0], self._ends[:-1]])
-        largest = np.maximum.reduceat(sizes[self._samples], starts)
+        largest = np.maximum.reduceat(self.pieces.sizes[self._samples], starts)
         return int((volumes_of(largest) * (self._ends - starts)).sum())
 
 
@@ -67,6 +78,9 @@ class GroupPlan:
     others in another epoch only because its window is another one: even a small dataset has four,
     a tiny one fewer. Windows also bound the memory that grouping takes. The samples of a window's
     last group, which is seldom full, begin the next window.
+
+    sizes: those of the first epoch. pieces_at: the pieces of any epoch, where they are not always
+        the same.
     """
 
     def __init__(
@@ -77,21 +91,18 @@ class GroupPlan:
         *,
         seed: int,
         shuffle: bool,
+        pieces_at: Callable[[int], Pieces] | None = None,
     ) -> None:
         self.sizes = sizes
+        self._pieces_at = pieces_at
         self.budget = budget
         self._grouping = grouping
         self._seed = seed
         self._shuffle = shuffle
-        num_groups = max(1, self.total // budget)
+        num_groups = max(1, int(volumes_of(sizes).sum(dtype=np.int64)) // budget)
         most = max(_LEAST_GROUPS, min(_WINDOW_GROUPS, num_groups // 4))
         self.window = max(2, most * len(sizes) // num_groups)
         self._kept: tuple[int, Groups] | None = None
-
-    @property
-    def total(self) -> int:
-        """The sum of the sizes of all samples."""
-        return int(volumes_of(self.sizes).sum(dtype=np.int64))
 
     def groups(self, epoch: int) -> Groups:
         """Return the groups of an epoch."""
@@ -101,20 +112,24 @@ class GroupPlan:
         return self._kept[1]
 
     def _grouped(self, epoch: int) -> Groups:
-        samples = self._order(len(self.sizes), "samples", epoch)
+        pieces = Pieces(self.sizes, None, None)
+        if self._pieces_at is not None:
+            pieces = self._pieces_at(epoch)
+        sizes = pieces.sizes
+        samples = self._order(len(sizes), "samples", epoch)
         ends: list[NDArray[np.int64]] = []
         first, is_last = 0, not len(samples)
         while not is_last:
             window = samples[first : first + self.window]
             is_last = first + len(window) == len(samples)
-            places, own = self._grouping(self.sizes[window], self.budget)
+            places, own = self._grouping(sizes[window], self.budget)
             window[:] = window[places]  # in place: the order of all samples exists once
             if not is_last and len(own) > 1:
                 own.pop()
             ends.append(np.array(own, np.int64) + first)
             first += own[-1]
         all_ends = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-        return Groups(samples, all_ends, self._order(len(all_ends), "groups", epoch))
+        return Groups(pieces, samples, all_ends, self._order(len(all_ends), "groups", epoch))
 
     def _order(self, length: int, what: str, epoch: int) -> NDArray[Any]:
         dtype = torch.int32 if length < 1 << 31 else torch.int64

@@ -32,6 +32,16 @@ class Pieces(NamedTuple):
     starts: NDArray[Any] | None
     """The first token of each piece."""
 
+    def piece(self, number: int) -> tuple[int, int, int, bool]:
+        """Return a piece's sample, its size and first token, and whether the sample goes on."""
+        sizes, samples, starts = self
+        size = int(sizes[number])
+        if samples is None or starts is None:
+            return number, size, 0, False
+        sample = int(samples[number])
+        has_more = number + 1 < len(samples) and samples[number + 1] == sample
+        return sample, size, int(starts[number]), bool(has_more)
+
 
 def check_budget(budget: Any, oversize: Any, who: str) -> None:
     """Refuse a budget that is not a number of tokens, and an unknown ``oversize``."""
@@ -91,14 +101,20 @@ def volumes_of(sizes: NDArray[Any]) -> NDArray[Any]:
     return sizes if sizes.ndim == 1 else sizes.prod(1, dtype=np.int64)
 
 
-def pieces_of(sizes: NDArray[Any], budget: int, oversize: Oversize, who: str) -> Pieces:
-    """Return the pieces to group. Raises: ValueError: a sample is empty, or too large."""
+def pieces_of(
+    sizes: NDArray[Any], budget: int, oversize: Oversize, who: str, first_sample: int = 0
+) -> Pieces:
+    """Return the pieces to group; ``first_sample``: the number, in errors, of the first sample.
+
+    Raises: ValueError: a sample is empty, or too large.
+    """
     empty = sizes < 1 if sizes.ndim == 1 else (sizes < 1).any(1)
     for wrong in (empty, volumes_of(sizes) > budget):
         if wrong.any() and not (oversize == "split" and wrong is not empty):
             first = int(wrong.argmax())
             shape = tuple(np.atleast_1d(sizes[first]).tolist())
-            raise _wrong_size(shape, budget, f"sample {first}", int(wrong.sum()), who)
+            name = f"sample {first_sample + first}"
+            raise _wrong_size(shape, budget, name, int(wrong.sum()), who)
     if sizes.ndim > 1:
         return Pieces(sizes, None, None)
     num_pieces = -(-sizes // budget)
