@@ -40,8 +40,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--html",
         type=Path,
         metavar="OUT",
-        help="write a page to this file, with charts that can be zoomed, and print its path; needs "
-        "the extra report",
+        help="write a page to this file, with charts, and print its path; needs the extra report",
     )
     report.add_argument(
         "--trace",

@@ -25,7 +25,6 @@ _CHART_HEIGHT, _LANE_HEIGHT, _LEAST_LANES_HEIGHT = 190, 22, 160  # pixels
 _AXIS_HEIGHT, _ENTRY_HEIGHT = 70, 21
 _LETTER_WIDTH, _MOST_LETTERS = 6.2, 40  # beside the charts; longer names push theirs aside
 _MOST_IN_LEGEND = 24
-_TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset,save"
 
 # Bokeh sets texts between these as formulas, for which it would load a script from the network.
 _FORMULA = re.compile(r"\$\$|\\[(\[]")
@@ -52,36 +51,29 @@ def bokeh_script() -> str:
 
 def charts_of(page: Page) -> str:
     """Return the charts of a page as the JSON that Bokeh's script draws into the element
-    ``charts``. All of them share the time axis: zooming one zooms all.
+    ``charts``. All of them share the time axis.
     """
     from bokeh.embed import json_item
-    from bokeh.layouts import gridplot
-    from bokeh.models import Range1d, Span
+    from bokeh.layouts import column
+    from bokeh.models import Range1d
 
     sections = [each for each in page.sections if isinstance(each, Chart | Lanes)]
     first, last = _extent(sections)
     margin = 0.01 * (last - first) or 0.5
-    x_range = Range1d(first - margin, last + margin, bounds=(first - margin, last + margin))
-    cursor = Span(dimension="height", line_color="#888888", line_width=1)
+    x_range = Range1d(first - margin, last + margin)
     borders = _borders(sections)
     figures = []
     for section in sections:
-        figure = _figure(section, x_range, cursor, borders)
+        figure = _figure(section, x_range, borders)
         if isinstance(section, Lanes):
             _draw_lanes(figure, section)
         else:
             _draw_chart(figure, section, _top_of(section, sections))
         _draw_bands(figure, [band for band in page.bands if band.run == section.run])
         figures.append(figure)
-    # One document and one set of tools: charts of several cannot share an axis.
-    grid = gridplot(
-        figures,
-        ncols=1,
-        sizing_mode="stretch_width",
-        toolbar_location="above",
-        toolbar_options={"logo": None},
-    )
-    return json.dumps(json_item(grid, "charts"), separators=(",", ":"))
+    # One document: charts of several cannot share an axis.
+    drawn = column(figures, sizing_mode="stretch_width")
+    return json.dumps(json_item(drawn, "charts"), separators=(",", ":"))
 
 
 def _top_of(chart: Chart, sections: Sequence[Chart | Lanes]) -> float:
@@ -123,8 +115,8 @@ def _legend_of(section: Chart | Lanes) -> Sequence[str]:
     return [line.name for line in section.lines]
 
 
-def _figure(section: Chart | Lanes, x_range: Any, cursor: Any, borders: dict[str, int]) -> Any:
-    from bokeh.models import CrosshairTool, Title
+def _figure(section: Chart | Lanes, x_range: Any, borders: dict[str, int]) -> Any:
+    from bokeh.models import Title
     from bokeh.plotting import figure
 
     options: dict[str, Any] = {**borders}
@@ -140,13 +132,9 @@ def _figure(section: Chart | Lanes, x_range: Any, cursor: Any, borders: dict[str
         **options,
         x_range=x_range,
         sizing_mode="stretch_width",
-        tools=_TOOLS,
-        active_drag="xpan",
-        active_scroll="xwheel_zoom",
-        # While it is dragged, a chart with more than 5000 shapes shows a part of them.
-        lod_threshold=5000,
+        tools="",
+        toolbar_location=None,
     )
-    drawn.add_tools(CrosshairTool(overlay=cursor))
     drawn.add_layout(Title(text=_literal(heading_of(section)), text_font_size="13px"), "above")
     drawn.xaxis.axis_label = "seconds"
     drawn.yaxis.minor_tick_line_color = None

@@ -196,9 +196,8 @@ def _charts(page: Page) -> str:
     return "\n".join(
         [
             "<h2>Over time</h2>",
-            '<p class="note">Drag to move, turn the wheel to zoom, or choose the box tool and draw '
-            "a box: all charts follow. Click a name in a legend to hide it, and point at anything "
-            "to see its figures.</p>",
+            '<p class="note">Point at anything to see its figures. Click a name in a legend to '
+            "hide it. A trace in Perfetto can be zoomed.</p>",
             *notes,
             '<div id="charts"></div>',
             f'<script type="text/plain" id="spdl-script">{_packed_script()}</script>',
