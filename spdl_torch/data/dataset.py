@@ -195,7 +195,9 @@ class PipelineDataset(IterableDataset[T_co]):
                 yield item if transfer is None else item.receive()
             if progress.fits:
                 progress.finish()
-        except PipelineFailure:
+        except Exception as error:  # a builtin: at the interpreter's end this module is empty
+            if not isinstance(error, PipelineFailure):
+                raise
             current.is_failure_raised = True
             if progress.fits:
                 raise
@@ -358,9 +360,9 @@ class PipelineDataset(IterableDataset[T_co]):
             self._keeper = TransferKeeper()
         return self._keeper
 
-    def _end_pass(self, ending: _Pass) -> None:
+    def _end_pass(self, ending: _Pass, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # When the interpreter ends an iterator that was left open, it imports nothing any more.
-        report = None if sys.is_finalizing() else ending.report()
+        report = None if is_exiting() else ending.report()
         try:
             ending.pipeline.stop(_STOP_SECONDS)
         except TimeoutError as error:

@@ -160,6 +160,51 @@ def test_batches_are_made_after_torch_has_taken_out_operators():
     assert (done.returncode, done.stdout.splitlines()) == (0, ["[0, 1]", "[4, 9]"]), done.stderr
 
 
+@pytest.mark.parametrize(
+    "left_open",
+    [
+        *("num_workers=0", "num_workers=2, isolation='thread'"),
+        "num_workers=2, isolation='process', multiprocessing_context='fork'",
+        "num_workers=2, isolation='process', persistent_workers=True",
+        *("pipeline", "dataset", "cached"),
+    ],
+)
+def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_path, left_open):
+    """Python empties the modules while something else refers to the program's: dill does."""
+    program = f"""
+        import sys, torch, spdl_torch
+        from spdl_torch.data import cached
+
+        sys.keeps_this_module = sys.modules["__main__"]
+
+        class Rows(torch.utils.data.Dataset):
+            thread_safe = True
+            def __len__(self):
+                return 64
+            def __getitem__(self, index):
+                return torch.tensor(index)
+
+        def items(pipeline):
+            with pipeline.auto_stop():
+                yield from pipeline
+
+        built = spdl_torch.pipeline.PipelineBuilder().add_source(range(64)).pipe(str).add_sink()
+        if {left_open!r} == "pipeline":
+            loader = items(built.build(num_threads=1))
+        elif {left_open!r} == "dataset":
+            loader = spdl_torch.PipelineDataset(built)
+        elif {left_open!r} == "cached":
+            loader = spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1"))
+        else:
+            loader = spdl_torch.DataLoader(Rows(), {left_open if "=" in left_open else ""})
+        batches = iter(loader)
+        next(batches)
+    """
+    words = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 class ThreadContext(SpawnContext):
     """A context whose processes are threads, as some libraries make one for torch's loader."""
 

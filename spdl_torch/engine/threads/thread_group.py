@@ -170,6 +170,8 @@ class ThreadGroup:
     stops_last: stop at exit after the other groups, because it still receives their last items.
     """
 
+    _is_exiting = staticmethod(sys.is_finalizing)  # finalizers ask when this module is empty
+
     def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
         self.pid = os.getpid()
         """The process that has these threads; one forked from it has none of them."""
@@ -181,8 +183,9 @@ class ThreadGroup:
 
     @property
     def is_here(self) -> bool:
-        """Whether the threads are of this process, and not of one from which it was forked."""
-        return os.getpid() == self.pid
+        """Whether the threads are of this process, and not of one from which it was forked. False
+        while the interpreter is taken down, which finds none of them."""
+        return not self._is_exiting() and os.getpid() == self.pid
 
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a thread named ``spdl-<name>``."""

@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import struct
+import sys
 import threading
 import weakref
 import zlib
@@ -37,7 +38,7 @@ from .entry_table import EntryTable
 from .own_files import open_own_file, open_own_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .memory import MemoryLimit
 
@@ -424,9 +425,9 @@ class _Files:
             os.close(own)
         _renewed.add(self)
 
-    def __del__(self) -> None:
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         for file in (self.index, self.data):
-            if file >= 0:
+            if file >= 0 and not is_exiting():
                 os.close(file)
 
     @classmethod
