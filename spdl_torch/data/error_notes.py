@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..engine.failures import attach_note, describe, notes_of, renew_note, text_of
+from ..objects.members import slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,8 @@ def copy_of(error: BaseException) -> BaseException:
 
 def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Yield the attributes: the instance's own, and the fields of built-in classes (errno)."""
-    yield from ((name, value) for name, value in vars(error).items() if name != "__notes__")
+    own = {**vars(error), **slots_of(error)}
+    yield from ((name, value) for name, value in own.items() if name != "__notes__")
     for kind in type(error).__mro__:
         if kind.__flags__ & _HEAP_TYPE or not issubclass(kind, BaseException):
             continue

@@ -634,6 +634,36 @@ def test_error_of_a_process_keeps_what_can_be_sent():
     assert "without its attribute lock, which cannot be pickled" in notes_of(caught.value)
 
 
+class Slotted(Exception):
+    """Its pickle gives an exception of the same text, with another code."""
+
+    __slots__ = ("__own", "code")
+
+    def __init__(self, text, code=0):
+        super().__init__(text)
+        self.code, self.__own = code, threading.Lock()
+
+
+class FailingSlotted(torch.utils.data.Dataset):
+    """Its errors have attributes in slots."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise Slotted("slotted", 7)
+
+
+@in_every_seat
+def test_error_keeps_what_is_in_its_slots(seat):
+    """What cannot be sent is named."""
+    with pytest.raises(Slotted, match="slotted") as caught:
+        list(seat.loader(FailingSlotted()))
+    assert caught.value.code == 7
+    if seat.are_processes and not seat.are_threads:
+        assert "without its attribute _Slotted__own, which" in notes_of(caught.value)
+
+
 class Level(ExceptionGroup):
     """A group of one's own."""
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.failures import notes_of, text_of
 from ...named_tuples import NamedTuple
+from ...objects.members import slots_of
 from ..error_notes import attributes_of, of_parts, set_attribute
 from ..workers.jobs import Failed
 
@@ -135,6 +136,8 @@ def _pickled(error: BaseException) -> bytes:
     """Pickle an exception. Raises: what pickle raises; TypeError: it unpickles as another one."""
     if isinstance(error, BaseExceptionGroup):
         raise TypeError("its members are sent one by one")
+    if slots_of(error):
+        raise TypeError("exceptions are pickled without what is in their slots")
     content = pickle.dumps(error)
     back = pickle.loads(content)
     if type(back) is not type(error) or text_of(back) != text_of(error):
