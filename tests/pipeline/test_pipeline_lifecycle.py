@@ -30,6 +30,7 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
+from spdl_torch.engine.threads import thread_group
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped
 
 
@@ -575,6 +576,23 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
 
 
 # -- exit, interrupts, fork (children)
+
+
+def test_exit_waits_for_a_thread_that_hangs_once(monkeypatch):
+    """Python stops threads at exit twice: when the main thread ends, and after all others."""
+    clock = [0.0]
+
+    class Hanging(thread_group.ThreadGroup):
+        def join(self, timeout=None, **options):
+            clock[0] += timeout
+            return False
+
+    monkeypatch.setattr(thread_group, "monotonic", lambda: clock[0])
+    groups = [Hanging(lambda: None) for _ in range(2)]
+    thread_group._stop(groups)
+    thread_group._stop(groups)
+    assert clock == [thread_group._EXIT_JOIN_SECONDS]
+
 
 # The engine needs nothing of torch; importing the package around it would, and takes seconds.
 ENGINE_ALONE = """

@@ -178,6 +178,7 @@ class ThreadGroup:
         self._request_stop = request_stop
         self._stops_last = stops_last
         self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
+        self._exit_deadline: float | None = None  # set when it is first stopped at exit, for good
         self._threads: list[threading.Thread] = []
         self._user: weakref.ref[threading.Thread] | None = None
 
@@ -286,7 +287,9 @@ def _stop(stopping: Collection[ThreadGroup]) -> None:
                 names = ", ".join(group.alive()) or "none alive"
                 _logger.exception("exit: threads (%s) could not be asked to stop", names)
         for group in groups:
-            group.join(max(0.0, deadline - monotonic()))
+            if group._exit_deadline is None:
+                group._exit_deadline = deadline
+            group.join(max(0.0, group._exit_deadline - monotonic()))
 
 
 # For the threads of the program's other threads, which have ended by then, and for those of atexit
