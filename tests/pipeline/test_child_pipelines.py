@@ -23,6 +23,7 @@ from _child_pipelines import (
     Epochs,
     FailsInEpoch,
     NamedQueue,
+    Photographs,
     count_to,
     draw,
     environment,
@@ -212,6 +213,11 @@ def test_iterable_without_figures_has_none():
     assert list(items) == [1, 1, 1]
     with pytest.raises(RuntimeError, match="there are no figures"):
         items.report()
+
+
+def test_snapshot_of_the_users_own_is_not_called():
+    """It may take a picture, write a file, or end the process."""
+    assert list(iterate_in_subprocess(Photographs)) == [0, 1, 2]
 
 
 # -- errors

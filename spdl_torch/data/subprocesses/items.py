@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import IterableDataset
 
-from ...engine.stats.perf_stats import PipelineStats
 from ...named_tuples import NamedTuple
 from ...pipeline.pipeline import Pipeline
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from ...engine.definition.specs import PipelineSpec
     from ...engine.run.build_options import BuildOptions
+    from ...engine.stats.perf_stats import PipelineStats
     from ...objects.generator_states import GeneratorStates
 
     Initializer = Callable[[], object]
@@ -94,11 +94,14 @@ class SubprocessItems(IterableDataset[Sent]):
 
 def _stats_of(iterable: Any) -> PipelineStats | None:
     """Read a pipeline's or a dataset's statistics; None = it is neither, or nothing has run yet."""
+    method = getattr(type(iterable), "snapshot", None)
+    if not getattr(method, "__module__", "").startswith("spdl_torch."):
+        return None  # a user's own function of that name is none of ours to call
     try:
-        figures = iterable.snapshot()
-    except (AttributeError, TypeError, RuntimeError):
+        figures: PipelineStats | None = iterable.snapshot()
+    except RuntimeError:
         return None
-    return figures if isinstance(figures, PipelineStats) else None
+    return figures
 
 
 class Passes:
