@@ -181,7 +181,6 @@ def test_signature_is_torchs_with_keyword_only_extras():
     assert {name: extra.default for name, extra in extras.items()} == {
         "device": None,
         "isolation": "auto",
-        "processes": None,
         "seed": None,
         "rng": "sample",
         "on_error": "raise",
@@ -196,7 +195,6 @@ def test_signature_is_torchs_with_keyword_only_extras():
 def test_extras_are_kept_under_their_names():
     """Lightning rebuilds a loader from attributes named like the parameters."""
     extras = {"device": "cpu", "isolation": "process", "seed": 5, "rng": "worker", "stats": False}
-    extras["processes"] = 1
     loader = DataLoader(data8, num_workers=1, **extras)
     assert {name: getattr(loader, name) for name in extras} == extras
     assert epoch_of(loader) == epoch_of(TorchLoader(data8))

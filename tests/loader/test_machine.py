@@ -98,7 +98,7 @@ def test_one_batch_is_enough_to_measure_waits_for_a_core(workers, isolation):
     """They are read at the begin and the end of an epoch, and when a thread ends."""
     if workers == 0 and isolation == "process":
         pytest.skip("there is none")
-    options = {"isolation": isolation, "processes": workers} if isolation == "process" else {}
+    options = {"isolation": isolation} if isolation == "process" else {}
     loader = DataLoader(range(4), batch_size=4, num_workers=workers, **options)
     list(loader)
     probes = loader.report().probes
@@ -179,8 +179,7 @@ class Films(Dataset):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_cpu_of_threads_that_an_op_starts_is_counted(isolation, threads):
     """FFmpeg's own threads, which are gone when the call returns, and nobody else's."""
-    options = {"processes": 1} if isolation == "process" else {}
-    loader = DataLoader(Films(threads), num_workers=1, isolation=isolation, **options)
+    loader = DataLoader(Films(threads), num_workers=1, isolation=isolation)
     assert [int(batch) for batch in loader] == [24] * 8
     report = loader.report()
     fetch = report.stats.stages[0].tasks

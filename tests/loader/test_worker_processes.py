@@ -585,19 +585,11 @@ def test_only_transforms_of_libraries_alone_keep_no_state(kind):
     assert is_stateless((STATELESS | KEEPING)[kind]) is (kind in STATELESS)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"processes": 2}, r"processes must be num_workers \(2\) with .* got 2 with .*'auto'"),
-        ({"processes": 1, "isolation": "process"}, r"got 1 with .* process is one worker"),
-        ({"processes": "2", "isolation": "process"}, r"processes must be num_workers .* got '2'"),
-        ({"isolation": "fibre"}, r'isolation must be "auto", "thread" or "process", got \'fibre\''),
-    ],
-)
-def test_option_that_cannot_be_honoured_is_refused(options, message):
+def test_option_that_cannot_be_honoured_is_refused():
     """The message says what is expected and what was given."""
+    message = r'isolation must be "auto", "thread" or "process", got \'fibre\''
     with pytest.raises(UnsupportedOptionError, match=message):
-        DataLoader(range(4), num_workers=2, **options)
+        DataLoader(range(4), num_workers=2, isolation="fibre")
 
 
 # -- a worker is what torch's is -------------------------------------------------------------------

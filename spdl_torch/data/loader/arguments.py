@@ -85,7 +85,6 @@ def check_options(
     num_workers: object,
     device: torch.device | str | int | None,
     isolation: object,
-    processes: object,
     seed: object,
     rng: object,
 ) -> None:
@@ -99,11 +98,11 @@ def check_options(
             "deprecated DataPipes; pass a Dataset or an IterableDataset."
         )
     check_device(device)
-    _check_isolation(num_workers, isolation, processes)
+    _check_isolation(num_workers, isolation)
     _check_random_options(num_workers, seed, rng)
 
 
-def _check_isolation(num_workers: object, isolation: object, processes: object) -> None:
+def _check_isolation(num_workers: object, isolation: object) -> None:
     if isolation not in ("auto", "thread", "process"):
         raise UnsupportedOptionError(
             f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
@@ -112,12 +111,6 @@ def _check_isolation(num_workers: object, isolation: object, processes: object) 
         raise UnsupportedOptionError(
             'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
             "calling thread. Pass num_workers=1 or more, or leave isolation out."
-        )
-    if processes is not None and (isolation != "process" or processes != num_workers):
-        raise UnsupportedOptionError(
-            f"DataLoader: processes must be num_workers ({num_workers}) with "
-            f'isolation="process", or left out, got {processes!r} with isolation={isolation!r}. '
-            "Each worker process is one worker."
         )
 
 

@@ -81,8 +81,6 @@ class DataLoader(BaseLoader[T_co]):
             ``"process"``: always processes; batches come back through shared memory. Processes
             start as torch starts its workers: by ``multiprocessing_context``, else Python's
             default; unless that is fork, what they need has to be picklable.
-        processes: with ``isolation="process"``, the number of processes. Each worker has one, so
-            it is ``num_workers`` or, as None, left out.
         seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
             global generator at ``iter()``, as torch draws it. With a number the streams of an
             epoch depend on it and on the epoch alone: the one given to the sampler by
@@ -130,7 +128,6 @@ class DataLoader(BaseLoader[T_co]):
         in_order: bool = True,
         device: torch.device | str | int | None = None,
         isolation: Literal["auto", "thread", "process"] = "auto",
-        processes: int | None = None,
         seed: int | None = None,
         rng: Literal["sample", "worker"] = "sample",
         on_error: Literal["raise", "skip"] = "raise",
@@ -162,13 +159,12 @@ class DataLoader(BaseLoader[T_co]):
             stats=stats,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
-        check_options(dataset, num_workers, device, isolation, processes, seed, rng)
+        check_options(dataset, num_workers, device, isolation, seed, rng)
         check_error_options(dataset, on_error, error_budget, replace)
         # Lightning copies a loader from its attributes, so each parameter stays under its own
         # public name, as it was given.
         self.device = device
         self.isolation = isolation
-        self.processes = processes
         self.seed = seed
         self.rng = rng
         self.on_error = on_error
