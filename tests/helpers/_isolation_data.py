@@ -345,25 +345,3 @@ def facts_of(part):
 
 def _are_one(one, other):
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-class Table(Dataset):
-    """Shows what lies in a large array, in which file of this process, and may write there."""
-
-    def __init__(self, num_rows=2048):
-        self.array = np.arange(num_rows * 1024, dtype=np.int64).reshape(num_rows, 1024)
-        self.tensor = torch.arange(num_rows * 1024)
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        before = int(self.array[0, 0]), int(self.tensor[0])
-        self.array[0, 0] = self.tensor[0] = -1
-        return os.getpid(), before, mapped_blocks()
-
-
-def mapped_blocks():
-    """The inode of every mapping of shared blocks of a dataset in this process."""
-    with open("/proc/self/maps", encoding="utf-8") as file:
-        return [line.split()[4] for line in file if "spdl-torch-data" in line]

@@ -5,8 +5,7 @@ Only while a process starts does multiprocessing pickle its own locks, queues an
 pickle itself is sent once the child says that it is up. multiprocessing would write it into a pipe
 that holds 64 KiB, and wait until the child, which imports torch first, has read the rest: seconds
 for each child, one after another, and for ever where it ends before. It is opened late, so that an
-error in doing so can be reported to the trainer. Large arrays and tensors are not in it, but in
-memory that all children map: see ``shared_blocks``.
+error in doing so can be reported to the trainer.
 """
 
 from __future__ import annotations
@@ -30,46 +29,37 @@ from ...objects.kinds import is_plain_tensor
 from ...objects.members import members, text_of
 from ...shown_text import short_repr
 from .batch_packing import TensorReducer
-from .shared_blocks import LEAST_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from ...objects.members import Way
     from ..workers.load_spec import LoadSpec
-    from .messages import Span
-    from .shared_blocks import MappedBlocks, SharedBlocks
 
 _LIBRARY, _TORCH, _OURS = (
     str(Path(file).parent) for file in (pickle.__file__, torch.__file__, __file__)
 )
 
+_LEAST_SHARED_BYTES = 1 << 20  # of a storage that tensors have in common in the child, too
 _MOST_STEPS = 12  # the depth to which the search goes
 _MOST_MEMBERS = 1_000  # the members of one container that it examines
 
 
 class PickledSpec:
-    """A LoadSpec that is packed when it is pickled; ``blocks`` gets its large arrays and
-    tensors."""
+    """A LoadSpec that is packed when it is pickled."""
 
-    def __init__(self, spec: LoadSpec, blocks: SharedBlocks | None = None) -> None:
+    def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
-        self._blocks = blocks
         self.content: bytes | None = None
         """The pickle, which is to be the first message to the child."""
 
     def __reduce__(self) -> Any:
-        spans: list[Span] = []
-        self.content = _dumps_or_explain(self._spec, self._blocks, spans)
-        mapped = self._blocks.for_child(spans) if self._blocks is not None and spans else None
-        return _ComingSpec, (mapped,)
+        self.content = _dumps_or_explain(self._spec)
+        return _ComingSpec, ()
 
 
 class _ComingSpec:
     """The spec in the child, where its pickle is the first message."""
-
-    def __init__(self, mapped: MappedBlocks | None) -> None:
-        self._mapped = mapped
 
     def open(self, connection: Connection) -> LoadSpec:
         """Return the spec, once it has come.
@@ -77,10 +67,7 @@ class _ComingSpec:
         Raises: EOFError, OSError: the trainer is gone; what pickle raises if a class or function is
             not found.
         """
-        content = connection.recv_bytes()
-        mapped, self._mapped = self._mapped, None
-        blocks: list[Any] = [] if mapped is None else mapped.open()
-        spec: LoadSpec = pickle.loads(content, buffers=blocks)
+        spec: LoadSpec = pickle.loads(connection.recv_bytes())
         return spec
 
 
@@ -151,21 +138,15 @@ def _is_most_of_its_storage(tensor: torch.Tensor) -> bool:
     if not is_plain_tensor(tensor):
         return False
     num_bytes = tensor.untyped_storage().nbytes()
-    return num_bytes >= LEAST_BLOCK_BYTES and 2 * tensor.nbytes >= num_bytes
+    return num_bytes >= _LEAST_SHARED_BYTES and 2 * tensor.nbytes >= num_bytes
 
 
 def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
-    """Reduce an array as its own method does, but so that a large one can lie elsewhere."""
-    if array.dtype.hasobject:
+    """Reduce an array as torch does, by the default protocol: before Python 3.14 that has no
+    read-only arrays."""
+    if array.dtype.hasobject or array.flags.writeable:
         return NotImplemented
-    if not array.flags.writeable and pickle.DEFAULT_PROTOCOL < 5:
-        # torch uses the default protocol, which before Python 3.14 has no read-only arrays.
-        if array.nbytes < LEAST_BLOCK_BYTES:
-            return array.__reduce_ex__(4)
-        array = np.asarray(_Writable(array))
-    if array.nbytes >= LEAST_BLOCK_BYTES and not array.flags.forc:
-        array = np.ascontiguousarray(array)
-    return array.__reduce_ex__(5)
+    return array.__reduce_ex__(min(5, pickle.DEFAULT_PROTOCOL))
 
 
 def _reduced_method(method: Any) -> Any:
@@ -189,36 +170,15 @@ class _Module:
         return importlib.import_module, (self._name,)
 
 
-class _Writable:
-    """A read-only array's memory, offered to numpy as if it could be written."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array = array  # keeps the memory alive
-        interface: Any = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
-def _dumps(value: Any, blocks: SharedBlocks | None = None, spans: Any = None) -> bytes:
-    """Return the pickle of a value. With ``blocks``, its large ones lie there, at ``spans``."""
-
-    def is_inside(buffer: pickle.PickleBuffer) -> bool:
-        content = buffer.raw()
-        if blocks is None or content.nbytes < LEAST_BLOCK_BYTES:
-            return True
-        try:
-            spans.append(blocks.put(len(spans), content))
-        except OSError:  # no memory for another copy: the pipe needs less at a time
-            return True
-        return False
-
+def _dumps(value: Any) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, 5, True, None if blocks is None else is_inside).dump(value)
+    _Pickler(file, 5).dump(value)
     return file.getvalue()
 
 
-def _dumps_or_explain(spec: LoadSpec, blocks: SharedBlocks | None, spans: Any) -> bytes:
+def _dumps_or_explain(spec: LoadSpec) -> bytes:
     try:
-        return _dumps(spec, blocks, spans)
+        return _dumps(spec)
     except BaseException as error:
         if _is_of_an_object(error):
             attach_note(error, "in pickling the dataset and its functions for a worker process")

@@ -204,7 +204,6 @@ class ProcessSeats:
         if epoch is not None:
             epoch.close()
         self._epoch = None
-        self._equipment.let_go()
         self._end_children()
 
     def _end_children(self) -> None:

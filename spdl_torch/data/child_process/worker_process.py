@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..workers.jobs import Given
     from ..workers.load_spec import LoadSpec
     from ..workers.transfer_stage import DeviceStage
-    from .shared_blocks import SharedBlocks
 
 
 class Equipment:
@@ -46,8 +45,6 @@ class Equipment:
         self.are_copies = forks(self.context)
         """Whether the processes are forked: copies of this one and the thread that starts them."""
         self.shelf = shelf
-        # Forked processes have the trainer's memory; others share the dataset's large arrays.
-        self.blocks = None if self.are_copies else _shared_blocks()
         self._locker: LimitedLocker | None = None  # one bound for the slabs of all processes
         if stage is not None:
             self._locker = self._locker_of(stage, spec.max_outstanding, spec.num_workers)
@@ -72,10 +69,6 @@ class Equipment:
         if self.shelf is not None:
             self.shelf.clear()
 
-    def let_go(self) -> None:
-        """Let go of the dataset's arrays; a process that is being started still has them."""
-        self.blocks = None
-
     def _locker_of(
         self, stage: DeviceStage, max_outstanding: int, num_processes: int
     ) -> LimitedLocker:
@@ -88,12 +81,6 @@ class Equipment:
         if shelf is not None:
             shelf.locker = locker
         return locker
-
-
-def _shared_blocks() -> SharedBlocks | None:
-    from .shared_blocks import CAN_SHARE_BLOCKS, SharedBlocks  # forked processes need none of it
-
-    return SharedBlocks() if CAN_SHARE_BLOCKS else None
 
 
 _MOST_KEPT = 8
@@ -145,7 +132,7 @@ class WorkerProcess:
         most, is_forked = spec.max_outstanding + _MOST_KEPT, equipment.are_copies
         self.mappings = Mappings(most, lock=equipment.lock, shelf=equipment.shelf)
         beginning = Beginning(
-            InheritedSpec(spec) if is_forked else _packed(spec, equipment.blocks),
+            InheritedSpec(spec) if is_forked else _packed(spec),
             number,
             key,
             tuple(workers),
@@ -224,10 +211,10 @@ class WorkerProcess:
         self.connection.send(Restart(self.epoch, key, tuple(workers)))
 
 
-def _packed(spec: LoadSpec, blocks: SharedBlocks | None) -> Any:
+def _packed(spec: LoadSpec) -> Any:
     from .dataset_pickle import PickledSpec  # forked children need none of it
 
-    return PickledSpec(spec, blocks)
+    return PickledSpec(spec)
 
 
 def _environment() -> dict[str, str]:
