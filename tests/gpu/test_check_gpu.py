@@ -343,9 +343,7 @@ def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
     monkeypatch.setattr(
         worker_process,
         "Mappings",
-        lambda most_held, lock, shelf: mappings(
-            most_held, lock=lambda memory: Region(memory, backend)
-        ),
+        lambda most_held, lock: mappings(most_held, lock=lambda memory: Region(memory, backend)),
     )
     # And it is free when nothing views it, whoever may read it.
     monkeypatch.setattr(backend, "lend", lambda owner, _, free: weakref.finalize(owner, free))

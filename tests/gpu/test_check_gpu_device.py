@@ -435,7 +435,7 @@ def test_slabs_that_are_locked_for_a_loop_that_copies_are_found(gpu, monkeypatch
     """The race that corrupts silently: the loop's own copy reads a slab that is written again."""
     backend = cuda.CudaBackend(torch.device("cuda", 0))
 
-    def locking(most_held, *, lock=None, shelf=None):
+    def locking(most_held, *, lock=None):
         return Mappings(most_held, lock=lock or (lambda memory: region.Region(memory, backend)))
 
     monkeypatch.setattr(worker_process, "Mappings", locking)

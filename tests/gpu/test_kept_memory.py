@@ -148,7 +148,7 @@ WHOLE = [iter] * 3
 LEFT_EARLY = [iter, lambda loader: islice(loader, 2), lambda loader: islice(loader, 2), iter]
 
 
-@SEATS
+@pytest.mark.parametrize("make", IN_THIS_PROCESS)
 def test_memory_is_locked_once(device, make):
     """That of the transfer, and that in which batches are made."""
     num_locks, num_again = epochs_of(device, make(), WHOLE)
@@ -164,52 +164,12 @@ def test_memory_is_locked_once_however_epochs_end(device, make):
     assert num_again == 0
 
 
-@SEATS
+@pytest.mark.parametrize("make", IN_THIS_PROCESS)
 def test_memory_is_locked_in_each_epoch_where_nothing_is_kept(device, make, monkeypatch):
     """The test before can fail."""
     monkeypatch.setattr(TransferKeeper, "take_back", lambda *_: None)
     _, num_again = epochs_of(device, make(), WHOLE)
     assert num_again >= 2 * 3
-
-
-@pytest.mark.parametrize(
-    "start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)]
-)
-def test_processes_that_are_not_forked_are_sent_the_slabs(device, start_method):
-    """Their descriptors, by what multiprocessing has for it."""
-    loader = in_processes(multiprocessing_context=start_method)
-    num_locks, num_again = epochs_of(device, loader, [iter] * 2)
-    assert num_locks >= 3
-    assert num_again == 0
-
-
-def open_slabs():
-    """How many descriptors of slabs this process has."""
-    folder = "/proc/self/fd"
-    files = [os.path.join(folder, each) for each in os.listdir(folder)]
-    return sum("spdl-torch-slab" in os.readlink(each) for each in files if os.path.lexists(each))
-
-
-def test_slabs_of_processes_are_as_many_in_each_epoch(device):
-    """And so are their descriptors; all of them go with the loader."""
-    loader, most = in_processes(), MOST_LOCKS + 2
-    for _ in range(4):
-        run_epoch(loader)
-        assert len(device.locked) <= most
-        # Two slabs are the transfer's. Each of the others has a descriptor, and its mapping one.
-        assert 0 < open_slabs() <= 2 * (most - 2)
-    del loader
-    gc.collect()
-    assert open_slabs() == 0
-
-
-def test_slabs_of_processes_that_are_no_more_go(device):
-    """A loader with fewer of them, as the user may make of it, does not keep what others wrote."""
-    run_epoch(loader := in_processes())
-    locked = len(device.locked)
-    loader.num_workers = 1
-    run_epoch(loader)
-    assert len(device.locked) < locked
 
 
 @SEATS
@@ -265,17 +225,6 @@ def test_forked_process_does_not_use_what_its_parent_keeps(device, monkeypatch):
 
 
 # -- when it is wanted -----------------------------------------------------------------------------
-
-
-def test_slabs_of_processes_are_part_of_what_is_kept(device):
-    """They count, and they go when somebody asks for it."""
-    run_epoch(loader := in_processes())
-    (keeper,) = keepers.now()
-    assert keeper.idle_bytes == sum(device.locked.values())
-    keeper.let_go()
-    gc.collect()
-    assert device.locked == {}
-    run_epoch(loader)
 
 
 def test_memory_that_is_kept_goes_to_who_is_refused_more(device):

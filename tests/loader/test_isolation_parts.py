@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import linecache
 import os
 import pickle
@@ -21,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from spdl_torch.data.child_process import mappings
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
 from spdl_torch.data.child_process.child import _seed_process
 from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
@@ -31,7 +29,6 @@ from spdl_torch.data.fetching.collating import LARGE_BYTES
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
 from spdl_torch.io import Transfer
-from spdl_torch.io._transfer.kept import Shelf
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
 
@@ -170,104 +167,6 @@ def test_batches_of_any_form_pass_and_stay():
     kept.clear()
     passage.tell_freed()
     assert len(regions_of(passage.mappings)) <= 3 + 2
-
-
-class Heirs:
-    """Children one after the other; each begins with the slabs of the one before."""
-
-    def __init__(self):
-        self.shelf = Shelf()
-        self.begin()
-
-    def begin(self):
-        """A child begins."""
-        self.now = Passage()
-        self.now.mappings = Mappings(8, shelf=self.shelf)
-        self.now.slabs = SlabPool(given=self.now.mappings.given)
-
-    def end(self):
-        """It has ended."""
-        self.now.mappings.close()
-
-    def fork(self):
-        """The trainer forks a process, which sees nothing of what the trainer does later."""
-        assert found_in_fork(int) == 0
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("batch"), st.integers(1, 3)),
-        st.sampled_from([("drop", 0), ("free", 0), ("fork", 0), ("next", 0)]),
-    ),
-    max_size=30,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps)
-def test_batches_stay_when_another_child_has_the_slabs(history):
-    """Those that the loop keeps, and those that a forked process views, whoever writes next."""
-    heirs, kept, forked = Heirs(), [], []
-    for value, (step, size) in enumerate(history):
-        if step == "batch":
-            made = torch.full((size * LARGE_BYTES,), value % 256, dtype=torch.uint8)
-            kept.append((heirs.now(made), value % 256))
-        elif step == "drop" and kept:
-            kept.pop(0)
-        elif step == "free":
-            heirs.now.tell_freed()
-        elif step == "fork":
-            heirs.fork()
-            # What it sees: the memory, without holding the trainer's views.
-            regions = list(regions_of(heirs.now.mappings).values())
-            views = [
-                (region, batch) for batch in kept for region in regions if lies_in(batch[0], region)
-            ]
-            forked += [(region.array(len(region)), value) for region, (_, value) in views]
-        elif step == "next":
-            heirs.end()
-            heirs.begin()
-        for batch, expected in kept:
-            assert (batch == expected).all()
-        for memory, expected in forked:
-            assert memory[0] == expected
-
-
-def lies_in(tensor, region):
-    """Whether the tensor's memory begins where the region's does."""
-    return tensor.data_ptr() == region.array(1).ctypes.data
-
-
-def test_slabs_are_used_again_by_the_next_child():
-    """The same memory; one that is lent comes back when its batch has died."""
-    heirs = Heirs()
-    first, second = heirs.now(BIG), heirs.now(BIG)
-    places = {each.data_ptr() for each in (first, second)}
-    del first
-    heirs.end()
-    heirs.begin()
-    first = heirs.now(BIG)
-    assert first.data_ptr() in places - {second.data_ptr()}
-    del second
-    assert heirs.now.tell_freed() == (1,)
-    assert heirs.now(BIG).data_ptr() in places
-    assert regions_of(heirs.now.mappings).keys() == {0, 1}
-
-
-def test_slabs_that_cannot_be_given_are_made_anew(monkeypatch):
-    """This process has no descriptor left."""
-    heirs = Heirs()
-    heirs.now(BIG)
-    heirs.end()
-
-    def refused(_):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(mappings.os, "dup", refused)
-        heirs.begin()
-    assert heirs.now.mappings.given is None
-    assert torch.equal(heirs.now(BIG), BIG)
 
 
 def test_slab_is_free_when_the_last_view_dies():

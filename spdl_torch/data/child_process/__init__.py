@@ -13,6 +13,6 @@ Trainer                                         child, one for each worker
 worker_process: one child and its jobs, on the trainer's side. uplink: a child's way to the trainer.
 batch_packing: batches in shared_memory, collated there; mappings: the trainer's side of it.
 messages: everything that is sent.
-dataset_pickle, error_pickle: loaders and exceptions in transit. start_methods, process, connection, line: a child from its start to its end. signals:
-which process handles them.
+dataset_pickle, error_pickle: loaders and exceptions in transit. start_methods, process,
+connection, line: a child from its start to its end. signals: which process handles them.
 """

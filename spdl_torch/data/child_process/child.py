@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.load_spec import LoadSpec
-    from .shared_memory import GivenSlabs
 
 
 class Beginning(NamedTuple):
@@ -58,8 +57,6 @@ class Beginning(NamedTuple):
     when the server started. None = the child is forked, and already has it."""
     is_spawned: bool
     """Whether the child shares no memory with another process."""
-    slabs: GivenSlabs | None
-    """Slabs of a child that has ended; None = there are none."""
 
     @property
     def is_forked(self) -> bool:
@@ -76,7 +73,7 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    uplink = Uplink(connection, SlabPool(beginning.slabs))
+    uplink = Uplink(connection, SlabPool())
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()

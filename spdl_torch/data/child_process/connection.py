@@ -233,7 +233,7 @@ class ChildConnection:
         finally:
             self.line.close()
             if self.is_up:
-                self.mappings.unmap()  # which takes milliseconds: meanwhile the child ends
+                self.mappings.close()  # which takes milliseconds: meanwhile the child ends
             if child is not None:
                 self._reap(child)
 

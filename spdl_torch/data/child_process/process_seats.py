@@ -30,7 +30,6 @@ from .worker_process import Equipment, WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...io._transfer.kept import Shelf
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
@@ -69,14 +68,13 @@ class ProcessSeats:
         device_stage: DeviceStage | None = None,
         *,
         context: Any = None,
-        shelf: Shelf | None = None,
     ) -> None:
-        """``context``, ``shelf``: see ``Equipment``."""
+        """``context``: see ``Equipment``."""
         self.placement: Placement | None = None
         self.errors: dict[int, BaseException] = {}  # they come as results
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
-        self._equipment = Equipment(context, self._spec, device_stage, shelf)
+        self._equipment = Equipment(context, self._spec, device_stage)
         self._threads = ThreadGroup(weakly(self.request_stop))
         self.counts = ProcessCounts(spec.num_workers)
         self._epoch: Epoch | None = None
@@ -103,7 +101,6 @@ class ProcessSeats:
             for child in new:
                 self.roster.put(child)
             self._start(*new)
-            self._equipment.all_have_theirs()
         except BaseException:  # Ctrl-C too
             self.request_stop()
             raise

@@ -19,8 +19,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +28,6 @@ from ...io._transfer.region import Region
 from ...io._transfer.slabs import rounded_up
 from ...named_tuples import NamedTuple
 from .messages import Span
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HAS_DESCRIPTORS = os.name == "posix"
 """Whether a file without a name can be passed on."""
@@ -51,17 +47,13 @@ class Ticket(NamedTuple):
 class _Slab:
     """The child's side of a slab."""
 
-    def __init__(self, number: int, size: int, descriptor: int = -1) -> None:
-        """``descriptor``: of a slab that the trainer has mapped already; -1 = make a new one."""
+    def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
         self.is_new = True
-        self.descriptor = descriptor
+        self.descriptor = -1
         self.tag: str | None = None
-        if descriptor >= 0:
-            self.memory = mmap.mmap(descriptor, size)
-            self.close_descriptor()
-        elif HAS_DESCRIPTORS:
+        if HAS_DESCRIPTORS:
             self.descriptor = anonymous_file("spdl-torch-slab")
             os.ftruncate(self.descriptor, size)
             self.memory = mmap.mmap(self.descriptor, size)
@@ -127,12 +119,9 @@ class Lease:
 
 
 class SlabPool:
-    """The child's slabs. Any thread may use it.
+    """The child's slabs. Any thread may use it."""
 
-    given: slabs to begin with.
-    """
-
-    def __init__(self, given: GivenSlabs | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.RLock()  # a garbage collection inside may drop a lease
         self._slabs: dict[int, _Slab] = {}
         self._free: list[int] = []
@@ -142,13 +131,6 @@ class SlabPool:
         self._num_made = 0
         self._largest = 0
         self._is_known = False  # the size of a whole batch
-        if given is not None:
-            self._num_made = given.num_made
-            for slab, is_free in given.opened():
-                self._slabs[slab.number] = slab
-                self._largest = max(self._largest, slab.size)
-                if is_free:
-                    self._free.append(slab.number)
 
     def take(self, num_bytes: int, *, is_guess: bool = False) -> Lease:
         """Lease a free slab of at least ``num_bytes``, preferably the one used last, whose memory
@@ -200,44 +182,6 @@ class SlabPool:
         with self._lock:
             numbers, self._retired = tuple(self._retired), []
         return numbers
-
-
-class GivenSlabs:
-    """Slabs with which a child begins, on their way to it: a forked one has this object, to others
-    multiprocessing sends the descriptors. These are its own: the trainer may drop a slab meanwhile.
-    """
-
-    def __init__(self, sizes: dict[int, int], free: set[int], num_made: int) -> None:
-        self._facts = sizes, free, num_made
-        self._descriptors: list[Any] = []
-
-    def add(self, descriptor: Any) -> None:
-        """Add the descriptor of the next slab."""
-        self._descriptors.append(descriptor)
-
-    @property
-    def num_made(self) -> int:
-        """The number of the next slab that is made."""
-        return self._facts[2]
-
-    def opened(self) -> Iterator[tuple[_Slab, bool]]:
-        """Map each, once, in the child; say whether it is free."""
-        (sizes, free, _), descriptors = self._facts, self._descriptors
-        self._descriptors = []
-        for (number, size), descriptor in zip(sizes.items(), descriptors, strict=True):
-            own = descriptor if isinstance(descriptor, int) else descriptor.detach()
-            yield _Slab(number, size, descriptor=own), number in free
-
-    def __getstate__(self) -> Any:
-        return self._facts, [reduction.DupFd(each) for each in self._descriptors]
-
-    def __setstate__(self, state: Any) -> None:
-        self._facts, self._descriptors = state
-
-    def __del__(self) -> None:
-        for descriptor in self._descriptors:
-            if isinstance(descriptor, int):
-                os.close(descriptor)
 
 
 def anonymous_file(name: str) -> int:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-    from ...io._transfer.kept import Shelf
     from ...io._transfer.region import LimitedLocker, Region
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
@@ -34,20 +33,14 @@ if TYPE_CHECKING:
 class Equipment:
     """The start method of the processes, and the memory that they share with the trainer."""
 
-    def __init__(
-        self, context: Any, spec: LoadSpec, stage: DeviceStage | None, shelf: Shelf | None
-    ) -> None:
-        """``shelf``: has the slabs of the epoch before; None = those of this one are not kept.
-
-        Raises: as ``context_of``.
-        """
+    def __init__(self, context: Any, spec: LoadSpec, stage: DeviceStage | None) -> None:
+        """Raises: as ``context_of``."""
         self.context = context_of(context)
         self.are_copies = forks(self.context)
         """Whether the processes are forked: copies of this one and the thread that starts them."""
-        self.shelf = shelf
         self._locker: LimitedLocker | None = None  # one bound for the slabs of all processes
         if stage is not None:
-            self._locker = self._locker_of(stage, spec.max_outstanding, spec.num_workers)
+            self._locker = stage.limited(spec.max_outstanding, spec.num_workers)
 
     @property
     def lock(self) -> Callable[[Any], Region] | None:
@@ -63,24 +56,6 @@ class Equipment:
         """Let slabs for so many batches be locked."""
         if self._locker is not None:
             self._locker.grow(most_regions(max_outstanding, num_processes))
-
-    def all_have_theirs(self) -> None:
-        """Free the slabs of more processes than there are now."""
-        if self.shelf is not None:
-            self.shelf.clear()
-
-    def _locker_of(
-        self, stage: DeviceStage, max_outstanding: int, num_processes: int
-    ) -> LimitedLocker:
-        """Return the locker of the slabs, which goes on from epoch to epoch with them."""
-        shelf = self.shelf
-        if shelf is not None and shelf.locker is not None:
-            shelf.locker.begin(most_regions(max_outstanding, num_processes))
-            return shelf.locker
-        locker = stage.limited(max_outstanding, num_processes)
-        if shelf is not None:
-            shelf.locker = locker
-        return locker
 
 
 _MOST_KEPT = 8
@@ -130,7 +105,7 @@ class WorkerProcess:
         # that other threads may read it.
         self._unreported_ns = 0, 0
         most, is_forked = spec.max_outstanding + _MOST_KEPT, equipment.are_copies
-        self.mappings = Mappings(most, lock=equipment.lock, shelf=equipment.shelf)
+        self.mappings = Mappings(most, lock=equipment.lock)
         beginning = Beginning(
             InheritedSpec(spec) if is_forked else _packed(spec),
             number,
@@ -139,9 +114,7 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
             equipment.context.get_start_method() == "spawn",
-            self.mappings.given,
         )
-        self.mappings.given = None  # its descriptors are closed when the child has it
         # Weakly: the connection's thread must not keep this object, whose jobs hold user indices.
         own = weakref.ref(self)
 

@@ -64,8 +64,8 @@ class CrewIterator(EpochIterator):
         self._iterable = isinstance(self._dataset, IterableDataset)
         placement = loader._placement()  # once: it looks at every object of a list
         spec = self._load_spec(loader, placement, stats, pipeline_number)
-        stage, shelf = open_device_stage(loader, device, stats=stats)
-        self._crew = open_crew(loader, placement, spec, stage, shelf)
+        stage = open_device_stage(loader, device, stats=stats)
+        self._crew = open_crew(loader, placement, spec, stage)
         self._crew.stats.skipped = self._skipped
         # The crew does not refer to this object, so dropping it (Lightning's way to end a loader)
         # stops the threads. Register that before the first one starts: Ctrl-C may come between.

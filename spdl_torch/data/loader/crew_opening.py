@@ -8,7 +8,6 @@ from ...late_imports import collected_later
 from .vouching import seems_safe
 
 if TYPE_CHECKING:
-    from ...io._transfer.kept import Shelf
     from ...observe.verdict.placement import Placement
     from ..workers.load_spec import LoadSpec
     from ..workers.transfer_stage import DeviceStage
@@ -37,7 +36,6 @@ def open_crew(
     placement: Placement,
     spec: LoadSpec,
     stage: DeviceStage | None,
-    shelf: Shelf | None,
 ) -> Crew:
     """Return a new iterator's crew, whose workers are where ``placement`` says. Starts nobody."""
     # Imported by loaders with workers alone, and each kind of seats where there are such workers:
@@ -50,7 +48,7 @@ def open_crew(
         with collected_later():
             from ..child_process.process_seats import ProcessSeats
 
-        children = ProcessSeats(spec, stage, context=loader.multiprocessing_context, shelf=shelf)
+        children = ProcessSeats(spec, stage, context=loader.multiprocessing_context)
         children.placement = placement
         return Crew(spec, children, stage)
     with collected_later():

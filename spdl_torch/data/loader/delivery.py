@@ -15,7 +15,6 @@ from ..workers.device import check_device
 if TYPE_CHECKING:
     import torch
 
-    from ...io._transfer.kept import Shelf
     from ..workers.transfer_stage import DeviceStage
     from .base_loader import BaseLoader
 
@@ -24,15 +23,14 @@ if TYPE_CHECKING:
 
 def open_device_stage(
     loader: BaseLoader[Any], device: Device, *, stats: bool
-) -> tuple[DeviceStage | None, Shelf | None]:
-    """Return a new iterator's transfer stage, and the slabs that processes have left. None and None
-    = host memory.
+) -> DeviceStage | None:
+    """Return a new iterator's transfer stage; None = host memory.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device.
     """
     target = check_device(device)
     if target is None:
-        return None, None
+        return None
     # Copies, pinned memory and their threads are imported for a device alone.
     from ...io._transfer.kept import TransferKeeper
     from ..workers.transfer_stage import DeviceStage
@@ -43,7 +41,7 @@ def open_device_stage(
     stage = DeviceStage(loan.transfer, stats=stats)
     # When the threads have ended that use it, however the epoch ends.
     weakref.finalize(stage, give_back).atexit = False
-    return stage, loan.shelf
+    return stage
 
 
 def pinned(batch: Any, device: str | None) -> Any:

@@ -42,7 +42,7 @@ class InlineIterator(EpochIterator):
                 f"DataLoader: timeout must be 0 for num_workers=0, got {self._timeout}: there is "
                 "no other thread to wait for."
             )
-        self._device_stage, _ = open_device_stage(loader, device, stats=stats)
+        self._device_stage = open_device_stage(loader, device, stats=stats)
         recorder = FlightRecorder("DataLoader", pipeline_number, enabled=stats)
         self._recorder = recorder
         self._stats = InlineStats(recorder, loader.dataset, self._device_stage)

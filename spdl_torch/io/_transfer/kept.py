@@ -1,9 +1,8 @@
 """The pinned memory of a loader between its epochs.
 
 Locking pages takes longer than copying them, and nobody launches a kernel meanwhile. So the
-transfer of an epoch, with its slabs and the memory of its batches, serves the next one, and so do
-the slabs that its processes have written. Between epochs they are the keeper's, which the loader
-has. They go with the loader, and before that
+transfer of an epoch, with its slabs and the memory of its batches, serves the next one. Between
+epochs it is the keeper's, which the loader has. It goes with the loader, and before that
 
 - when the system refuses to lock memory, whoever asks for it, or
 - when another loader begins without any, and what all keep is more than a share of the memory.
@@ -14,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...machine.limits import Limits
 from ...named_tuples import NamedTuple
@@ -27,55 +26,15 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .region import LimitedLocker
 
 _SHARE_OF_MEMORY = 8
 """Of the memory that is available, the loaders that wait keep one part in so many altogether."""
-
-
-class Shelf:
-    """The slabs of processes that have ended, for those that begin; and the bound on how many are
-    locked, which all of them share. Any thread may use it.
-    """
-
-    def __init__(self) -> None:
-        self.locker: LimitedLocker | None = None
-        """What locks them; None = no process has had one."""
-        self._slabs: deque[Any] = deque()  # each operation on it is atomic
-
-    def put(self, slabs: Any) -> None:
-        """Leave the slabs of a process that has ended."""
-        self._slabs.append(slabs)
-
-    def take(self) -> Any:
-        """Return those of one process; None = there are none."""
-        try:
-            return self._slabs.pop()
-        except IndexError:
-            return None
-
-    def clear(self) -> None:
-        """Drop what is left."""
-        self._slabs.clear()
-
-    def handed_on(self) -> Shelf:
-        """Return a shelf with what is here. What processes still leave here, nobody takes."""
-        shelf = Shelf()
-        shelf.locker, shelf._slabs = self.locker, self._slabs
-        self._slabs = deque()
-        return shelf
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the slabs."""
-        return sum(each.num_bytes for each in tuple(self._slabs))
 
 
 class Loan(NamedTuple):
     """What the epochs of a loader use one after the other."""
 
     transfer: Transfer
-    shelf: Shelf
     device: torch.device
     pid: int
     """The process that has its memory: in one forked from it, it cannot be used."""
@@ -101,10 +60,9 @@ class TransferKeeper:
             loan = None
         if loan is None or (loan.device, loan.pid) != (place, os.getpid()):
             _make_room()
-            loan = Loan(Transfer(place), Shelf(), place, os.getpid())
+            loan = Loan(Transfer(place), place, os.getpid())
         else:
             loan.transfer.rest()  # slabs that are still lent when processes are forked are not kept
-            loan = loan._replace(shelf=loan.shelf.handed_on())
         return loan, partial(self.take_back, loan)
 
     def take_back(self, loan: Loan) -> None:
@@ -116,8 +74,7 @@ class TransferKeeper:
     @property
     def idle_bytes(self) -> int:
         """The bytes of pinned memory that nobody uses."""
-        loans = tuple(self._idle)
-        return sum(each.transfer.idle_bytes + each.shelf.num_bytes for each in loans)
+        return sum(each.transfer.idle_bytes for each in tuple(self._idle))
 
     def let_go(self) -> None:
         """Give that memory back to the system."""

@@ -107,11 +107,6 @@ class LimitedLocker:
         self._permits: deque[None] = deque([None] * most)
         self._is_refused = False  # by the system, which would refuse again
 
-    def begin(self, most: int) -> None:
-        """Serve another epoch, of at least as many regions; the system may refuse no longer."""
-        self._is_refused = False
-        self.grow(most)
-
     def grow(self, most: int) -> None:
         """Allow more regions."""
         self._permits.extend([None] * max(0, most - self._most))
