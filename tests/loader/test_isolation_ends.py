@@ -9,9 +9,6 @@ import os
 import re
 import resource
 import signal
-import socket
-import subprocess
-import sys
 import textwrap
 from collections import deque
 from functools import partial
@@ -24,7 +21,7 @@ import pytest
 import torch
 from _at_call import AtCall
 from _folders import HELPERS
-from _forks import end_fork_server, fork_server, found_in_fork
+from _forks import found_in_fork
 from _gates import shared_memory_of, until
 from _inside import children_of, doing_in, pids_of, seats_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
@@ -34,7 +31,6 @@ from _loader_helpers import ThreadLoader as DataLoader
 from _readings import shown
 from torch.utils.data import DataLoader as TorchLoader
 
-from spdl_torch.data.child_process import process as child_process
 from spdl_torch.data.child_process import process_counts, process_seats
 from spdl_torch.observe.trace.tracing import profile_of_run
 
@@ -194,33 +190,6 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_another_fork_server_is_asked_when_one_is_on_its_way_out(monkeypatch, tmp_path):
-    """After Ctrl-C has met it: it takes no more requests, and is there for a while yet."""
-    server, wait_for_its_end = fork_server(), child_process.server_ends
-    list(served(Images(4), 4))  # there is a server, which is put back at the end
-    dying = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    errors = []
-
-    def let_it_die(error):
-        errors.append(type(error))
-        dying.stdin.write(b"\n")
-        dying.stdin.close()
-        return wait_for_its_end(error)
-
-    monkeypatch.setattr(child_process, "server_ends", let_it_die)
-    monkeypatch.setattr(server, "_forkserver_pid", dying.pid)
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(tmp_path / "deaf"))
-    monkeypatch.setattr(server, "_forkserver_address", str(tmp_path / "deaf"))
-    monkeypatch.setattr(server, "_forkserver_alive_fd", os.open(os.devnull, os.O_RDONLY))
-    try:
-        assert len(list(served(Images(8), 4))) == 2
-        assert errors == [ConnectionRefusedError]
-    finally:
-        end_fork_server()
-        dying.wait()
 
 
 def test_waiting_loop_logs_what_the_child_does(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import warnings
 from contextlib import nullcontext, suppress
 from multiprocessing import connection, resource_tracker
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
-_MOST_STARTS = 3
-_SERVER_END_SECONDS = 10.0  # for a fork server that takes no more requests to end
 _LOOK_SECONDS = 0.05  # between two checks of an ending process, where there is no pidfd
 _TELL_SECONDS = 2.0  # for a fork server to report how its child ended
 
@@ -32,21 +29,6 @@ _TELL_SECONDS = 2.0  # for a fork server to report how its child ended
 _FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by spdl_torch)"
 
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
-
-
-# Held while starting a process: server_ends must wait for the server that failed, not for one that
-# another thread has started by then.
-_one_at_a_time = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Replace the lock in a forked process, where the thread that held it does not exist."""
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class ChildProcess:
@@ -140,31 +122,23 @@ class ChildProcess:
 def start_child(
     context: BaseContext, target: Callable[..., None], arguments: tuple[Any, ...]
 ) -> ChildProcess:
-    """Start a process. A fork server that is ending (Ctrl-C came while it was starting) may take
-    the request and never answer; another server is then started and asked.
+    """Start a process.
 
     Raises: what pickle raises on an argument; RuntimeError: the fork server is another process's;
         OSError, EOFError: it could not be started.
     """
-    is_served = context.get_start_method() == "forkserver"
-    for tries_left in reversed(range(_MOST_STARTS)):
-        process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
-            target=target, args=arguments, name="spdl-loader", daemon=True
-        )
-        with _one_at_a_time:
-            try:
-                with _held_for(context):
-                    _start(process, context)
-                break
-            except ChildProcessError as error:
-                raise RuntimeError(
-                    "DataLoader: multiprocessing's fork server belongs to the process from which "
-                    'this one was forked. Pass multiprocessing_context="spawn" here.'
-                ) from error
-            except (ConnectionError, EOFError) as error:
-                if not (is_served and tries_left and server_ends(error)):
-                    raise
-    return ChildProcess(process, is_served=is_served)
+    process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
+        target=target, args=arguments, name="spdl-loader", daemon=True
+    )
+    try:
+        with _held_for(context):
+            _start(process, context)
+    except ChildProcessError as error:
+        raise RuntimeError(
+            "DataLoader: multiprocessing's fork server belongs to the process from which "
+            'this one was forked. Pass multiprocessing_context="spawn" here.'
+        ) from error
+    return ChildProcess(process, is_served=context.get_start_method() == "forkserver")
 
 
 def _start(process: BaseProcess, context: BaseContext) -> None:
@@ -208,7 +182,8 @@ def _warning_of_others_alone() -> Iterator[None]:
 
 def server_is_anothers() -> bool:
     """Return whether the fork server belongs to the process from which this one was forked."""
-    pid = _server_pid()
+    forkserver = sys.modules.get("multiprocessing.forkserver")  # starting one has imported it
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     if pid is None or not hasattr(os, "waitid"):
         return False
     try:
@@ -230,26 +205,6 @@ def _held_for(context: BaseContext) -> Any:
     if os.name == "posix" and context.get_start_method() == "spawn":
         resource_tracker.ensure_running()  # starting it inside would unblock the signals
     return trainers_signals_held()
-
-
-def server_ends(error: Exception) -> bool:
-    """Wait for the fork server to end, if the error means that; multiprocessing then starts a new
-    one. Return False if it still runs."""
-    pid = _server_pid()
-    pidfd = None if pid is None else _pidfd_of(pid)
-    if pidfd is None:
-        return True
-    # A broken pipe may as well be the child's, which could not import the trainer's script.
-    seconds = 1.0 if isinstance(error, BrokenPipeError) else _SERVER_END_SECONDS
-    try:
-        return bool(connection.wait([pidfd], seconds))
-    finally:
-        os.close(pidfd)
-
-
-def _server_pid() -> int | None:
-    forkserver = sys.modules.get("multiprocessing.forkserver")  # starting one has imported it
-    return getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
 
 
 def _pidfd_of(pid: int) -> int | None:
