@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import threading
-import weakref
 
 import numpy as np
 import torch
@@ -111,28 +110,20 @@ class WhoAmI(Dataset):
 
 
 class Leaving(Dataset):
-    """Notes in a file what its process does at its exit. A sample is the number of objects that
-    collections of garbage pass over there."""
-
-    def __init__(self, path):
-        self.path = path
+    """A sample is the number of objects that collections of garbage pass over in its process."""
 
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        for function in (of_the_dataset, of_torch):
-            weakref.finalize(Leaving, function, self.path)  # which is there until the exit
         return gc.get_freeze_count()
 
 
 class Noting(Dataset):
     """Notes in an open file of its worker's which samples it made, and its own end."""
 
-    kept = None
-
-    def __init__(self, folder, *, keep):
-        self.folder, self.keep, self.file = folder, keep, None
+    def __init__(self, folder):
+        self.folder, self.file = folder, None
 
     def __len__(self):
         return 16
@@ -140,28 +131,12 @@ class Noting(Dataset):
     def __getitem__(self, index):
         if self.file is None:
             self.file = open(self.folder / str(os.getpid()), "a", encoding="utf-8")  # noqa: SIM115
-            Noting.kept = self if self.keep else None
         self.file.write(f"{index}\n")
         return index
 
     def __del__(self):
         if self.file is not None:
             self.file.write("end\n")
-
-
-def of_the_dataset(path):
-    """At the exit."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write("dataset\n")
-
-
-def of_torch(path):
-    """What takes operators out of torch's tables."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write("torch\n")
-
-
-of_torch.__module__ = torch.library.__name__
 
 
 class Waiting(Dataset):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-import io
 import os
 import random
 import signal
 import sys
 import threading
-import weakref
-from multiprocessing import util
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.library
 
 from ...machine.probes import count_only_this_thread
 from ...named_tuples import NamedTuple
@@ -55,17 +50,11 @@ class Beginning(NamedTuple):
     environment: dict[str, str] | None
     """The trainer's environment, and its rank: a fork server's children have the environment from
     when the server started. None = the child is forked, and already has it."""
-    is_spawned: bool
-    """Whether the child shares no memory with another process."""
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether the child has a copy of the trainer's memory."""
-        return self.environment is None
 
 
 def main(connection: Connection, control: Connection, beginning: Beginning) -> None:
-    """Run until the trainer hangs up, or is gone; then end the process.
+    """Run until the trainer hangs up, or is gone; then multiprocessing ends the process, as it ends
+    torch's workers.
 
     ``control``: the pipe for the trainer's questions.
     """
@@ -79,7 +68,6 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
     uplink.carry_log_lines()
     uplink.send(Up())
     _run_worker(connection, control, beginning, uplink)
-    leave(is_forked=beginning.is_forked, is_spawned=beginning.is_spawned)
 
 
 def _run_worker(
@@ -177,49 +165,3 @@ def _stacks_left_out() -> Iterator[None]:
             del sys.tracebacklimit
         else:
             sys.tracebacklimit = limit
-
-
-def leave(*, is_forked: bool, is_spawned: bool) -> NoReturn:
-    """End the process by the part of the interpreter's teardown that is safe, and fast. Its dataset
-    is gone, unless the user's own code keeps it.
-
-    All of it is skipped by ``os._exit``: threads may still be inside user code, and would crash. As
-    far as torch's workers run the user's finalizers and write what the user's files have buffered,
-    so do these: by each start method, what is done here is at least what theirs do.
-    """
-    if is_forked:
-        # A forked child has inherited the trainer's exit functions and files: they are not for it.
-        getattr(util, "_exit_function", int)()
-    else:
-        _keep_operators()
-        getattr(atexit, "_run_exitfuncs", int)()
-        _flush_files()
-        if is_spawned:
-            gc.collect()  # without what is frozen, which is most of what was imported
-            gc.unfreeze()
-            _flush_files()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os._exit(0)
-
-
-def _keep_operators() -> None:
-    """Let torch's operators end with the process. One of its exit functions would take them out of
-    its tables one by one first, in 50 ms, a third of what a fork server's child costs."""
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        found = finalizer.peek()
-        if found is not None and getattr(found[1], "__module__", None) == torch.library.__name__:
-            finalizer.atexit = False
-
-
-def _flush_files() -> None:
-    """Write what open files have buffered, but for frozen ones: those are the fork server's."""
-    kind = io.IOBase.__base__  # unlike IOBase, it asks no object for its class
-    assert kind is not None, "IOBase has a base in C"
-    for each in gc.get_objects():
-        if issubclass(type(each), kind):
-            try:
-                each.flush()
-            except BaseException:  # it is closed, or the user's own
-                continue

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from ...io._transfer.region import Region
 from ...io._transfer.slabs import rounded_up
 from ...named_tuples import NamedTuple
 from .messages import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HAS_DESCRIPTORS = os.name == "posix"
 """Whether a file without a name can be passed on."""
@@ -83,8 +87,9 @@ class _Slab:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def __del__(self) -> None:
-        self.close_descriptor()
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting():
+            self.close_descriptor()
 
 
 class Lease:

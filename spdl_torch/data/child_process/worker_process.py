@@ -113,7 +113,6 @@ class WorkerProcess:
             tuple(workers),
             torch.get_default_dtype(),
             None if is_forked else _environment(),
-            equipment.context.get_start_method() == "spawn",
         )
         # Weakly: the connection's thread must not keep this object, whose jobs hold user indices.
         own = weakref.ref(self)
