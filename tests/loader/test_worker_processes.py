@@ -46,6 +46,7 @@ from torch.utils.data import (
     TensorDataset,
     get_worker_info,
 )
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import transforms as T
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import functional as F
@@ -60,7 +61,7 @@ from spdl_torch.data.child_process.messages import (
     send_descriptor,
     socket_of,
 )
-from spdl_torch.data.loader import vouching
+from spdl_torch.data.loader import crew_opening, vouching
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.objects.stateless import is_stateless
 from spdl_torch.observe import tracing
@@ -590,6 +591,34 @@ def test_option_that_cannot_be_honoured_is_refused():
     message = r'isolation must be "auto", "thread" or "process", got \'fibre\''
     with pytest.raises(UnsupportedOptionError, match=message):
         DataLoader(range(4), num_workers=2, isolation="fibre")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, caplog, persistent):
+    """As on Windows: the batches, and one line in the log that says what is missing."""
+    monkeypatch.setattr(crew_opening, "has_processes", False)
+    crew_opening._say_whose_processes.cache_clear()
+    loader = divided(list(range(10)), 4, processes=2, persistent_workers=persistent)
+    for _ in range(2):
+        batches = iter(loader)
+        assert type(batches) is _MultiProcessingDataLoaderIter
+        assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    loader.close()
+    (line,) = [each for each in caplog.messages if "Windows" in each]
+    assert "without states within an epoch, statistics of the workers" in line
+
+
+def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
+    """At ``iter()``, and not in silence; threads and no workers are as everywhere."""
+    monkeypatch.setattr(crew_opening, "has_processes", False)
+    resumed = divided(list(range(4)), processes=1)
+    resumed.load_state_dict(resumed.state_dict())
+    with pytest.raises(UnsupportedOptionError, match="a state that was loaded has no effect"):
+        iter(resumed)
+    with pytest.raises(UnsupportedOptionError, match='on_error="skip" has no effect on Windows'):
+        iter(divided(list(range(4)), processes=1, on_error="skip"))
+    for options in ({"num_workers": 0}, {"num_workers": 1, "isolation": "thread"}):
+        assert len(list(DataLoader(list(range(4)), on_error="skip", **options))) == 4
 
 
 # -- a worker is what torch's is -------------------------------------------------------------------

@@ -148,14 +148,7 @@ class ChildConnection:
         """Tell the child to end. Never blocks; safe in a finalizer."""
         self._is_hung_up = True  # before looking for the line: see _connect
         self.line.end_waits()
-        has_hung_up, child = self.line.hang_up(), self._child
-        if not has_hung_up and child is not None and os.name != "posix":
-            # On POSIX the connection is closed then, and the child knows: it has some seconds for
-            # the samples that it is fetching. Elsewhere it is never a socket.
-            try:
-                child.kill()
-            except (OSError, ValueError):
-                pass  # it has ended
+        self.line.hang_up()
 
     def forget(self) -> None:
         """Close this forked process's copy of the connection, which must end with the parent."""
@@ -283,9 +276,10 @@ class ChildConnection:
         if isinstance(message, Answer):
             packed = getattr(message.result, "batch", None)
             if packed is not None and packed.ticket is not None and packed.ticket.is_new:
+                hook = self.line.hook
+                assert hook is not None, "guaranteed by _connect"
                 try:
-                    hook = self.line.hook
-                    descriptor = None if hook is None else receive_descriptor(hook)
+                    descriptor = receive_descriptor(hook)
                 except EOFError:
                     return False
                 self.mappings.open(packed.ticket, descriptor)

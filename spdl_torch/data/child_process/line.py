@@ -33,7 +33,7 @@ class Line:
         """The pipe for questions."""
         # Hang up through a socket of its own: its descriptor cannot have been reused meanwhile.
         self.hook: socket.socket | None = None
-        """The connection as a socket, where it is one."""
+        """The connection as a socket."""
         self._lock = threading.RLock()  # re-entrant: a finalizer may hang up
 
     def open(self, context: BaseContext) -> tuple[Any, Any]:
@@ -47,8 +47,8 @@ class Line:
     def open_outgoing(self, threads: ThreadGroup, first: bytes | None = None) -> None:
         """Send from now on: ``first``, if it is given, and then what waits for that. ``threads``:
         has the sender's, if there will be one."""
-        assert self.connection is not None, "guaranteed by the caller: it was opened"
-        self.outgoing.open(self.connection, self.hook, threads, first)
+        assert self.hook is not None, "guaranteed by the caller: it was opened"
+        self.outgoing.open(self.hook, threads, first)
 
     def process_is_up(self, threads: ThreadGroup, first: bytes | None) -> None:
         """Send and ask from now on. ``first``: a message before all others; None = there is
@@ -63,18 +63,17 @@ class Line:
         self.questions.hang_up()
         self.outgoing.hang_up()
 
-    def hang_up(self) -> bool:
-        """End both sides' waits on the connection, which makes a living process end. Return whether
-        there is a connection, as a socket. Never blocks; safe in a finalizer."""
+    def hang_up(self) -> None:
+        """End both sides' waits on the connection, which makes a living process end. Never blocks;
+        safe in a finalizer."""
         with self._lock:
             hook = self.hook
         if hook is None:
-            return False
+            return
         try:
             hook.shutdown(socket.SHUT_RDWR)
         except (OSError, ValueError):
             pass  # the other side, or this one, closed it first
-        return True
 
     def close(self) -> None:
         """Hang up, and close the pipes once nobody else writes there."""

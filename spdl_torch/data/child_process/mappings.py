@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections import deque
@@ -14,6 +13,7 @@ from ...io._transfer.region import Region, mapped_file
 from .messages import Free
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
 
     import numpy as np
@@ -85,15 +85,12 @@ class Mappings:
         self._region_of = lock or Region
         self._slabs = MappedSlabs()
 
-    def open(self, ticket: Ticket, descriptor: int | None) -> None:
+    def open(self, ticket: Ticket, descriptor: int) -> None:
         """Map a new slab, and close the descriptor."""
-        if descriptor is None:
-            memory = mmap.mmap(-1, ticket.size, ticket.tag)  # type: ignore[arg-type]  # Windows' tag
-        else:
-            try:
-                memory = mapped_file(descriptor, ticket.size)
-            finally:
-                os.close(descriptor)
+        try:
+            memory = mapped_file(descriptor, ticket.size)
+        finally:
+            os.close(descriptor)
         self._slabs.regions[ticket.slab] = self._region_of(memory)
 
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:

@@ -129,14 +129,12 @@ def framed(content: bytes) -> bytes:
     return (_size(size) if size <= _MOST_SIZE else _large_size(-1, size)) + content
 
 
-def socket_of(connection: Connection) -> socket.socket | None:
-    """Return another descriptor of a connection, as a socket; None = it is not a socket (Windows).
+def socket_of(connection: Connection) -> socket.socket:
+    """Return another descriptor of a connection, as a socket.
 
     Call it while nobody reads or writes. A new socket takes the process's default timeout; until it
     is reset, here, reads and writes of ``Connection`` fail instead of waiting.
     """
-    if os.name != "posix":
-        return None
     found = socket.socket(fileno=os.dup(connection.fileno()))
     found.settimeout(None)
     return found

@@ -16,8 +16,6 @@ from ...engine.channel.waits import ChannelClosed
 from .messages import framed
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from ...engine.threads.thread_group import ThreadGroup
 
 _MOST_UNSENT = 1_000_000
@@ -37,9 +35,8 @@ class Outgoing:
         self._is_sending = False
         self._backlog: list[bytes] | None = []
         """Messages for a process that takes none yet; None = it does, or it has ended."""
-        self._connection: Connection | None = None
-        # If there is one, messages are written to it: a non-blocking write, which the training
-        # thread makes for each job, takes half the time of checking for room and then writing.
+        # The connection, while there is one. A non-blocking write, which the training thread makes
+        # for each job, takes half the time of checking for room and then writing.
         self.outlet: socket.socket | None = None
         self._threads: ThreadGroup | None = None
         # Those that the sender is to write.
@@ -49,19 +46,13 @@ class Outgoing:
         # Held by the sender while it writes, which may take long, and for closing the connection.
         self._write_lock = threading.Lock()
 
-    def open(
-        self,
-        connection: Connection,
-        outlet: socket.socket | None,
-        threads: ThreadGroup,
-        first: bytes | None,
-    ) -> None:
+    def open(self, outlet: socket.socket, threads: ThreadGroup, first: bytes | None) -> None:
         """Send to a process that takes messages: ``first``, if it is given, and then what waits for
-        it. ``outlet``: the connection as a socket, where it is one. ``threads``: has the sender's,
+        it. ``outlet``: the connection as a socket. ``threads``: has the sender's,
         if there will be one.
         """
         with self._lock:
-            self._connection, self.outlet, self._threads = connection, outlet, threads
+            self.outlet, self._threads = outlet, threads
             waiting, self._backlog = self._backlog or (), None
             try:
                 for content in waiting if first is None else (first, *waiting):
@@ -83,7 +74,7 @@ class Outgoing:
             try:
                 if self._backlog is not None:
                     self._backlog.append(content)
-                elif self._connection is not None:
+                elif self.outlet is not None:
                     self._write(content)
             except OSError:
                 pass
@@ -105,21 +96,20 @@ class Outgoing:
         last. Whoever calls this has ended the sender's wait for room.
         """
         with self._write_lock, self._lock:
-            self._connection = self.outlet = None
+            self.outlet = None
 
     def _write(self, message: bytes) -> None:
         """Write a message without waiting, and queue what does not fit. _lock is held."""
-        content: bytes | memoryview = message
-        if self.outlet is not None:
-            content = framed(message)
-            if not self._num_unsent:
-                try:
-                    num_written = self.outlet.send(content, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    num_written = 0
-                if num_written == len(content):
-                    return
-                content = memoryview(content)[num_written:]
+        assert self.outlet is not None, "guaranteed by the callers"
+        content: bytes | memoryview = framed(message)
+        if not self._num_unsent:
+            try:
+                num_written = self.outlet.send(content, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                num_written = 0
+            if num_written == len(content):
+                return
+            content = memoryview(content)[num_written:]
         self._leave_to_sender(content)
 
     def _leave_to_sender(self, content: bytes | memoryview) -> None:
@@ -141,12 +131,9 @@ class Outgoing:
             while True:
                 content = self._unsent.get()
                 with self._write_lock:
-                    if self._connection is None:
-                        return
                     if self.outlet is None:
-                        self._connection.send_bytes(content)
-                    else:
-                        self.outlet.sendall(content)
+                        return
+                    self.outlet.sendall(content)
                 with self._lock:
                     self._num_unsent -= 1
         except (ChannelClosed, OSError):

@@ -47,7 +47,7 @@ class ChildProcess:
         # The child leaves SIGTERM to the trainer, but multiprocessing ends processes with it, on
         # request and at exit: give it another way.
         popen: Any = getattr(process, "_popen", None)  # private: without it, SIGTERM has no effect
-        if popen is not None and os.name == "posix":
+        if popen is not None:
             popen.terminate = self._terminate
 
     @property
@@ -202,7 +202,7 @@ def _held_for(context: BaseContext) -> Any:
     """
     if context.get_start_method() == "forkserver":
         return nullcontext()
-    if os.name == "posix" and context.get_start_method() == "spawn":
+    if context.get_start_method() == "spawn":
         resource_tracker.ensure_running()  # starting it inside would unblock the signals
     return trainers_signals_held()
 

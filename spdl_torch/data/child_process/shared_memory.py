@@ -33,9 +33,6 @@ from .messages import Span
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HAS_DESCRIPTORS = os.name == "posix"
-"""Whether a file without a name can be passed on."""
-
 
 class Ticket(NamedTuple):
     """The description of a slab in a message."""
@@ -44,8 +41,6 @@ class Ticket(NamedTuple):
     size: int
     is_new: bool
     """Whether the trainer has yet to map it; the descriptor then follows the message."""
-    tag: str | None
-    """The slab's name where descriptors cannot be passed (Windows), else None."""
 
 
 class _Slab:
@@ -55,15 +50,9 @@ class _Slab:
         self.number = number
         self.size = size
         self.is_new = True
-        self.descriptor = -1
-        self.tag: str | None = None
-        if HAS_DESCRIPTORS:
-            self.descriptor = anonymous_file("spdl-torch-slab")
-            os.ftruncate(self.descriptor, size)
-            self.memory = mmap.mmap(self.descriptor, size)
-        else:
-            self.tag = f"spdl-torch-{os.urandom(8).hex()}-{number}"
-            self.memory = mmap.mmap(-1, size, self.tag)  # type: ignore[arg-type]  # Windows' tag
+        self.descriptor = anonymous_file("spdl-torch-slab")
+        os.ftruncate(self.descriptor, size)
+        self.memory = mmap.mmap(self.descriptor, size)
         self.array: np.ndarray[Any, Any] = np.frombuffer(self.memory, np.uint8)
         self._address = int(self.array.ctypes.data)
 
@@ -110,7 +99,7 @@ class Lease:
 
     def ticket(self) -> Ticket:
         slab = self.slab
-        return Ticket(slab.number, slab.size, slab.is_new, slab.tag)
+        return Ticket(slab.number, slab.size, slab.is_new)
 
     def sent(self) -> None:
         """Mark the slab as sent: the trainer has it now, and reports when it is free."""

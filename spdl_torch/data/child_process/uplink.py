@@ -87,7 +87,7 @@ class Uplink:
             self._connection.send_bytes(content)
             # Under the same lock: the trainer takes what follows the message for its descriptor.
             if lease is not None:
-                if lease.slab.is_new and self._socket is not None:
+                if lease.slab.is_new:
                     send_descriptor(self._socket, lease.slab.descriptor)
                 lease.sent()
 
@@ -96,8 +96,7 @@ class Uplink:
         the trainer would not see this one's end.
         """
         self._connection.close()
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()
 
     def carry_log_lines(self) -> None:
         """Send what our loggers log to the trainer, which logs it."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from ...errors import UnsupportedOptionError
 from ...late_imports import collected_later
+from ..workers.device import check_device
 from .vouching import seems_safe
 
 if TYPE_CHECKING:
@@ -13,6 +20,11 @@ if TYPE_CHECKING:
     from ..workers.transfer_stage import DeviceStage
     from .base_loader import BaseLoader
     from .crew import Crew
+
+_logger = logging.getLogger("spdl_torch.data")
+
+has_processes = os.name == "posix"
+"""Whether this package starts worker processes here; on Windows torch does."""
 
 
 def import_workers(loader: BaseLoader[Any]) -> None:
@@ -57,3 +69,30 @@ def open_crew(
     threads = ThreadSeats(spec, stage)
     threads.placement = placement
     return Crew(spec, threads, stage)
+
+
+def torchs_iterator(loader: BaseLoader[Any]) -> _MultiProcessingDataLoaderIter:
+    """Return torch's own iterator, for workers in processes where ``has_processes`` is False.
+
+    Raises: UnsupportedOptionError: the loader has options that torch's does not know.
+    """
+    asked = {
+        f"device={loader.device!r}": check_device(loader.device) is not None,
+        'on_error="skip"': loader.on_error != "raise",
+        "a state that was loaded": loader._state.position.to_resume is not None,
+    }
+    for what in (what for what, is_asked in asked.items() if is_asked):
+        raise UnsupportedOptionError(
+            f"DataLoader: {what} has no effect on Windows where workers are processes. Pass "
+            'isolation="thread" if the dataset may be used by several threads, or num_workers=0.'
+        )
+    _say_whose_processes()
+    return _MultiProcessingDataLoaderIter(loader)
+
+
+@functools.cache
+def _say_whose_processes() -> None:
+    _logger.warning(
+        "DataLoader: on Windows torch's own worker processes load: without states within an epoch, "
+        "statistics of the workers, and random streams of each sample."
+    )

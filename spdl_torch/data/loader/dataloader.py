@@ -18,6 +18,7 @@ from ..lightning_states import follow_trainer
 from ..sampling.sampler_chain import divides_itself, is_shared_out
 from ..user_warnings import warn_once
 from ..workers.remarks import start_remark, with_remarks, with_remarks_of
+from . import crew_opening
 from .arguments import (
     check_arguments,
     check_error_options,
@@ -26,7 +27,6 @@ from .arguments import (
 )
 from .base_loader import BaseLoader
 from .crew_iterator import CrewIterator
-from .crew_opening import import_workers
 from .inline_iterator import InlineIterator
 from .loader_state import LoaderState
 
@@ -193,7 +193,7 @@ class DataLoader(BaseLoader[T_co]):
             in_order=in_order,
         )
         if self.num_workers:
-            import_workers(self)
+            crew_opening.import_workers(self)
         # Accelerate would divide among its ranks a second time what they already share.
         if is_shared_out(self) or divides_itself(dataset):
             self._is_accelerate_prepared = True
@@ -206,7 +206,7 @@ class DataLoader(BaseLoader[T_co]):
     def __iter__(self) -> _BaseDataLoaderIter:
         follow_trainer()
         kept: Any = self._iterator
-        if kept is not None and not kept.is_here:
+        if kept is not None and not getattr(kept, "is_here", True):
             self._iterator = None  # persistent workers stayed behind in a fork, or with a thread
         position = self._state.position
         if position.to_resume is not None and isinstance(self.dataset, IterableDataset):
@@ -222,6 +222,8 @@ class DataLoader(BaseLoader[T_co]):
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers and not crew_opening.has_processes and self._placement().num_processes:
+            return crew_opening.torchs_iterator(self)
         if self.num_workers == 0:
             kind: type[InlineIterator | CrewIterator] = InlineIterator
         else:
@@ -252,9 +254,10 @@ class DataLoader(BaseLoader[T_co]):
 
     def _close_persistent(self) -> None:
         """End persistent workers; the next epoch begins with new ones."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator.close()  # type: ignore[attr-defined]  # is ours
+        kept: Any = self._iterator
+        self._iterator = None
+        if kept is not None and hasattr(kept, "close"):  # torch's ends when it is dropped
+            kept.close()
 
     @property
     def decisions(self) -> list[Decision]:
