@@ -52,16 +52,8 @@ def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="samples in a shard, at most (default: 10000)",
     )
     prepare.add_argument(
-        "--shard-bytes",
-        type=whole_number,
-        metavar="N",
-        default=256_000_000,
-        help="bytes of source files in a shard, at most (default: 256000000)",
-    )
-    prepare.add_argument(
         "--seed", type=int, metavar="N", default=0, help="seed of the samples' order (default: 0)"
     )
-    prepare.add_argument("--in-order", action="store_true", help="leave the samples sorted by name")
     prepare.add_argument(
         "--on-error",
         choices=["raise", "skip"],
@@ -107,8 +99,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
             resize=arguments.resize,
             quality=arguments.quality,
             shard_samples=arguments.shard_samples,
-            shard_bytes=arguments.shard_bytes,
-            seed=None if arguments.in_order else arguments.seed,
+            seed=arguments.seed,
         )
         options = PrepareOptions(
             source=arguments.source,

@@ -17,23 +17,17 @@ from spdl_torch.progress_bar import ProgressBar, time_left
 from spdl_torch.shown_text import counted
 
 from ..command_options import CommandError
-from ..scopes import scope
 from .encode import Encoder, encoder_versions
 from .plan import PLAN_FILE, make_plan, shard_name
 from .verify import check_tars, index_tars, tars_in
 from .write import ShardWriter, done_index, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .encode import Sample
     from .plan import Settings, ShardPlan
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # two programs do not exclude each other there
 
 
 class _BadFile(Exception):
@@ -64,23 +58,22 @@ def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
     plan = _plan(options, progress)
     folder = os.fspath(options.out)
     os.makedirs(folder, exist_ok=True)
-    with _locked(folder):
-        _claim(folder, plan)
-        names = [shard_name(shard) for shard in range(plan.num_shards)]
-        done = [done_index(folder, name) for name in names]
-        missing = [shard for shard, index in enumerate(done) if index is None]
-        if num_done := plan.num_shards - len(missing):
-            print(f"{num_done} of {counted(plan.num_shards, 'shard')} done before", file=progress)
-        report = _Progress(progress, sum(len(plan.numbers_of(shard)) for shard in missing))
-        report.num_left_out = sum(len(index.left_out) for index in done if index is not None)
-        try:
-            _write_shards(options, plan, missing, report)
-        except _BadFile as error:
-            report.end()
-            print(f"spdl-torch prepare: {error}", file=sys.stderr)
-            return 1
-        finally:
-            report.end()
+    _claim(folder, plan)
+    names = [shard_name(shard) for shard in range(plan.num_shards)]
+    done = [done_index(folder, name) for name in names]
+    missing = [shard for shard, index in enumerate(done) if index is None]
+    if num_done := plan.num_shards - len(missing):
+        print(f"{num_done} of {counted(plan.num_shards, 'shard')} done before", file=progress)
+    report = _Progress(progress, sum(len(plan.numbers_of(shard)) for shard in missing))
+    report.num_left_out = sum(len(index.left_out) for index in done if index is not None)
+    try:
+        _write_shards(options, plan, missing, report)
+    except _BadFile as error:
+        report.end()
+        print(f"spdl-torch prepare: {error}", file=sys.stderr)
+        return 1
+    finally:
+        report.end()
     _print_summary(plan, folder, report, out)
     return 0
 
@@ -129,22 +122,6 @@ def _plan(options: PrepareOptions, progress: TextIO) -> ShardPlan:
         raise CommandError(error) from error
     finally:
         bar.end()
-
-
-@scope
-def _locked(folder: str) -> Iterator[None]:
-    """Keep other programs from writing there, until the block or this process ends."""
-    if fcntl is None:
-        yield
-        return
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise CommandError(f"{folder}: another program is writing there. Let it finish.") from error
-    finally:
-        os.close(file)
 
 
 def _claim(folder: str, plan: ShardPlan) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spdl_torch.io._retry import is_transient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PLAN_FILE = "dataset.json"
 """The file of a plan, beside the shards."""
@@ -40,10 +39,8 @@ class Settings:
     """The quality of the JPEGs that resized images become."""
     shard_samples: int = 10_000
     """The most samples in a shard."""
-    shard_bytes: int = 256_000_000
-    """The most bytes of source files in a shard that has more than one."""
-    seed: int | None = 0
-    """The seed of the order of the samples; None = sorted by name."""
+    seed: int = 0
+    """The seed of the order of the samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +65,22 @@ class ShardPlan:
     """The libraries whose versions the bytes depend on; empty if files are copied."""
     classes: list[str]
     files: list[SourceFile]
-    bounds: list[int]
-    """Shard ``s`` has ``files[bounds[s] : bounds[s + 1]]``."""
     ignored: list[str]
     """Files of other kinds."""
 
     @property
     def num_shards(self) -> int:
         """The number of shards."""
-        return len(self.bounds) - 1
+        return -(-len(self.files) // self.settings.shard_samples)
 
     def shard_of(self, number: int) -> int:
         """Return the shard that has a sample."""
-        return bisect_right(self.bounds, number) - 1
+        return number // self.settings.shard_samples
 
     def numbers_of(self, shard: int) -> range:
         """Return the numbers of a shard's samples."""
-        return range(self.bounds[shard], self.bounds[shard + 1])
+        most = self.settings.shard_samples
+        return range(shard * most, min((shard + 1) * most, len(self.files)))
 
     def to_json(self) -> bytes:
         """Return the content of ``dataset.json``, by which a later run recognises its plan."""
@@ -157,7 +153,6 @@ def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) 
         encoder=encoder,
         classes=classes,
         files=files,
-        bounds=[*_bounds(files, settings)],
         ignored=ignored,
     )
 
@@ -217,27 +212,13 @@ def _check_images(root: str, files: Iterable[SourceFile]) -> None:
             )
 
 
-def _order(seed: int | None) -> Any:
+def _order(seed: int) -> Callable[[SourceFile], Any]:
     """Return the sort key. Shuffling sorts by hashes, so the order is the same on every machine."""
-    if seed is None:
-        return lambda file: file.path
     front = str(seed).encode() + b"\0"
     return lambda file: (
         hashlib.blake2b(front + os.fsencode(file.path), digest_size=16).digest(),
         file.path,
     )
-
-
-def _bounds(files: list[SourceFile], settings: Settings) -> Iterator[int]:
-    yield 0
-    first = num_bytes = 0
-    for number, file in enumerate(files):
-        is_full = number - first >= settings.shard_samples
-        if number > first and (is_full or num_bytes + file.num_bytes > settings.shard_bytes):
-            yield number
-            first, num_bytes = number, 0
-        num_bytes += file.num_bytes
-    yield len(files)
 
 
 def _digest_of(files: Iterable[SourceFile]) -> str:

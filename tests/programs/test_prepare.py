@@ -85,10 +85,9 @@ def samples_of(folder):
 # --- what is written -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [["--in-order"], ["--seed", "3"]])
-def test_shards_hold_every_file_once(images, tmp_path, order):
+def test_shards_hold_every_file_once(images, tmp_path):
     """With torchvision's label, its class and its name; tarfile reads them."""
-    out = prepared(images, tmp_path / "out", "--shard-samples", 4, *order)
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4, "--seed", 3)
     expected = {
         os.path.relpath(path, images): label
         for path, label in torchvision.datasets.ImageFolder(images).samples
@@ -102,7 +101,7 @@ def test_shards_hold_every_file_once(images, tmp_path, order):
         assert facts["class"] == facts["file"].split("/")[0]
         found[facts["file"]] = int(sample["cls"])
     assert found == expected
-    assert (list(found) == sorted(found)) == (order == ["--in-order"])
+    assert list(found) != sorted(found)
     assert len(list(out.glob("*.tar"))) == 3
 
 
@@ -139,19 +138,6 @@ def test_index_says_where_each_file_is(images, tmp_path):
                 content = tar[offset : offset + size]
                 assert content == opened.extractfile(str(name)).read()
                 assert zlib.crc32(content) == crc32
-
-
-def test_limits_of_a_shard_are_kept(images, tmp_path):
-    """By number and by bytes; a file that is larger than the limit has a shard of its own."""
-    largest = max(path.stat().st_size for path in images.rglob("*.*") if path.is_file())
-    out = prepared(images, tmp_path / "bytes", "--shard-bytes", largest)
-    sizes = []
-    for path in out.glob("*.tar"):
-        with tarfile.open(path) as tar:
-            sizes.append(sum(m.size for m in tar if m.name.split(".")[1] not in ("cls", "json")))
-    assert len(sizes) > 2
-    assert max(sizes) <= largest
-    assert len(list(prepared(images, tmp_path / "tiny", "--shard-bytes", 1).glob("*.tar"))) == 11
 
 
 def test_videos_and_arrays_are_copied_and_need_no_classes(tmp_path):
@@ -318,21 +304,6 @@ def test_progress_is_shown(images, tmp_path, monkeypatch):
     assert first == "writing [............] 0/4"
     assert all(re.fullmatch(r"writing \[#+\.*\] [1-4]/4 .*", each) for each in others), others
     assert last == ""
-
-
-def test_two_programs_do_not_write_one_folder(images, tmp_path):
-    """The second says so and leaves it alone."""
-    fcntl = pytest.importorskip("fcntl")
-    out = tmp_path / "out"
-    out.mkdir()
-    held = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        status, _, log = prepare(images, out)
-    finally:
-        os.close(held)
-    assert (status, contents(out)) == (2, {})
-    assert "another program is writing there" in log
 
 
 # --- bad input -------------------------------------------------------------------------------
