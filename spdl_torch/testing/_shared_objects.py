@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..objects.members import Step
-    from ._user_code import UserCode
 
 _MOST_OBJECTS = 5_000
 _SMALL = 16  # members of a container that may be a stack or a mailbox
@@ -31,9 +30,7 @@ _HARMLESS = (
 class SharedObjects:
     """The objects that two workers' copies both lead to, in their state when this is made."""
 
-    def __init__(
-        self, dataset: Any, functions: Sequence[Callable[..., Any] | None], code: UserCode
-    ) -> None:
+    def __init__(self, dataset: Any, functions: Sequence[Callable[..., Any] | None]) -> None:
         self._found: dict[str, Any] = {}
         self._changed: dict[str, None] = {}
         turn = threading.Lock()
@@ -43,9 +40,6 @@ class SharedObjects:
             if function is not None:
                 own = [own_function(function, dataset, each, turn) for each in (first, second)]
                 pairs.append((name, own[0], own[1]))
-        pairs += [(each.__qualname__, each, each) for each in code.classes]
-        pairs += [(each.__qualname__, each, each) for each in code.functions]
-        pairs += [(scope.name, scope, scope) for scope in code.scopes]
         self._walk(pairs)
         self._states = {path: state(path, value) for path, value in self._found.items()}
 

@@ -1,4 +1,4 @@
-"""The functions that a dataset may call, and which parts of the process's state they use."""
+"""The functions and classes that a dataset may use, and the globals that they name."""
 
 from __future__ import annotations
 
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
 
 _MOST = 5_000
 
-_CALLS = {
-    "os": ("getpid", "environ", "putenv", "chdir", "umask", "getppid"),
-    "multiprocessing": ("current_process",),
-    "torch": (
-        *("set_default_dtype", "use_deterministic_algorithms", "set_num_threads"),
-        *("set_sharing_strategy", "set_float32_matmul_precision", "set_printoptions"),
-    ),
-    "locale": ("setlocale",),
-    "warnings": ("catch_warnings", "simplefilter", "filterwarnings"),
-    "contextlib": ("redirect_stdout", "redirect_stderr"),
-    "signal": ("signal", "setitimer", "alarm"),
-    "socket": ("setdefaulttimeout",),
-    "gc": ("disable", "enable", "freeze"),
-    "logging": ("disable", "basicConfig"),
-    "sys": ("setrecursionlimit", "stdout", "stderr"),
-    "tempfile": ("tempdir",),
-}
-
 
 class UserCode:
     """The user's functions and classes that can be reached from some objects, by reading code."""
@@ -52,17 +34,6 @@ class UserCode:
     def scopes(self) -> list[Scope]:
         """The globals that the functions use, of each module."""
         return list(self._names.values())
-
-    def process_calls(self) -> list[str]:
-        """Name the functions that use what belongs to the process, and what they use."""
-        found: dict[str, None] = {}
-        for function in self.functions:
-            used = {name for code in _nested(function.__code__) for name in code.co_names}
-            for module, names in _CALLS.items():
-                imported = {n for n in names if _is_from(function.__globals__.get(n), module)}
-                for name in sorted(used & (set(names) if module in used else imported)):
-                    found[f"{function.__qualname__} uses {module}.{name}"] = None
-        return list(found)
 
     def _next(self, value: Any) -> Iterator[tuple[Step, Any]]:
         """Yield what a function, class or object leads to, and keep functions and classes."""
@@ -119,9 +90,3 @@ def _named_in(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[Any]
         value = vars(module).get(name)
         if isinstance(value, type | types.FunctionType):
             yield value
-
-
-def _is_from(value: Any, module: str) -> bool:
-    """Return whether a name was imported from a module of the table."""
-    name = str(getattr(value, "__module__", "")).partition(".")[0]
-    return name in (module, {"os": "posix", "signal": "_signal"}.get(module, module))

@@ -15,7 +15,6 @@ from ._both_ways import BothWays
 from ._private_copies import private_copy
 from ._process_state import ProcessState
 from ._shared_objects import SharedObjects
-from ._user_code import UserCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +46,7 @@ def assert_thread_safe(
     tensor or an array that they share, and no sample differs, a warning says so. A library that is
     not made for threads may end the process.
 
-    On a terminal a bar shows how far it is.
+    It says what it does, on standard error; on a terminal a bar shows how far it is.
 
     Args:
         dataset: map-style, with a length, or iterable. It is changed if loading it changes it.
@@ -61,8 +60,8 @@ def assert_thread_safe(
         num_rounds: how often the dataset is loaded on threads.
         timeout: seconds to wait for a batch, which never comes if threads wait for each other.
         seed: of the order and the random streams.
-    Raises: AssertionError: which batch and sample differs, which attribute, global or call the
-            threads share, and what to do; or what loading changed in the process. The switch
+    Raises: AssertionError: which batch and sample differs, which attributes the threads share, and
+            what to do; or what loading changed in the process. The switch
             interval, the process's settings and its generators are restored.
         ValueError: a number < 1, or fewer than two workers. TypeError: no such dataset.
         Whatever the dataset raises when it is loaded alone.
@@ -100,34 +99,32 @@ def _compare(both_ways: BothWays, num_rounds: int) -> None:
     """Load on threads first: what a run alone leaves in the dataset might mask their races."""
     dataset, functions = both_ways.dataset, (both_ways.collate_fn, both_ways.worker_init_fn)
     copies = private_copy(dataset, both_ways.collate_fn)
-    code = UserCode(dataset, *functions)
-    shared, process = SharedObjects(dataset, functions, code), ProcessState.now()
+    shared, process = SharedObjects(dataset, functions), ProcessState.now()
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
-    bar = ProgressBar(sys.stderr, "batches") if sys.stderr.isatty() else None
+    bar = ProgressBar(sys.stderr, "batches")
     for number in range(num_rounds):
-        _begin(bar, f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches())
-        rounds.append(both_ways.on_threads(bar.advance if bar is not None else _nothing))
+        bar.begin(f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches())
+        rounds.append(both_ways.on_threads(bar.advance))
         shared.look()
         changes = {**process.changed(), **changes}
         process.put_back()  # each round begins alike
-    evidence = _Evidence(shared, code, list(changes.values()))
-    _begin(bar, "alone", 0)
+    bar.begin("alone")
     expected = both_ways.alone(*copies)
-    if bar is not None:
-        bar.end()
+    bar.end()
+    changed = _listed(list(changes.values()), "; ")
     for number, (got, error) in enumerate(rounds):
         difference = _difference(expected, got, error)
         if difference is not None:
             raise AssertionError(
                 f"assert_thread_safe: {both_ways.num_workers} threads must give the samples that "
-                f"one gives alone, but in round {number} {difference}. {evidence.reason()}"
+                f"one gives alone, but in round {number} {difference}. {_reason(shared, changed)}"
             ) from error
     if changes:
         raise AssertionError(
             "assert_thread_safe: loading on threads must leave the process as it is, but it "
-            f"changed {evidence.changes}. All threads share that, the trainer's too. "
-            f"{evidence.calls}Set it in the training program, {_OR_PROCESSES}."
+            f"changed {changed}. All threads share that, the trainer's too. "
+            f"Set it in the training program, {_OR_PROCESSES}."
         )
     if written := shared.written():
         warnings.warn(
@@ -136,15 +133,6 @@ def _compare(both_ways: BothWays, num_rounds: int) -> None:
             "there; what a library writes may be seen too rarely to be found here.",
             stacklevel=3,
         )
-
-
-def _begin(bar: ProgressBar | None, label: str, total: int) -> None:
-    if bar is not None:
-        bar.begin(label, total)
-
-
-def _nothing(done: int) -> None:
-    """Nobody watches."""
 
 
 def _difference(expected: list[Any], got: list[Any], error: Exception | None) -> str | None:
@@ -165,40 +153,25 @@ _OR_PROCESSES = "or leave isolation out: then it is loaded in worker processes"
 _MOST_NAMES = 4
 
 
-class _Evidence:
-    """The observations while a dataset was loaded on threads, in words."""
-
-    def __init__(self, shared: SharedObjects, code: UserCode, changes: list[str]) -> None:
-        self._changed = shared.changed()
-        self._suspects = shared.suspects()
-        self.changes = _listed(changes, "; ")
-        """The settings of the process that changed."""
-        calls = code.process_calls()
-        self.calls = f"{_listed(calls)}, which belongs to the process. " if calls else ""
-        """The calls of the dataset's code that use the process."""
-
-    def reason(self) -> str:
-        """Return the likely reason of a difference, and what to do."""
-        also = f"Loading also changed {self.changes}. " if self.changes else ""
-        if self._changed:
-            return (
-                f"The threads share {_listed(self._changed)}, which loading changed. {self.calls}"
-                f"{also}Make or copy it for each sample, keep one for each thread "
-                "(threading.local()), or make it when it is first used, on self: each worker has "
-                f"its own self; {_OR_PROCESSES}."
-            )
-        if self.calls:
-            return f"{self.calls}{also}Do without it, {_OR_PROCESSES}."
-        if self._suspects:
-            return (
-                f"The threads share {_listed(self._suspects)}. {also}Make it when it is first "
-                f"used, on self: each worker has its own self; {_OR_PROCESSES}."
-            )
+def _reason(shared: SharedObjects, changes: str) -> str:
+    """Return the likely reason of a difference, and what to do; ``changes``: of the process."""
+    also = f"Loading also changed {changes}. " if changes else ""
+    if changed := shared.changed():
         return (
-            f"{also}Nothing that the threads share was seen to change. Look for state in a "
-            "library, and for generators without a seed, which assert_reproducible finds; "
-            f"{_OR_PROCESSES}."
+            f"The threads share {_listed(changed)}, which loading changed. {also}Make or copy it "
+            "for each sample, keep one for each thread (threading.local()), or make it when it is "
+            f"first used, on self: each worker has its own self; {_OR_PROCESSES}."
         )
+    if suspects := shared.suspects():
+        return (
+            f"The threads share {_listed(suspects)}. {also}Make it when it is first used, on self: "
+            f"each worker has its own self; {_OR_PROCESSES}."
+        )
+    return (
+        f"{also}Nothing that the dataset holds was seen to change. Look for what all threads of a "
+        "process share (globals, attributes of classes, os.getpid(), state in a library), and for "
+        f"generators without a seed, which assert_reproducible finds; {_OR_PROCESSES}."
+    )
 
 
 def _listed(names: list[str], separator: str = ", ") -> str:
