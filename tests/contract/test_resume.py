@@ -613,7 +613,7 @@ def test_a_field_that_every_state_has_is_not_left_out(dataset):
     loader = DataLoader(dataset(8), 2)
     next(iter(loader))
     state = loader.state_dict()
-    refused = {"version", *state} - {"last_indices", "last_rank"}
+    refused = {"version", *state} - {"last_indices"}
     for left_out in state:
         damaged = {name: state[name] for name in state if name != left_out}
         if left_out not in refused:

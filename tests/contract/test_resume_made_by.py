@@ -310,7 +310,7 @@ def test_indices_of_another_rank_are_not_compared():
         again.load_state_dict(state)
         assert sum(map(len, again)) == 20 // num_replicas
     state = state_of(NONE, rows(), {"sampler": another(), "batch_size": 4})
-    del state["last_indices"], state["last_rank"]
+    del state["last_indices"]
     loader = DataLoader(rows(), 4, sampler=another())
     loader.load_state_dict(state)
     assert len(list(loader)) == 4

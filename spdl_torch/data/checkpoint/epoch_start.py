@@ -11,7 +11,7 @@ from ..rng.keys import epoch_seed
 if TYPE_CHECKING:
     import torch
 
-    from .last_indices import LastOfRank
+    from .last_indices import LastIndices
 
 
 class BaseSeed(NamedTuple):
@@ -58,8 +58,8 @@ class EpochStart(NamedTuple):
     world: int
     in_batches: bool
     """Whether the sampler gives the indices of a batch at once."""
-    before: LastOfRank
-    """The last indices before this iterator's first; the rank is that of its own, too."""
+    before: LastIndices | None
+    """The last indices before this iterator's first; None = they say nothing of its order."""
     nothing_left: bool
     """Whether the epoch began after its last batch: the saved loop had not seen the end."""
     before_first: list[torch.Tensor]

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from ...named_tuples import NamedTuple
-from ..sampling.sampler_chain import keeper_of_unknown_epoch, nested_samplers, num_ranks, shard_of
+from ..sampling.sampler_chain import keeper_of_unknown_epoch, nested_samplers, num_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,14 +23,7 @@ NUM_LAST = 8
 _MOST_CHARACTERS = 80
 
 LastIndices = tuple[int | str, ...]
-
-
-class LastOfRank(NamedTuple):
-    """The last indices before a position; () = nothing is known of them."""
-
-    indices: LastIndices = ()
-    rank: int | None = None
-    """The rank whose sampler gave them; see ``rank_of``."""
+"""() = nothing is known of them."""
 
 
 def last_of(indices: Iterable[Any], *, in_batches: bool) -> LastIndices:
@@ -46,16 +38,15 @@ def last_of(indices: Iterable[Any], *, in_batches: bool) -> LastIndices:
     return tuple(last)
 
 
-def rank_of(index_sampler: Any) -> int | None:
-    """Return the rank whose indices the sampler gives; None = its last indices say nothing new: the
-    rank is not known, and another one may resume the state; the sampler begins at a position; or
-    it is torch's, whose order follows from a seed that every rank's state has.
+def tell_order(index_sampler: Any) -> bool:
+    """Return whether the last indices say something new of the sampler's order. Not if there are
+    several ranks, as any of them may resume the state; if the sampler begins at a position; or if
+    it is torch's, whose order follows from a seed that every state has.
     """
     for each in nested_samplers(index_sampler):
         if hasattr(each, "start_at") or type(each) is DistributedSampler:
-            return None
-    count, rank = shard_of(index_sampler)
-    return rank if count == num_ranks(index_sampler) else None
+            return False
+    return num_ranks(index_sampler) == 1
 
 
 def differing_order(saved: Sequence[int | str], here: LastIndices, samplers: list[Any]) -> str:

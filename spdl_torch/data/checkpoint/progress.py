@@ -213,7 +213,7 @@ class Progress:
             ahead=so_far.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
-            last=self.begun.before._replace(indices=self._last_before(so_far.num_in_order)),
+            last_indices=self._last_before(so_far.num_in_order),
             generators=tuple(map(encoded, self.begun.generators)),
             base=self.begun.base,
             workers=so_far.workers,
@@ -222,11 +222,11 @@ class Progress:
 
     def _last_before(self, number: int) -> LastIndices:
         """Return the last indices before batch ``number``; () if they say nothing."""
-        if self.begun.before.rank is None or self.drawing is not None or self.workers:
+        if self.begun.before is None or self.drawing is not None or self.workers:
             return ()
         drawn = [index for each, (_, index) in self._drawn.items() if each < number]
         last = last_of(drawn[-NUM_LAST:], in_batches=self.begun.in_batches)
-        return (*self.begun.before.indices, *last)[-NUM_LAST:]
+        return (*self.begun.before, *last)[-NUM_LAST:]
 
     @property
     def left_of_resumed(self) -> tuple[int, ...]:

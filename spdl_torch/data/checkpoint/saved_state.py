@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..rng.keys import epoch_seed
-from ..sampling.sampler_chain import num_ranks
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
 from .epoch_start import BaseSeed, SamplerState
-from .last_indices import NUM_LAST, LastOfRank, rank_of
+from .last_indices import NUM_LAST, tell_order
 from .made_by import FIELDS as MADE_BY_FIELDS
 from .user_state import WorkerState
 
@@ -45,7 +44,7 @@ class ResumeState:
     (``in_order=False``)."""
     sampler_epoch: int | None = None
     sampler: SamplerState = field(default_factory=SamplerState)
-    last: LastOfRank = field(default_factory=LastOfRank)
+    last_indices: LastIndices = ()
     """The last indices of those samples, by which the order is known again when it is drawn."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
@@ -90,10 +89,8 @@ class ResumeState:
         return cls(**values)
 
     def last_indices_of(self, index_sampler: Any) -> LastIndices:
-        """Return the last indices if they are of the sampler's rank, of as many; else ()."""
-        is_same = self.made_by.get("ranks") == num_ranks(index_sampler)
-        is_known = self.last.rank is not None and self.last.rank == rank_of(index_sampler)
-        return self.last.indices if is_same and is_known else ()
+        """Return the last indices if they say something of the sampler's order; else ()."""
+        return self.last_indices if tell_order(index_sampler) else ()
 
     @property
     def has_streams_anew(self) -> bool:
@@ -165,7 +162,6 @@ _FIELDS = {
             and all(type(each) in (int, str) for each in value)
         ),
     ),
-    "last_rank": Field("a whole number >= 0 or null", lambda v: v is None or is_whole_number(v)),
     "generators": Field(
         "a list of text",
         lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
@@ -187,15 +183,14 @@ _PARTS: dict[str, tuple[type, dict[str, str]]] = {
         SamplerState,
         {"state": "sampler", "pending": "pending", "ended": "sampler_ended"},
     ),
-    "last": (LastOfRank, {"indices": "last_indices", "rank": "last_rank"}),
     "base": (
         BaseSeed,
         {"value": "base_seed", "num_epochs": "num_epochs", "is_new": "drew_base_seed"},
     ),
 }
 """What several fields of a state say together, and the names that they have there."""
-_OPTIONAL = ("last_indices", "last_rank")
-"""Without them less is compared, and nothing else changes."""
+_OPTIONAL = ("last_indices",)
+"""Without it less is compared, and nothing else changes."""
 _WORKER_FIELDS = {
     "num_items": _NUMBER,
     "ended": _FLAG,

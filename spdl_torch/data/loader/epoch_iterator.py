@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...errors import PipelineFailure, PipelineStopped
 from ..checkpoint.epoch_start import BaseSeed, EpochStart
-from ..checkpoint.last_indices import LastOfRank, rank_of
+from ..checkpoint.last_indices import tell_order
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume_state import (
     draw_again_from,
@@ -166,16 +166,16 @@ class EpochIterator(_BaseDataLoaderIter):
         """Return the progress of an epoch whose beginning is known."""
         known, within = loader._state.position, self._resume
         before = known.progress
+        last = () if tell_order(self._index_sampler) else None
+        if within is not None and last is not None:
+            last = within.last_indices
         begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=seed,
             start=self._key.start,
             world=self._key.num_replicas,
             in_batches=self._auto_collation,
-            before=LastOfRank(
-                () if within is None else within.last_indices_of(self._index_sampler),
-                rank_of(self._index_sampler),
-            ),
+            before=last,
             nothing_left=nothing_left,
             before_first=before_first,
             generators=redrawn.states,
