@@ -48,6 +48,13 @@ class Import:
     where: str
     at_once: bool
     """Whether as soon as the file is imported, and not in a function or for types alone."""
+    for_types: bool
+    """Whether for types alone."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may point anywhere: for types alone, and within a layer."""
+        return self.for_types and self.importer.split(".")[1:2] == self.imported.split(".")[1:2]
 
     def __str__(self) -> str:
         return f"{self.where}: {self.importer} imports {self.imported}"
@@ -89,6 +96,13 @@ def _imports_of(module: Module) -> list[Import]:
     is_package = module.path.name == "__init__.py"
     package = module.name if is_package else module.name.rpartition(".")[0]
     found = []
+    types = {
+        node
+        for block in ast.walk(module.tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for each in block.body
+        for node in ast.walk(each)
+    }
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             names = {alias.name for alias in node.names}
@@ -100,7 +114,8 @@ def _imports_of(module: Module) -> list[Import]:
         else:
             continue
         where, at_once = module.at(node.lineno), node in module.tree.body
-        found += [Import(module.name, name, where, at_once) for name in sorted(names)]
+        is_type = node in types
+        found += [Import(module.name, name, where, at_once, is_type) for name in sorted(names)]
     return found
 
 
@@ -111,10 +126,10 @@ def _is_ours(dotted: str) -> bool:
 
 def cycles(found: Mapping[str, Module]) -> list[frozenset[str]]:
     """The groups of modules that import each other, straight or through one another, imports in
-    functions and for types counted.
+    functions counted, and those for types from one layer to another.
     """
     below = {
-        name: {i.imported for i in module.imports if i.imported in found} - {name}
+        name: {i.imported for i in module.imports if i.imported in found and not i.is_free} - {name}
         for name, module in found.items()
     }
     for middle in below:  # Warshall: what can be reached by way of ``middle``
@@ -140,7 +155,7 @@ def rooms_of(layer: str) -> dict[str, set[str]]:
     inside = {name for name in modules() if f"{name}.".startswith(f"{package}.")}
     below: dict[str, set[str]] = {room_of(name): set() for name in inside}
     for name in inside:
-        imported = {i.imported for i in modules()[name].imports} & inside
+        imported = {i.imported for i in modules()[name].imports if not i.is_free} & inside
         below[room_of(name)] |= {room_of(other) for other in imported} - {room_of(name)}
     return below
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import UnsupportedOptionError
 from ..sources._base import DataSource, check_start
@@ -10,17 +10,9 @@ from ..sources._base import DataSource, check_start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .mixture import Mixture
+
 T_co = TypeVar("T_co", covariant=True)
-
-
-class EndlessSamples(Protocol[T_co]):
-    """A ``Mixture``: samples at positions that count on from epoch to epoch."""
-
-    def __len__(self) -> int:
-        """Return the number of samples of an epoch."""
-
-    def __getitem__(self, position: int, /) -> T_co:
-        """Return the sample at a position."""
 
 
 class MixturePart(DataSource[T_co]):
@@ -29,9 +21,9 @@ class MixturePart(DataSource[T_co]):
     As with a sampler, an epoch has the positions that follow those of the epoch before.
     """
 
-    _deals_in_turn = True  # see deals_in_turn() of sampling.division
+    _deals_in_turn = True  # see deals_in_turn() of sampling.sampler_chain
 
-    def __init__(self, mixture: EndlessSamples[T_co]) -> None:
+    def __init__(self, mixture: Mixture[T_co]) -> None:
         self._mixture = mixture
         self._places = range(len(mixture))  # within an epoch
 

@@ -13,15 +13,13 @@ from ..stage.source import as_exception
 if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
-    from ..stage.tally import StageOwner
+    from .run import Run
 
 
 class Sink:
     """A thread that forwards the finished items. It ends with the queue before it."""
 
-    def __init__(
-        self, inlet: StatsQueue, outlet: StatsQueue, ring: Ring, owner: StageOwner
-    ) -> None:
+    def __init__(self, inlet: StatsQueue, outlet: StatsQueue, ring: Ring, owner: Run) -> None:
         self.inlet = inlet
         self.outlet = outlet
         """The queue from which the consumer takes."""

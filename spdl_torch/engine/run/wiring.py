@@ -16,7 +16,7 @@ from ..hooks.stage_info import StageInfo
 from ..stage.aggregate_stage import AggregateStage, AggregatorStage
 from ..stage.async_stage import AsyncStage
 from ..stage.generator_stage import ExpandingStage
-from ..stage.source import Source, SourceOwner
+from ..stage.source import Source
 from ..stage.stage import Stage
 from .sink import Sink
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..hooks.stats_queue import StatsQueue
     from ..hooks.task_hooks import HookFactory
     from ..recorder.flight_recorder import FlightRecorder
+    from .run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Wiring:
         make_hooks: HookFactory,
         max_failures: MaxFailures | None,
         task_limit: Channel[None] | None,
-        owner: SourceOwner,
+        owner: Run,
         recorder: FlightRecorder,
         adjustable: bool,
         first_id: int,

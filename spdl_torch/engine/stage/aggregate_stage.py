@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..channel.waits import EndOfChannel
 from ..recorder.moments import Outcome
@@ -13,6 +13,7 @@ from .stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..definition.stages import Aggregator
     from ..hooks.context_managers import LazyRunner
     from ..hooks.task_hooks import TaskCell
     from ..recorder.rings import Ring
@@ -114,12 +115,6 @@ class AggregateStage(GroupingStage):
         self._emit(self._call, group, number, number // self.spec.batch_size)
 
 
-class _Aggregator(Protocol):
-    def accumulate(self, item: Any) -> Any: ...
-
-    def flush(self) -> Any: ...
-
-
 class AggregatorStage(GroupingStage):
     """A user's aggregator: each call of its ``accumulate`` is a task.
 
@@ -135,7 +130,7 @@ class AggregatorStage(GroupingStage):
         """Call it with item after item, and pass its results on."""
         self._begin(cell, ring)
         accumulate = self.hooks.around(call, runner)
-        aggregator: _Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
+        aggregator: Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
         flush = self.limited(lambda _: self.measure(lambda _: aggregator.flush(), None))
         self._flush = self.hooks.around(flush, runner)
         number, is_empty = 0, False
@@ -158,7 +153,7 @@ class AggregatorStage(GroupingStage):
         self._emit(self._flush, None, number, number, drop=self.spec.drop_last)
 
 
-def _empty(aggregator: _Aggregator) -> None:
+def _empty(aggregator: Aggregator) -> None:
     """Drop what is in it. The run has ended, whatever the user's method raises now."""
     try:
         aggregator.flush()

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import AsyncIterable, Iterator
 from contextlib import ExitStack
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..channel.sentinels import EPOCH_END
 from ..channel.waits import ChannelClosed
 from ..failures import attach_note
 from ..hooks.checks import enter_queue_hook
-from .tally import StageOwner
 
 if TYPE_CHECKING:
     import threading
@@ -20,13 +19,7 @@ if TYPE_CHECKING:
     from ..definition.specs import SourceSpec
     from ..hooks.stats_queue import StatsQueue
     from ..recorder.rings import Ring
-
-
-class SourceOwner(StageOwner, Protocol):
-    """The run that owns sources and stages, as they need it."""
-
-    def source_has_ended(self) -> None:
-        """Note that there are no more items. Never blocks."""
+    from ..run.run import Run
 
 
 class Source:
@@ -36,9 +29,7 @@ class Source:
     and nobody waits for it: its thread ends when that call returns.
     """
 
-    def __init__(
-        self, spec: SourceSpec, outlet: StatsQueue, ring: Ring, owner: SourceOwner
-    ) -> None:
+    def __init__(self, spec: SourceSpec, outlet: StatsQueue, ring: Ring, owner: Run) -> None:
         self.name = spec.name
         self.outlet = outlet
         self.thread: threading.Thread | None = None

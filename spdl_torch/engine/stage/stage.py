@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..hooks.task_hooks import TaskCell, TaskHook
     from ..recorder.flight_recorder import FlightRecorder
     from ..recorder.rings import Ring
-    from .tally import StageOwner
+    from ..run.run import Run
 
 _PASSED, _DROPPED, _FAILED = map(int, (Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED))
 
@@ -62,7 +62,7 @@ class Stage:
         hooks: list[TaskHook],
         task_limit: Channel[None] | None,
         budget: FailureBudget,
-        owner: StageOwner,
+        owner: Run,
         recorder: FlightRecorder,
         stage_number: int,
         adjustable: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..failures import add_note
 from ..hooks.task_hooks import TaskCell
@@ -11,20 +11,14 @@ from ..hooks.task_hooks import TaskCell
 if TYPE_CHECKING:
     from ..failures import FailureBudget
     from ..recorder.flight_recorder import FlightRecorder
-
-
-class StageOwner(Protocol):
-    """The run that owns a stage, as the stage needs it."""
-
-    def fail(self, message: str, errors: list[Exception]) -> None:
-        """Take no new items; raise once the good ones are delivered. Never blocks."""
+    from ..run.run import Run
 
 
 class Tally:
     """The counts of a stage's tasks. With too many failures it ends the run."""
 
     def __init__(
-        self, stage: str, budget: FailureBudget, owner: StageOwner, recorder: FlightRecorder
+        self, stage: str, budget: FailureBudget, owner: Run, recorder: FlightRecorder
     ) -> None:
         self._stage = stage
         self._budget = budget
