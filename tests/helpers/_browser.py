@@ -28,15 +28,9 @@ OPTIONS = (
 )
 
 
-def find_chromium():
-    """The path of the browser; None = there is none."""
-    given = os.environ.get(VARIABLE)
-    return given or next(filter(None, map(shutil.which, NAMES)), None)
-
-
 def found_chromium():
     """The path of the browser; without one the test is skipped, or fails where it must not be."""
-    path = find_chromium()
+    path = os.environ.get(VARIABLE) or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         reason = f"none of {', '.join(NAMES)} is installed, and {VARIABLE} names no browser"
         (pytest.fail if os.environ.get(REQUIRED) == "1" else pytest.skip)(reason)
