@@ -51,12 +51,6 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default=5,
         help="turns of each loader (default: 5)",
     )
-    demo.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every value of every round to this file"
-    )
-    demo.add_argument(
-        "--html", type=Path, metavar="OUT", help="write the tables to this file, as a page"
-    )
     demo.set_defaults(run_command=_demo)
 
 
@@ -69,7 +63,5 @@ def _demo(arguments: argparse.Namespace) -> int:
         smoke=arguments.smoke,
         num_workers=default_workers() if arguments.workers is None else arguments.workers,
         num_rounds=1 if arguments.smoke else arguments.rounds,
-        json=arguments.json,
-        html=arguments.html,
     )
     return run_demo(options, out=sys.stdout, progress=sys.stderr)

@@ -19,7 +19,6 @@ from ..measuring.child_process import ChildFailure, answers_of
 from ..progress_bar import ProgressBar, duration, time_left
 from ..scopes import scope
 from ..shown_text import counted, wrapped
-from ..whole_files import write_text
 from .jobs import (
     PHOTOGRAPHS,
     VARIANTS,
@@ -32,7 +31,7 @@ from .jobs import (
     encode,
     expected_seconds,
 )
-from .outcome import Outcome, as_json
+from .outcome import Outcome
 from .text import ending_text, workload_text
 
 if TYPE_CHECKING:
@@ -69,10 +68,6 @@ class DemoOptions:
     smoke: bool
     num_workers: int
     num_rounds: int
-    json: Path | None = None
-    """A file for every value of every round."""
-    html: Path | None = None
-    """A file for the tables as a page."""
 
 
 def default_workers() -> int:
@@ -84,13 +79,10 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
     """Compare the loaders; write the tables to ``out``; return the exit status.
 
     Ctrl-C kills the current run, writes the tables of what was measured so far, and returns 130.
-    Raises: CommandError: ``options.data`` is not a class-per-folder tree of images, or a file of
-    ``options`` cannot be written.
+    Raises: CommandError: ``options.data`` is not a class-per-folder tree of images.
     """
     if options.data is not None:
         check_folder(options.data)
-    check_file("--json", options.json)
-    check_file("--html", options.html)
     demo = _Demo(options, out, progress)
     print(wrapped(_HOW_LONG[options.smoke]), file=progress, flush=True)
     try:
@@ -105,7 +97,8 @@ def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
         demo.meter.end()
         print(f"spdl-torch demo: {demo.activity}: {failure}", file=sys.stderr)
         status = 1
-    return status if demo.finish() else status or 1
+    demo.finish()
+    return status
 
 
 def check_folder(folder: Path) -> None:
@@ -129,19 +122,6 @@ def check_folder(folder: Path) -> None:
             f"{expected}; {len(empty)} of {len(classes)} folders in {folder} hold no images, "
             f"{empty[0]!r} first. Remove them, or give another folder."
         )
-
-
-def check_file(option: str, path: Path | None) -> None:
-    """Refuse, before anything is measured, a file that could not be written afterwards.
-
-    Raises: CommandError.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise CommandError(f"{option} must be a file, and {path} is a folder. Add a name to it.")
-    if not path.parent.is_dir():
-        raise CommandError(f"{option} must be a file in a folder that exists, got {path}.")
 
 
 def _holds_image(folder: Path) -> bool:
@@ -253,29 +233,13 @@ class _Demo:
         )
         return "\n".join(map(wrapped, text.splitlines()))
 
-    def finish(self) -> bool:
-        """Write what was measured, as far as it went; return whether all files were written."""
+    def finish(self) -> None:
+        """Write what was measured, as far as it went."""
         outcome = self._outcome
         for workload in outcome.measured():
             self._say(f"\n{workload_text(outcome, workload)}")
         if outcome.measured():
             self._say(f"\n{ending_text(outcome)}")
-        return self._write_files()
-
-    def _write_files(self) -> bool:
-        try:
-            if self._options.json is not None:
-                text = json.dumps(as_json(self._outcome), indent=1)
-                write_text(self._options.json, f"{text}\n")
-            if self._options.html is not None:
-                from ..observe.page.document import write_page
-                from .page import page_of
-
-                write_page(page_of(self._outcome), self._options.html)
-        except (OSError, ValueError) as error:
-            print(f"spdl-torch demo: {error}", file=sys.stderr)
-            return False
-        return True
 
 
 def _name(job: Measure) -> str:

@@ -1,19 +1,16 @@
-"""The measurements of a run of the demo so far, and their JSON."""
+"""The measurements of a run of the demo so far."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..observe.verdict.report import Report
 from .jobs import VARIANTS, WORKLOADS
-from .verdict import Verdict, compare, noises, quiet_rounds, rate_of
+from .verdict import Verdict, compare, quiet_rounds
 
 if TYPE_CHECKING:
     from .jobs import Environment, Measure, Measurement, WorkloadPlan
-
-_FORMAT_VERSION = 4
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,34 +62,3 @@ class Outcome:
         """
         last = list(self.rounds[workload].values())[-1][-1]
         return None if self.is_smoke or last.report is None else Report.from_dict(last.report)
-
-
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Return every value of every round, and what was derived from them, in JSON's types."""
-    environment = outcome.environment
-    return {
-        "format_version": _FORMAT_VERSION,
-        "num_workers": outcome.num_workers,
-        "num_cores": outcome.num_cores,
-        "is_smoke": outcome.is_smoke,
-        "environment": None if environment is None else dataclasses.asdict(environment),
-        "workloads": {workload: _workload(outcome, workload) for workload in outcome.measured()},
-    }
-
-
-def _workload(outcome: Outcome, workload: str) -> dict[str, Any]:
-    quiet, verdict = outcome.quiet(workload), outcome.verdict(workload)
-    return {
-        "plan": dataclasses.asdict(outcome.plans[workload]),
-        "num_left_out": outcome.num_left_out(workload),
-        "noise_ratios": noises(quiet),
-        "verdict": None if verdict is None else dataclasses.asdict(verdict),
-        "variants": {
-            variant: {
-                "name": VARIANTS[variant].name,
-                "model_waits_above_images_per_second": rate_of(quiet[variant]),
-                "rounds": [dataclasses.asdict(each) for each in rounds],
-            }
-            for variant, rounds in outcome.rounds[workload].items()
-        },
-    }

@@ -41,8 +41,7 @@ from spdl_torch.demo.jobs import (
     make_plans,
     spread,
 )
-from spdl_torch.demo.outcome import Outcome, as_json
-from spdl_torch.demo.page import page_of
+from spdl_torch.demo.outcome import Outcome
 from spdl_torch.demo.pictures import Pictures
 from spdl_torch.demo.table import comparison_table, model_speeds, waiting_table
 from spdl_torch.demo.text import ending_text, workload_text
@@ -61,8 +60,6 @@ from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.measuring import memory
 from spdl_torch.measuring.child_process import answers_of
 from spdl_torch.measuring.photographs import SIZES, write_photographs
-from spdl_torch.observe.page.content import Table
-from spdl_torch.observe.page.document import html_of
 from spdl_torch.observe.verdict.report import stage_lines
 from spdl_torch.progress_bar import ProgressBar, duration, render, time_left
 
@@ -517,25 +514,6 @@ def test_text_of_an_interrupted_run(outcome):
     assert "Faster" not in text
 
 
-def test_json_and_page_have_every_figure(outcome):
-    """Every round in the JSON, which the page holds too, with the cells of the text."""
-    content = json.loads(json.dumps(as_json(outcome), allow_nan=False))
-    photographs = content["workloads"][PHOTOGRAPHS]
-    assert list(photographs["variants"]) == ["torch", "loader", "both"]
-    rounds = photographs["variants"]["torch"]["rounds"]
-    assert [each["loading_images_per_second"] for each in rounds] == [600, 630]
-    assert photographs["variants"]["both"]["model_waits_above_images_per_second"] == 1230
-    assert photographs["noise_ratios"]["in loading alone"] == pytest.approx(0)
-    assert "2.00x" in photographs["verdict"]["finding"]
-    page = page_of(outcome)
-    assert page.figures["demo"] == as_json(outcome)
-    assert len([each for each in page.sections if isinstance(each, Table)]) == 4
-    html = html_of(page)
-    assert "ratio 2nd/1st" in html
-    assert "ratio 3rd/1st" in html
-    assert "615 ±15" in html
-
-
 def test_quiet_rounds():
     """A round with a disturbed turn is left out as a whole, so that pairs stay pairs; all are kept
     if most would be left out."""
@@ -621,14 +599,6 @@ def test_bad_data_is_one_line_and_status_2(tmp_path, capsys):
     assert f"{file} is a file. Give the folder above the classes" in error
 
 
-def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(tmp_path, capsys):
-    """A folder, or a folder that is not there: one line, status 2."""
-    assert main(["demo", "--json", str(tmp_path)]) == 2
-    assert f"--json must be a file, and {tmp_path} is a folder." in capsys.readouterr().err
-    assert main(["demo", "--html", str(tmp_path / "no" / "page.html")]) == 2
-    assert "--html must be a file in a folder that exists" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", "many"])
 def test_counts_are_whole_and_positive(value, capsys):
     """Anything else is refused in words."""
@@ -683,9 +653,7 @@ def environment(tmp_path):
 
 def test_smoke_run(tmp_path, environment):
     """The main job in its short form: every row, every column, and no file left."""
-    files = [tmp_path / "demo.json", tmp_path / "demo.html"]
-    command = [*DEMO, "--json", str(files[0]), "--html", str(files[1])]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "32 images" in done.stdout
     assert "n/a" not in done.stdout
@@ -695,12 +663,6 @@ def test_smoke_run(tmp_path, environment):
         assert len(second.split()) == len(first.split()) + 1
     assert "ratio" not in done.stdout
     assert "5/5" in done.stderr
-    workloads = json.loads(files[0].read_text())["workloads"]
-    assert [list(each["variants"]) for each in workloads.values()] == [
-        ["torch", "loader"],
-        ["torch", "loader", "both"],
-    ]
-    assert "Photographs: JPEG files" in files[1].read_text()
     assert done.stderr.startswith("A short run")
     assert not list(tmp_path.glob("spdl-torch-demo-*"))
 
