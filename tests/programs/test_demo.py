@@ -376,7 +376,11 @@ def test_bottleneck_is_what_the_report_says():
         ({"light": faster(1.02)}, "About level", "--rounds 20"),
         ({"light": faster(2.5, 0.9)}, "About level", "--rounds 20"),
         ({"loading_images_per_second": 1500.0}, "About level", "--rounds 20"),
-        ({"other_cores": 1.0}, "None: other programs used up to 1.0 of the 2 cores", "Repeat"),
+        (
+            {"other_cores": 1.0},
+            "No verdict: other programs used up to 1.0 of the 2 cores",
+            "Repeat",
+        ),
     ],
 )
 def test_compare(ours, finding, advice):
