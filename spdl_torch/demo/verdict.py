@@ -193,7 +193,7 @@ def compare(
     if disturbed:
         others = max(m.other_cores or 0.0 for m in disturbed)
         return Verdict(
-            f"No verdict: other programs used up to {others:.1f} of the {num_cores} cores meanwhile.",
+            f"No verdict: other programs used up to {others:.1f} of {num_cores} cores meanwhile.",
             "Repeat when the machine is quiet; until then trust the CPU time more than the speed.",
         )
     light, resnet = _gains(theirs, ours)
