@@ -166,9 +166,9 @@ class EpochIterator(_BaseDataLoaderIter):
         """Return the progress of an epoch whose beginning is known."""
         known, within = loader._state.position, self._resume
         before = known.progress
-        last = () if tell_order(self._index_sampler) else None
-        if within is not None and last is not None:
-            last = within.last_indices
+        last = None
+        if tell_order(self._index_sampler):
+            last = () if within is None else within.last_indices
         begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=seed,
