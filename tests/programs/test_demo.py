@@ -378,7 +378,7 @@ def test_bottleneck_is_what_the_report_says():
         ({"loading_images_per_second": 1500.0}, "About level", "--rounds 20"),
         (
             {"other_cores": 1.0},
-            "No verdict: other programs used up to 1.0 of the 2 cores",
+            "No verdict: other programs used up to 1.0 of 2 cores",
             "Repeat",
         ),
     ],
