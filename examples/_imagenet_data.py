@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchvision
 from _imagenet import SetupError
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader as TorchDataLoader, Dataset, DistributedSampler, Subset
 from torchvision.transforms import v2
 
 import spdl_torch

@@ -48,8 +48,7 @@ if __name__ == "__main__":
 import lightning
 import torch
 from _imagenet_data import make_loader, open_folders, relabel, train_dataset, validation_dataset
-from _imagenet_figures import Clock, Meter, describe_loading
-from _imagenet_figures import Progress as Lines
+from _imagenet_figures import Clock, Meter, Progress as Lines, describe_loading
 from _imagenet_model import (
     Built,
     build_model,

@@ -13,8 +13,7 @@ except ModuleNotFoundError as error:
         "spdl_torch.accelerate needs Accelerate: pip install accelerate (the extra accelerate)."
     ) from error
 
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from .data.loader.dataloader import DataLoader
 from .data.sampling.sampler_chain import divides_itself, is_shared_out

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
-import opcode
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .late_imports import collected_later
@@ -12,17 +13,49 @@ from .left_out import LEFT_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType
+    from types import CodeType, FrameType
 
-_IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
+_IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 _SPDL = "spdl_torch.spdl.names"  # whose look_up() comes between
 
 
-def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Import a package's public name from its home, and leave it in the package, whose
-    ``__getattr__`` calls this: later uses do not come here.
+def hand_on() -> None:
+    """Give the package that calls this its public names: those that it imports from parts of
+    itself, for type checkers in a block that never runs, or at once.
 
-    homes: relative names of the modules, by the public names.
+    The others are imported when they are first used, and left in the package. ``__all__`` and
+    ``dir()`` have them all. What the block imports is read from the package's compiled code, which
+    has it although it does not run.
+    """
+    names = sys._getframe(1).f_globals
+    package = names["__name__"]
+    homes = _homes_of(sys._getframe(1).f_code)
+
+    def find(name: str) -> Any:
+        names[name] = value = import_name(package, homes, name)
+        return value
+
+    public = {name for name, home in homes.items() if not home.endswith(".")}  # without modules
+    names["__all__"] = sorted(public | {"__version__"} & names.keys())
+    names["__getattr__"] = find
+    names["__dir__"] = lambda: sorted({*names, *homes})
+
+
+def _homes_of(code: CodeType) -> dict[str, str]:
+    """Return the modules from which a package imports, relative to it, by what it imports."""
+    homes = {}
+    before: deque[Any] = deque(maxlen=2)  # what is on the stack: the level, and the names
+    for each in dis.get_instructions(code):
+        if each.opname == "IMPORT_NAME" and before[0]:
+            homes.update(dict.fromkeys(before[1], "." * before[0] + each.argval))
+        before.append(each.argval)
+    return homes
+
+
+def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
+    """Import a package's public name from its home.
+
+    homes: relative names of the modules, by the public names; of a module itself, where it is.
     Raises:
         AttributeError: it has no home, as for any other module. For a name that is left out on
             purpose, the message says what to use instead.
@@ -37,10 +70,11 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
         if _imports_from(_caller_of(package)):
             raise ImportError(f"cannot import name {name!r} from {package!r}. {hint}", name=package)
         raise AttributeError(f"{text}. {hint}")
+    home = homes[name]
     with collected_later():
-        value = getattr(importlib.import_module(homes[name], package), name)
-    setattr(sys.modules[package], name, value)
-    return value
+        if home.endswith("."):
+            return importlib.import_module(home + name, package)
+        return getattr(importlib.import_module(home, package), name)
 
 
 def _caller_of(package: str) -> FrameType | None:

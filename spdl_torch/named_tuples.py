@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType
-    from typing import NamedTuple as NamedTuple
-    from typing import Self
+    from typing import NamedTuple as NamedTuple, Self
 
 try:
     from _collections import _tuplegetter as _field  # type: ignore[import-not-found]

@@ -6,22 +6,12 @@ workers are tuned.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import spdl_torch.lazy_names as lazy_names
+from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
-    from spdl_torch.autotune.params import PerfParams
-    from spdl_torch.machine.limits import Limits
+    from ..machine.limits import Limits as Limits
+    from .params import PerfParams as PerfParams
 
-__all__ = ["Limits", "PerfParams"]
-
-_HOMES = {"Limits": "..machine.limits", "PerfParams": ".params"}
-
-
-def __getattr__(name: str) -> Any:
-    return lazy_names.import_name(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+hand_on()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 from ..data.loader.dataloader import DataLoader
 from ..io._transfer.transfer import Transfer

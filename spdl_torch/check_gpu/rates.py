@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import DataLoader as TorchLoader, Dataset, RandomSampler
 
 from ..data.folder import ImageFolder
 from ..data.loader.dataloader import DataLoader
@@ -24,8 +23,7 @@ from ..data.workers.device import most_pieces
 from ..io._transfer import cuda
 from ..io._transfer.transfer import Staged, Transfer
 from ..machine.limits import whole_cores
-from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP
-from ..measuring.hand_over import hand_overs
+from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP, hand_overs
 from ..measuring.quantiles import quantile
 from ..nn import ToFloat
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 from _loader_helpers import torch_loader
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -22,8 +22,8 @@ from _lazy_device import (
     put_to_rest,
     take_until_far_behind,
 )
-from _loader_helpers import ThreadLoader as DataLoader
 from _loader_helpers import (
+    ThreadLoader as DataLoader,
     as_list,
     assert_threads_end,
     epoch_of,
@@ -31,8 +31,7 @@ from _loader_helpers import (
     loader_threads,
     no_thread_left,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError

@@ -24,8 +24,12 @@ from _covering import covering, tuples_of
 from _datasets import BulkData, MapData, RecordingSampler, StreamData, item_of
 from _inside import iterator_of
 from _loader_helpers import DataLoader, ModelLoader, ThreadLoader, frozen
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import (
+    DataLoader as TorchLoader,
+    IterableDataset,
+    default_collate,
+    default_convert,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -18,8 +18,7 @@ from _loader_helpers import (
     epoch_of,
     frozen,
 )
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,

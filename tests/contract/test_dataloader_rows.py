@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _loader_helpers import MixedLoader as DataLoader
 from _loader_helpers import (
+    MixedLoader as DataLoader,
     frozen,
     no_thread_left,  # noqa: F401
     torch_loader,
 )
 from _readings import shown
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -15,10 +15,8 @@ import torch
 from _datasets import BulkData, MapData, RecordingSampler, StreamData
 from _inside import state_of
 from _lazy_device import backends  # noqa: F401
-from _loader_helpers import PATIENCE_SECONDS, as_list, torch_loader
-from _loader_helpers import MixedLoader as DataLoader
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from _loader_helpers import PATIENCE_SECONDS, MixedLoader as DataLoader, as_list, torch_loader
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
 
 import spdl_torch

@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 import torch
 from _loader_helpers import swap_batch_sampler
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as TorchLoader, Dataset
 
 import spdl_torch
 

@@ -20,8 +20,7 @@ from _loader_helpers import (
     no_thread_left,
     torch_loader,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import (
     ConcatDataset,
     Dataset,

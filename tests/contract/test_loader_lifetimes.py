@@ -9,8 +9,7 @@ import weakref
 import pytest
 from _gates import until
 from _inside import state_of
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import no_thread_left, torch_loader
+from _loader_helpers import ThreadLoader as DataLoader, no_thread_left, torch_loader
 from torch.utils.data import Dataset, IterableDataset
 
 __all__ = ["no_thread_left"]

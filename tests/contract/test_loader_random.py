@@ -5,9 +5,11 @@ import itertools
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
-from random import gauss as gauss_imported_early
-from random import randint as randint_imported_early
-from random import seed as seed_imported_early
+from random import (
+    gauss as gauss_imported_early,
+    randint as randint_imported_early,
+    seed as seed_imported_early,
+)
 
 import _ways_of_draws
 import numpy as np
@@ -15,10 +17,8 @@ import pytest
 import torch
 from _covering import by_pairs
 from _datasets import Made
-from _loader_helpers import MixedLoader as DataLoader
-from _loader_helpers import assert_threads_end, run_script, torch_loader
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from _loader_helpers import MixedLoader as DataLoader, assert_threads_end, run_script, torch_loader
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
     BatchSampler,
     Dataset,

@@ -24,8 +24,7 @@ from _datasets import (
 )
 from _inside import state_of
 from _loader_helpers import DataLoader, no_thread_left, torch_loader
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from spdl_torch import PipelineDataset

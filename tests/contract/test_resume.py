@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Drawn, DrawnStream, MapData, StatefulStream, StreamData
-from _loader_helpers import MixedLoader as DataLoader
-from _loader_helpers import frozen
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from _loader_helpers import MixedLoader as DataLoader, frozen
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,

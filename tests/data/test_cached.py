@@ -28,8 +28,7 @@ from _forks import fork
 from _gates import PATIENCE_SECONDS
 from _inside import kept_by, placement_of
 from _readings import shown
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from test_sources_indexed import write_shard
 from test_sources_tar import keys, shard_of
@@ -42,8 +41,7 @@ from spdl_torch.data.caching.files import CachedFiles
 from spdl_torch.data.differences import path_of_difference
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
-from spdl_torch.io._cache import memory
-from spdl_torch.io._cache import store as store_module
+from spdl_torch.io._cache import memory, store as store_module
 from spdl_torch.io._cache.memory import MemoryLimit
 from spdl_torch.io._cache.samples import sample_from, sample_parts
 from spdl_torch.io._cache.store import Store, _Entry

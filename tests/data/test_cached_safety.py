@@ -16,8 +16,7 @@ import torch
 from _inside import kept_by
 
 from spdl_torch.data import cached
-from spdl_torch.io._cache import memory
-from spdl_torch.io._cache import store as store_module
+from spdl_torch.io._cache import memory, store as store_module
 from spdl_torch.io._cache.own_files import open_own_file, open_own_folder
 from spdl_torch.io._cache.store import Store
 

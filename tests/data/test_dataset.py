@@ -15,8 +15,7 @@ import torch.utils.data as torch_data
 from _folders import HELPERS
 from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from _loader_helpers import run_script
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
 
 import spdl_torch

@@ -10,8 +10,7 @@ from _jpegs import CODECS, decoding_by
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Subset, default_collate
-from torchvision import datasets
-from torchvision import transforms as v1
+from torchvision import datasets, transforms as v1
 from torchvision.transforms import v2
 
 import spdl_torch

@@ -17,8 +17,7 @@ import torchvision.transforms.v2 as transforms
 from _covering import by_pairs
 from _inside import placement_of
 from _readings import html_in_notebook, shown
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import spdl_torch

@@ -16,8 +16,7 @@ import torch
 from _gates import PATIENCE_SECONDS, eager_switching, in_thread
 from _inside import placement_of
 from _readings import shown
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import IterableDataset, default_collate
 
 import spdl_torch

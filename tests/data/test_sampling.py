@@ -11,8 +11,7 @@ import tracemalloc
 import pytest
 import torch
 import torch.utils.data as torch_data
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import spdl_torch

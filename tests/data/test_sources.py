@@ -10,8 +10,7 @@ import fsspec
 import pytest
 import torch
 from _gates import named
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch.data.sources import DataSource, FileList, Files, ListSource, as_source
 from spdl_torch.errors import UnsupportedOptionError

@@ -12,8 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from test_sources_tar import FORMATS, Interrupted, contents, keys, names, shard_of, tar_of
 
 from spdl_torch import DataLoader, PipelineDataset

@@ -16,8 +16,7 @@ import fsspec
 import pytest
 from _folders import PHOTOGRAPHS
 from _tars import FORMATS, keys, shard_of, tar_of
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from PIL import Image
 
 from spdl_torch.data.sources import Files, TarShards, read_samples

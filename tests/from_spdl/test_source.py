@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from _folders import PHOTOGRAPHS
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 from _gates import Boom, until
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import spdl_torch.spdl.dataloader
 from spdl_torch import PipelineFailure

@@ -20,8 +20,7 @@ from _fuzz import QUICK
 from _inside import children_of
 from _loader_helpers import no_thread_left
 from _seats import FORKED, NONE, SERVED, SPAWNED, THREADS, Seat
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 __all__ = ["no_thread_left"]
 

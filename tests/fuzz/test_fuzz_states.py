@@ -13,8 +13,7 @@ from _datasets import Endless, Live, LiveIterators
 from _loader_helpers import DataLoader, no_thread_left
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from spdl_torch import DistributedSampler as OurDistributedSampler
-from spdl_torch import PipelineDataset
+from spdl_torch import DistributedSampler as OurDistributedSampler, PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]

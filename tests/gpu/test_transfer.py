@@ -16,8 +16,7 @@ import pytest
 import torch
 from _gates import in_thread, result_of
 from _lazy_device import LazyDevice, backends, behind
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing._internal.two_tensor import TwoTensor
@@ -33,8 +32,7 @@ from spdl_torch.io import (
     transfer_tensor,
     transfer_tensor_h2d,
 )
-from spdl_torch.io._transfer import cuda, leaves, runtime
-from spdl_torch.io._transfer import transfer as transfer_module
+from spdl_torch.io._transfer import cuda, leaves, runtime, transfer as transfer_module
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES, plan
 
 __all__ = ["backends"]

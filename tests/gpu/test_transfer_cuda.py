@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import as_list
+from _loader_helpers import ThreadLoader as DataLoader, as_list
 from PIL import Image
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as TorchLoader, Dataset
 from torchvision import tv_tensors
 
 from spdl_torch.io import (

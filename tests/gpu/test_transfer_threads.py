@@ -11,10 +11,8 @@ import torch
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs
 from _isolation_data import Images
 from _lazy_device import backends, machine
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import assert_threads_end, no_thread_left
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end, no_thread_left
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.data.child_process import worker_process as child

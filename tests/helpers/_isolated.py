@@ -9,8 +9,7 @@ import os
 import pytest
 import torch
 from _gates import shared_memory_of
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import assert_threads_end
+from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end
 
 
 @pytest.fixture(autouse=True)

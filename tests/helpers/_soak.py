@@ -21,8 +21,7 @@ import torch
 from _datasets import MapData, StreamData
 from _folders import PHOTOGRAPHS
 from _gates import Boom
-from _loader_helpers import MixedLoader as DataLoader
-from _loader_helpers import assert_threads_end, loader_threads
+from _loader_helpers import MixedLoader as DataLoader, assert_threads_end, loader_threads
 from _stages import KINDS, Plan, add
 
 from spdl_torch.errors import DecodeError, PipelineFailure

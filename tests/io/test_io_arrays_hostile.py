@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _arrays import NPY, SEEDS, SIZES_IN_ZIP64, SMOOTH, ZIP64, archive, deflated, saved
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import load_npy, load_npz

@@ -9,8 +9,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import load_audio

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from _folders import PHOTOGRAPHS
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2

@@ -12,8 +12,7 @@ import torch
 from _folders import PHOTOGRAPHS
 from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, jpeg, photograph
 from _readings import shown
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader, ImageFolder

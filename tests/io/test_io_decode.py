@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from _pictures import KINDS, encode, photograph, png, png16
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image, ImageOps
 
 from spdl_torch.errors import DecodeError

@@ -14,8 +14,7 @@ import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.registry import known_implementations
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch.data.sources import Files, TarShards, as_source
 from spdl_torch.io import Reader

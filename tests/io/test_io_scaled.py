@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from _jpegs import CODECS, KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, jpeg
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torchvision import datasets
 from torchvision.transforms import v2

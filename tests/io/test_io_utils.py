@@ -11,8 +11,7 @@ import _warm
 import pytest
 from _folders import ROOT
 from _trace_check import check_trace
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.observe import Profile, make_report
 from spdl_torch.observe.trace.user_events import Count, Program, Span

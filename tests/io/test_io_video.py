@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _videos import KINDS, REAL, Kind, decode_plainly, write_video
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import (

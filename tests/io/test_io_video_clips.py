@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _videos import KINDS, REAL, decode_plainly, write_video
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError

@@ -14,8 +14,7 @@ import pytest
 import torch
 from _video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded, edited
 from _videos import Kind, decode_plainly, write_video
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from spdl_torch.errors import DecodeError

@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2

@@ -11,8 +11,7 @@ import pytest
 import torch
 from _stores import SLOW_BYTES, HttpStore, S3Store
 from _videos import KINDS, write_video
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.data.sources import Files, TarShards

@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.autotune import PerfParams
 from spdl_torch.autotune.tuner import Tuner

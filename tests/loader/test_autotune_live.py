@@ -15,14 +15,12 @@ import torch
 from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import as_list, epoch_of, no_thread_left
+from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner
 from torch.utils.data import Dataset
 
 from spdl_torch import PipelineDataset
-from spdl_torch.autotune import PerfParams
-from spdl_torch.autotune import tuning as tuning_module
+from spdl_torch.autotune import PerfParams, tuning as tuning_module
 from spdl_torch.autotune.pipelines import _is_free
 from spdl_torch.autotune.window import Bounds
 from spdl_torch.data.dataset import _transfer_stage

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 from _lazy_device import LazyDevice, backends, machine
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import no_thread_left
+from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
 from _videos import KINDS, write_video
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torchvision import transforms

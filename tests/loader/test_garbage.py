@@ -9,8 +9,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.machine.garbage import Collections

@@ -34,8 +34,7 @@ from _isolation_data import (
     unpicklable_batch,
 )
 from _lazy_device import backends
-from _loader_helpers import ThreadLoader as DataLoader
-from _loader_helpers import assert_threads_end
+from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end
 from _readings import shown
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset
 

@@ -26,8 +26,7 @@ from _gates import shared_memory_of, until
 from _inside import children_of, doing_in, pids_of, seats_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Leaving, Noting, Sized, Waiting, WhoAmI, as_list
-from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
-from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, assert_threads_end
 from _readings import shown
 from torch.utils.data import DataLoader as TorchLoader
 

@@ -17,13 +17,11 @@ from _datasets import Indices
 from _forks import fork, outcome
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
-from _loader_helpers import PATIENCE_SECONDS, torch_loader
-from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import Dataset, RandomSampler
 
 import spdl_torch
-from spdl_torch.data.child_process import connection, process_seats
-from spdl_torch.data.child_process import process as child_process
+from spdl_torch.data.child_process import connection, process as child_process, process_seats
 from spdl_torch.data.child_process.connection import start_all
 from spdl_torch.data.child_process.mappings import MappedSlabs
 from spdl_torch.data.child_process.process import start_child

@@ -16,8 +16,7 @@ from _forks import found_in_fork
 from _inside import regions_of
 from _isolated import isolated, num_mapped_slabs
 from _isolation_data import Coded, Images, Unportable
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torchvision import tv_tensors
 
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack

@@ -10,8 +10,7 @@ import typing
 
 import pytest
 from _house import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch.named_tuples import NamedTuple
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch.data.child_process.dataset_pickle import find_unpicklable
 from spdl_torch.objects.kinds import is_immutable

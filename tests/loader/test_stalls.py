@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from _datasets import GatedData
-from _loader_helpers import PATIENCE_SECONDS
-from _loader_helpers import ThreadLoader as DataLoader
+from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
 from spdl_torch.engine.threads import stacks, stall

@@ -20,8 +20,7 @@ from _seats import (
     WITH_WORKERS,
     in_seats,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.data.child_process import connection

@@ -49,12 +49,10 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import transforms as T
 from torchvision.datasets.folder import pil_loader
-from torchvision.transforms import functional as F
-from torchvision.transforms import v2
+from torchvision.transforms import functional as F, v2
 
 from spdl_torch import DistributedSampler, ImageFolder
-from spdl_torch.data.child_process import connection
-from spdl_torch.data.child_process import process as child_process
+from spdl_torch.data.child_process import connection, process as child_process
 from spdl_torch.data.child_process.messages import (
     framed,
     receive_descriptor,

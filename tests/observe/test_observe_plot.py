@@ -10,8 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (

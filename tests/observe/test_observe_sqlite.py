@@ -15,8 +15,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from _gates import PATIENCE_SECONDS, run_child, start_child, until
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.observe import (
     EventLogEntry,

@@ -15,8 +15,7 @@ from operator import attrgetter
 import pytest
 import torch
 from _trace_check import check_trace
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from spdl_torch.__main__ import main

@@ -16,8 +16,7 @@ from _datasets import MapData
 from _gates import Boom, GatedOp, until
 from _loader_helpers import ThreadLoader as DataLoader
 from _trace_check import check_trace
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from spdl_torch import PipelineDataset
@@ -28,8 +27,7 @@ from spdl_torch.observe import (
     trace_event,
     tracing,
 )
-from spdl_torch.observe.trace import json_file
-from spdl_torch.observe.trace import last_seconds as flight_recorder_module
+from spdl_torch.observe.trace import json_file, last_seconds as flight_recorder_module
 from spdl_torch.observe.trace.loading import load_trace
 from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder

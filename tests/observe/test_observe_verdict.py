@@ -19,8 +19,7 @@ import pytest
 from _forks import found_in_fork
 from _loader_helpers import PATIENCE_SECONDS
 from _readings import html_in_notebook, reading, shown, stage
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.__main__ import main

@@ -8,12 +8,13 @@ import threading
 import pytest
 from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, result_of, until
 from _inside import lock_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from spdl_torch.engine.channel import capacity as capacity_module
-from spdl_torch.engine.channel import channel as channel_module
-from spdl_torch.engine.channel import waits as waits_module
+from spdl_torch.engine.channel import (
+    capacity as capacity_module,
+    channel as channel_module,
+    waits as waits_module,
+)
 from spdl_torch.engine.channel.channel import Channel
 from spdl_torch.engine.channel.waits import ChannelClosed, EndOfChannel
 from spdl_torch.engine.stats import perf_stats as stats_module

@@ -9,8 +9,7 @@ from contextlib import nullcontext
 import pytest
 from _gates import GatedOp, eager_switching, no_leak, quiet_log, spdl_threads, until
 from _inside import check_balance
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

@@ -7,8 +7,7 @@ import pytest
 from _gates import eager_switching, multiset, no_leak, quiet_log
 from _inside import check_balance
 from _stages import KINDS, Plan, add, evaluate, plans
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.pipeline import PipelineBuilder
 

@@ -21,8 +21,7 @@ from _gates import (
 )
 from _inside import check_balance, run_of
 from _stages import add, evaluate, plans
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine.stage import epoch_barrier
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped

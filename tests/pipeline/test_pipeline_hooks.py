@@ -21,14 +21,14 @@ from _gates import (
 )
 from _inside import run_of
 
-from spdl_torch.engine.channel import capacity as capacity_module
-from spdl_torch.engine.channel import channel as channel_module
-from spdl_torch.engine.channel import waits as waits_module
-from spdl_torch.engine.hooks import call_clock as call_clock_module
-from spdl_torch.engine.hooks import task_hooks as hooks_module
+from spdl_torch.engine.channel import (
+    capacity as capacity_module,
+    channel as channel_module,
+    waits as waits_module,
+)
+from spdl_torch.engine.hooks import call_clock as call_clock_module, task_hooks as hooks_module
 from spdl_torch.engine.run import run as run_module
-from spdl_torch.engine.stage import op_timing as measure_module
-from spdl_torch.engine.stage import stage as worker_module
+from spdl_torch.engine.stage import op_timing as measure_module, stage as worker_module
 from spdl_torch.engine.stats.perf_stats import queue_stats
 from spdl_torch.pipeline import (
     PipelineBuilder,

@@ -7,8 +7,7 @@ from time import perf_counter_ns
 import pytest
 from _gates import Boom, GatedOp, run_child, until
 from _inside import run_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine.recorder.flight_recorder import (
     FlightRecorder,

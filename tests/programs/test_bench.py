@@ -32,8 +32,7 @@ from bench.picture import draw, missing_contenders
 from bench.report import Goal, Metric, Report
 from bench.rounds import ratios, summarize
 from bench.tables import TABLES, BenchOptions, load_table
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from spdl_torch.measuring.child_process import ChildFailure

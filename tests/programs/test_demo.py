@@ -15,8 +15,7 @@ import pytest
 from _folders import HELPERS
 from _gates import until
 from _pages import reports
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 import spdl_torch

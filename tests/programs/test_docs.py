@@ -19,8 +19,7 @@ import bench.arguments as benchmark
 import pytest
 import torch
 from _folders import ROOT
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 import spdl_torch
 import spdl_torch.autotune

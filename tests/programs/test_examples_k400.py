@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from _folders import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from spdl_torch.data.sources import ListSource
 from spdl_torch.errors import DecodeError, PipelineFailure

@@ -8,8 +8,7 @@ import _warm
 import pytest
 import torch
 from _folders import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 SECONDS = 50
 """How long a test waits for a program to end; never how long it should take."""

@@ -10,11 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams

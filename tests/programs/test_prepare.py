@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torchvision.datasets
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from spdl_torch.__main__ import main

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data import DistributedSampler as TorchDistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler as TorchDistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from ..sampling.sampler_chain import nested_samplers, num_ranks
 from ..state_fields import Field, is_flag, is_whole_number

@@ -7,8 +7,7 @@ import signal
 import sys
 import warnings
 from contextlib import nullcontext, suppress
-from multiprocessing import connection, resource_tracker
-from multiprocessing import process as processes
+from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 

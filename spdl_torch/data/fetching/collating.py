@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import (
+    collate as torch_collate,
     collate_numpy_array_fn,
     collate_tensor_fn,
     default_collate_fn_map,

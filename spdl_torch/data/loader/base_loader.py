@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from ...autotune.workers import AutoWorkers
 from .placing import placement_of

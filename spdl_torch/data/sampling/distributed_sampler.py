@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DistributedSampler as TorchDistributedSampler
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler as TorchDistributedSampler, Sampler
 
 from ..state_fields import Field, check_fields, is_flag, is_whole_number
 from .sharding import OwnRank, Shard, check_tail

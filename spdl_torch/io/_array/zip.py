@@ -9,8 +9,7 @@ members may share bytes.
 from __future__ import annotations
 
 from functools import lru_cache
-from struct import Struct
-from struct import error as StructError
+from struct import Struct, error as StructError
 from typing import TYPE_CHECKING
 
 from ...named_tuples import NamedTuple

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
-from av.error import BlockingIOError as NoFrameYet
-from av.error import EOFError as NoFrameLeft
-from av.error import FFmpegError
+from av.error import BlockingIOError as NoFrameYet, EOFError as NoFrameLeft, FFmpegError
 from av.filter import Graph
 from av.video.format import VideoFormat
 from av.video.reformatter import VideoReformatter

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...observe import trace_counter, trace_event
-from ...observe import tracing as _tracing
+from ...observe import trace_counter, trace_event, tracing as _tracing
 from ...scopes import scope
 
 if TYPE_CHECKING:

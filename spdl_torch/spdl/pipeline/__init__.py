@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..names import look_up
+from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
-    from ...data import iterate_in_subprocess, run_pipeline_in_subprocess
-    from ...pipeline import (
-        Pipeline,
-        PipelineBuilder,
-        PipelineFailure,
-        QueuePerfStats,
-        StageInfo,
-        StatsQueue,
-        TaskHook,
-        TaskPerfStats,
-        TaskStatsHook,
-        build_pipeline,
-        cache_iterator,
+    from ...data import (
+        iterate_in_subprocess as iterate_in_subprocess,
+        run_pipeline_in_subprocess as run_pipeline_in_subprocess,
     )
+    from ...pipeline import (
+        Pipeline as Pipeline,
+        PipelineBuilder as PipelineBuilder,
+        PipelineFailure as PipelineFailure,
+        QueuePerfStats as QueuePerfStats,
+        StageInfo as StageInfo,
+        StatsQueue as StatsQueue,
+        TaskHook as TaskHook,
+        TaskPerfStats as TaskPerfStats,
+        TaskStatsHook as TaskStatsHook,
+        build_pipeline as build_pipeline,
+        cache_iterator as cache_iterator,
+    )
+    from . import defs as defs
 
-__all__ = [
-    "Pipeline",
-    "PipelineBuilder",
-    "PipelineFailure",
-    "QueuePerfStats",
-    "StageInfo",
-    "StatsQueue",
-    "TaskHook",
-    "TaskPerfStats",
-    "TaskStatsHook",
-    "build_pipeline",
-    "cache_iterator",
-    "iterate_in_subprocess",
-    "run_pipeline_in_subprocess",
-]
-
-_HOMES = {
-    **dict.fromkeys(__all__, "spdl_torch.pipeline"),
-    "iterate_in_subprocess": "spdl_torch.data",
-    "run_pipeline_in_subprocess": "spdl_torch.data",
-}
-
-
-def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, modules=("defs",), homes=_HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+hand_on()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...engine.definition.specs import PipelineSpec as PipelineConfig
-from ...engine.definition.specs import SinkSpec as SinkConfig
-from ...engine.definition.specs import SourceSpec as SourceConfig
-from ...engine.definition.specs import StageSpec as PipeConfig
+from ...engine.definition.specs import (
+    PipelineSpec as PipelineConfig,
+    SinkSpec as SinkConfig,
+    SourceSpec as SourceConfig,
+    StageSpec as PipeConfig,
+)
 from ...engine.definition.stages import (
     Aggregate,
     Aggregator,
