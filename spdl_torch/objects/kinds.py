@@ -66,13 +66,6 @@ Generator = (
 )
 GENERATORS = get_args(Generator)
 """What draws random numbers."""
-SHARED_MODULES = (
-    *("threading", "_thread", "queue", "_queue", "multiprocessing", "_multiprocessing"),
-    *("asyncio", "concurrent", "contextvars", "_contextvars", "weakref"),
-)
-"""Modules of what threads use together by its nature."""
-
-_FEW = 16
 
 
 def _is_value(kind: type) -> bool:

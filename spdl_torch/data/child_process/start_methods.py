@@ -48,18 +48,6 @@ def context_of(given: Any) -> BaseContext:
     return given  # type: ignore[no-any-return]  # a context
 
 
-def can_fork(given: Any) -> bool:
-    """Return whether children of this process would be forked."""
-    if multiprocessing.current_process().daemon:
-        return False
-    if starts_threads(given):
-        return False
-    name = given if isinstance(given, str) else None
-    if name is None:
-        name = (given or multiprocessing).get_start_method()
-    return name == "fork"
-
-
 def starts_threads(given: Any) -> bool:
     """Return whether a context's processes are threads in truth, by which some libraries have
     torch's loader use threads."""

@@ -167,13 +167,6 @@ class Load(NamedTuple):
         return self.threads > 1 and gil.take_turns(self.cores)
 
 
-def use_one_core(stats: PipelineStats, pooled: Sequence[str] = ()) -> bool:
-    """Return whether the bottleneck's threads use about one core together, as threads that take the
-    GIL in turns do: what can be said without probes. Arguments as for :func:`judge`."""
-    stage = bottleneck_of(stats.stages)
-    return stage is not None and load_of(stage, stats.stages, pooled).looks_like_gil
-
-
 def load_of(
     stage: StageStats,
     stages: Sequence[StageStats],
