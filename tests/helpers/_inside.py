@@ -69,6 +69,11 @@ def children_of(source):
     return seats_of(source).children
 
 
+def are_up(source):
+    """Whether all of them are ready for jobs."""
+    return all(child.connection.is_up for child in children_of(source).values())
+
+
 def pids_of(source):
     """Their ids, in the order of their numbers."""
     return [child.connection.pid for child in children_of(source).values()]

@@ -27,7 +27,7 @@ import pytest
 import torch
 from _folders import HELPERS
 from _gates import in_thread, num_fds, result_of, until
-from _inside import children_of, seats_of
+from _inside import are_up, children_of, seats_of
 from _isolated import bits, epochs_of, nothing_left
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
@@ -274,7 +274,7 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     options = {"seed": 1, "timeout": PATIENCE_SECONDS, "multiprocessing_context": "forkserver"}
     batches = iter(divided(Images(40), 2, processes=3, **options))
     found = [bits(next(batches)) for _ in range(3)]
-    until(lambda: seats_of(batches).is_up)
+    until(lambda: are_up(batches))
     begin, started = threading.Event(), child_process.start_child
 
     def late(*args):
@@ -290,7 +290,7 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     assert not successor.jobs
     assert seats_of(batches).roster.numbers_at_work() == [0, 2]
     begin.set()
-    until(lambda: seats_of(batches).is_up)
+    until(lambda: are_up(batches))
     assert seats_of(batches).roster.numbers_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
@@ -299,7 +299,7 @@ def test_log_of_a_killed_child_without_batches_says_so(caplog):
     """Nothing is made again then, and no number is given."""
     batches = iter(divided(Images(4), 4, processes=2, timeout=PATIENCE_SECONDS))
     next(batches)
-    until(lambda: seats_of(batches).is_up)
+    until(lambda: are_up(batches))
     killed = children_of(batches)[1]
     assert not killed.jobs
     os.kill(killed.connection.pid, signal.SIGKILL)
