@@ -107,13 +107,9 @@ def test_loop_goes_on_when_the_device_was_full(facts):
     assert facts["out_of_memory"]["next"] == facts["out_of_memory"]["kept"] + 1
 
 
-@pytest.mark.parametrize(
-    ("seat", "most"), [("none", 5), ("threads", 7), ("processes", 12), ("persistent", 9)]
-)
+@pytest.mark.parametrize(("seat", "most"), [("none", 5), ("threads", 7), ("persistent", 9)])
 def test_pages_are_locked_once(facts, seat, most):
-    """In four epochs no more than one may need; where nothing is kept, almost all of it in each.
-    Of forked processes what the device may still read at the fork is locked again.
-    """
+    """In four epochs no more than one may need; where nothing is kept, almost all of it in each."""
     kept, thrown_away = (found[seat] for found in facts["locks"])
     assert sum(kept) <= most
     assert seat == "persistent" or min(thrown_away) > 2

@@ -10,8 +10,8 @@ import re
 import resource
 import signal
 import textwrap
-from collections import deque
 from functools import partial
+from collections import deque
 from multiprocessing import util
 
 import _spawned
@@ -23,7 +23,7 @@ from _at_call import AtCall
 from _folders import HELPERS
 from _forks import found_in_fork
 from _gates import shared_memory_of, until
-from _inside import children_of, doing_in, pids_of, seats_of
+from _inside import are_up, children_of, doing_in, pids_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Crashing, Images, Leaving, Noting, Sized, Waiting, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, assert_threads_end
@@ -94,7 +94,7 @@ def test_child_can_be_joined_when_it_is_gone():
     batches = iter(isolated(Images(40), 4))
     next(batches)
     children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
-    until(partial(getattr, seats_of(batches), "is_up"))  # one that is not is killed
+    until(partial(are_up, batches))  # one that is not is killed
     del batches
     assert_threads_end()
     for child in children:

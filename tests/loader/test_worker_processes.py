@@ -780,10 +780,10 @@ def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes):
 
 
 def test_nothing_is_left_after_ctrl_c():
-    """At random moments of the default's life, of one to four processes."""
+    """At random moments, of one to four processes."""
     program = HELPERS / "_interrupts.py"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", program, "6", "2", "auto"],
+        [sys.executable, "-W", "ignore", program, "6", "2", "process"],
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE_SECONDS,
