@@ -10,8 +10,8 @@ import re
 import resource
 import signal
 import textwrap
-from functools import partial
 from collections import deque
+from functools import partial
 from multiprocessing import util
 
 import _spawned
