@@ -31,7 +31,6 @@ PROGRAM = """
     sys.path.insert(0, {tests!r})
     from _inside import pids_of, seats_of
     from _isolation_data import Images, image_of
-    from multiprocessing import forkserver
     from spdl_torch import DataLoader
     from spdl_torch.data.child_process import connection as line
 
@@ -64,12 +63,6 @@ PROGRAM = """
         line.start_child = start_child
         return len(pids)
 
-    def hit_the_server(ensure_running=forkserver._forkserver.ensure_running):
-        "In place of that: the first one is hit before it serves."
-        ensure_running()
-        forkserver._forkserver.ensure_running = ensure_running
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
-
     def main():
         for each in SIGNALS:
             signal.signal(each, lambda *_: handled.append(1))
@@ -87,15 +80,10 @@ PROGRAM = """
                 assert handled.pop() and pids_of(batches) == pids
 
         print("starting", flush=True)
-        forkserver._forkserver.ensure_running = hit_the_server
-        try:  # a server that is hit as it starts is not asked twice, and the next epoch has another
-            iter(loader(**served))
-        except (EOFError, OSError):
-            pass
-        assert whole_epoch(loader(**served)) == 24
         for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             started_under(lambda pid: os.kill(pid, each), **served)
-        started_under(lambda pid: os.killpg(0, signal.SIGTERM), **served)
+        # Of a fork server's child the server is hit, too, which is not asked twice.
+        started_under(lambda pid: os.killpg(0, signal.SIGTERM), multiprocessing_context="fork")
         assert handled.pop()
         for method in ("spawn", "fork"):
             options = {{"multiprocessing_context": method}}
