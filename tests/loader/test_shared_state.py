@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 from _readings import reading, stage
 
+from spdl_torch.data.loader import held_up
 from spdl_torch.data.workers.activity import Activity
 from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest
 from spdl_torch.data.workers.jobs import Job
 from spdl_torch.engine.recorder.rings import Ring
 from spdl_torch.engine.threads.shared_state import LiveObjects, SharedCounter
 from spdl_torch.machine import gil
-from spdl_torch.observe import Cause, Probes, judge
+from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.testing._interleaving import threads_interleaved
 
 NUM_THREADS = 4
@@ -200,3 +201,29 @@ def test_workers_without_a_gil_do_not_wait_for_it():
     probes = Probes(gil_seconds=6e-3, own_gil=True)
     assert judge(HELD_UP, probes=probes).cause is not Cause.GIL
     assert judge(HELD_UP, probes=replace(probes, own_gil=False)).cause is Cause.GIL
+
+
+class Watched:
+    """Statistics whose report is one of a window."""
+
+    def __init__(self, probes):
+        self.probes = probes
+
+    def report(self):
+        return make_report(HELD_UP, self.probes)
+
+
+def test_threads_that_the_gil_holds_up_are_warned_of_once(monkeypatch, caplog):
+    """With the option that helps; not before the first look, and not where it is something else."""
+    caplog.set_level("WARNING", "spdl_torch.data")
+    monkeypatch.setattr(held_up, "LOOK_SECONDS", 0.0)
+    watch, others = held_up.GilWatch(), Watched(Probes(gil_seconds=1e-5, own_gil=True))
+    held = Watched(Probes(gil_seconds=6e-3))
+    watch.look(held)  # the first batch: nothing has been seen yet
+    watch.look(others)
+    assert caplog.messages == []
+    for _ in range(3):
+        watch.look(held)
+    (message,) = caplog.messages
+    assert message.startswith("DataLoader: Training waits for data 50 % of the time")
+    assert 'isolation="process" loads there' in message
