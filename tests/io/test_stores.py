@@ -305,8 +305,8 @@ def errors_of_reading(url, options, **others):
 
 @pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
 def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
-    """With the number of attempts, which is that of requests, but that aiohttp and the file systems
-    ask again where a connection was closed; the error is the file system's own."""
+    """With the number of attempts, which is that of requests where the store answers; aiohttp and
+    the file systems ask again where a connection was closed. The error is the file system's own."""
     monkeypatch.setattr("spdl_torch.io._resuming.time.sleep", lambda seconds: None)
     place.put("a.bin", shard_of(9))
     place.store.faults = [fault] * 1000
@@ -314,7 +314,8 @@ def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
     num_before = 0
     for error in errors_of_reading(url, place.options, retries=1):
         assert f"reading {url!r} failed after 2 attempts" in text_of(error)
-        assert 2 <= place.store.num_gets - num_before <= (2 if fault == "busy" else 6)
+        num_gets = place.store.num_gets - num_before
+        assert num_gets == 2 if fault == "busy" else num_gets >= 2
         num_before = place.store.num_gets
 
 
