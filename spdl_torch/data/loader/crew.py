@@ -187,7 +187,7 @@ class Crew:
     @property
     def loss(self) -> BaseException | None:
         """The error for which no batch comes any more in this epoch; None = all is well."""
-        return None if self._epoch is None else self.seats.loss
+        return self.seats.loss
 
     def _raise_loss(self) -> None:
         if (loss := self.loss) is not None:
