@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from .scopes import scope
@@ -21,51 +20,33 @@ from .scopes import scope
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-class _Waiting:
-    """The imports that are under way, and whether the collector was on before the first."""
-
-    def __init__(self) -> None:
-        # Re-entrant: a collection on a thread that holds it may run a finalizer that imports.
-        self.lock = threading.RLock()
-        self.number = 0
-        self.was_on = False
-
-    def begin(self) -> None:
-        with self.lock:
-            if not self.number:
-                self.was_on = gc.isenabled()
-                gc.disable()
-            self.number += 1
-
-    def end(self) -> None:
-        with self.lock:
-            self.number -= 1
-            if not self.number and self.was_on:
-                gc.enable()
-
-
-_waiting = _Waiting()
+_is_off_by_us = False
 
 
 @scope
 def collected_later() -> Iterator[None]:
-    """Let no garbage be collected in the block, which only imports."""
-    waiting = _waiting
-    waiting.begin()
-    try:
+    """Let no garbage be collected in the block, which only imports. Of several blocks, one within
+    another or on several threads, the one that switched the collector off switches it on."""
+    global _is_off_by_us
+    if not gc.isenabled():
+        yield
+        return
+    try:  # from here on: Ctrl-C may come anywhere
+        _is_off_by_us = True
+        gc.disable()
         yield
     finally:
-        waiting.end()
-
-
-def _forget_parent() -> None:
-    """Begin anew in a child that another thread forked meanwhile: nobody else ends its wait."""
-    global _waiting
-    if _waiting.number and _waiting.was_on:
         gc.enable()
-    _waiting = _Waiting()
+        _is_off_by_us = False
+
+
+def _switch_on() -> None:
+    """Let a child collect that another thread forked meanwhile: nobody else in it would."""
+    global _is_off_by_us
+    if _is_off_by_us:
+        gc.enable()
+        _is_off_by_us = False
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_switch_on)

@@ -72,23 +72,28 @@ def test_collector_is_afterwards_as_it_was(is_on):
     assert gc.isenabled() is is_on
 
 
-def test_last_of_several_threads_switches_it_on():
-    """Whichever began first."""
-    inside, may_end = threading.Event(), threading.Event()
-
-    def imports():
+def test_collector_is_on_after_the_blocks_of_several_threads():
+    """Whichever began first, and whichever ends first."""
+    for ends_first in (True, False):
+        inside, may_end = threading.Event(), threading.Event()
+        thread = threading.Thread(target=import_until, args=(inside, may_end))
+        thread.start()
+        inside.wait()
         with collected_later():
-            inside.set()
-            may_end.wait()
-
-    thread = threading.Thread(target=imports)
-    thread.start()
-    inside.wait()
-    with collected_later():
+            assert not gc.isenabled()
+            if ends_first:
+                may_end.set()
+                thread.join()
         may_end.set()
         thread.join()
-        assert not gc.isenabled()
-    assert gc.isenabled()
+        assert gc.isenabled()
+
+
+def import_until(inside, may_end):
+    """An import that takes its time."""
+    with collected_later():
+        inside.set()
+        may_end.wait()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

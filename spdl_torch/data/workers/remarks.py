@@ -93,7 +93,8 @@ def start_remark(report: Report, first_seconds: float, start_seconds: float) -> 
     # A batch takes its time whoever makes it.
     num_batches = max(1, stages[-1].queue.num_items)
     batch_seconds = sum(stage.tasks.busy_time for stage in stages) / num_batches
-    seconds, of_epoch = first_seconds - batch_seconds, start_seconds + report.stats.elapsed
+    of_epoch = start_seconds + report.stats.elapsed
+    seconds = min(first_seconds - batch_seconds, of_epoch)  # their clocks begin one after the other
     if seconds < _VISIBLE_START * of_epoch:
         return ""
     return (
