@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 import spdl_torch.engine.stats.counters as headcount_module
 from spdl_torch.autotune import PerfParams
 from spdl_torch.engine.channel.channel import Channel
-from spdl_torch.engine.channel.waits import ChannelClosed, Dismissed, EndOfChannel
+from spdl_torch.engine.channel.waits import EndOfChannel
 from spdl_torch.engine.stats.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -106,22 +106,28 @@ def test_shrinking_lets_calls_end_and_then_runs_fewer():
         assert list(items) == list(range(40))
 
 
-def test_shrinking_wakes_threads_that_wait_for_an_item():
-    """They leave at once, also when no item ever comes."""
-    hands, release = Hands(), threading.Event()
+def test_thread_that_waits_for_an_item_leaves_with_it():
+    """Or stays, where the number has risen again meanwhile: none is started in its place."""
+    hands, release, more = Hands(), threading.Event(), threading.Event()
 
     def source():
         yield 0
         release.wait(30)
+        yield from range(1, 5)
+        more.wait(30)
 
     pipeline = tuned(source(), lambda item: item, tuner=hands, concurrency=4, output_order="input")
-    with pipeline.auto_stop() as items:
+    with no_leak(), pipeline.auto_stop() as items:
         assert items.get_item() == 0
+        before = set(workers_of("op"))
         hands.run.set_concurrency("op", 1)
-        until(lambda: len(workers_of("op")) == 1)
-        hands.run.set_concurrency("op", 3)
-        until(lambda: len(workers_of("op")) == 3)
+        hands.run.set_concurrency("op", 2)
+        assert set(workers_of("op")) <= before
         release.set()
+        assert [items.get_item() for _ in range(4)] == [1, 2, 3, 4]
+        until(lambda: len(workers_of("op")) == 2)
+        assert set(workers_of("op")) < before
+        more.set()
         assert list(items) == []
 
 
@@ -212,24 +218,6 @@ def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     count.end()
     now = 1000
     assert count.thread_ns(15) == 50
-
-
-def test_dismissed_getters_take_nothing():
-    """Until they have left nobody takes an item; who was called back stays."""
-    channel = Channel(4)
-    channel.put("a")
-    channel.dismiss(2)
-    with pytest.raises(Dismissed, match=r"^$"):
-        channel.get()
-    assert channel.recall(5) == 1
-    assert channel.get() == "a"
-    channel.dismiss(1)
-    channel.close()
-    with pytest.raises(ChannelClosed, match=r"^$"):
-        channel.get()
-    assert channel.recall(1) == 1
-    with pytest.raises(ChannelClosed, match=r"^$"):
-        channel.get()
 
 
 def test_channel_grows_and_lets_a_putter_in():

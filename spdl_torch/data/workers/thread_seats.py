@@ -80,6 +80,8 @@ class ThreadSeats:
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
         self.counts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
+        self._num_surplus = 0  # workers that are to leave
+        self._leaving = threading.Lock()  # guards it, for moments
         self._copying = threading.Lock()  # held by a worker that copies the dataset
         self._shift: Shift | None = None
         self._workers: dict[int, Worker] = {}
@@ -100,10 +102,8 @@ class ThreadSeats:
             self._begin_shift(epoch)
             self._start_threads()
         elif last.epoch is not epoch:
-            # Dismissed workers that have not left yet would miss it: their queue is about to close.
-            leaving = last.jobs[0].recall(self._spec.announced_workers)
             last.close()
-            self._begin_shift(epoch).jobs[0].dismiss(leaving)
+            self._begin_shift(epoch)
 
     def submit(self, job: Given) -> None:
         """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
@@ -126,8 +126,9 @@ class ThreadSeats:
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that share one queue; see ``Seats.resize``.
 
-        Surplus workers leave before their next job. If ``worker_init_fn`` fails on an added worker,
-        that worker stops, the log says so, and the number no longer changes.
+        Each surplus worker leaves after the job that it works on or waits for. If
+        ``worker_init_fn`` fails on an added worker, that worker stops, the log says so, and the
+        number no longer changes.
         """
         shift, more = self._shift, num_workers - self._spec.num_workers
         if shift is None:
@@ -137,11 +138,10 @@ class ThreadSeats:
         jobs = shift.jobs[0]
         jobs.grow(max_outstanding * num_workers)
         self._set_size(num_workers, max_outstanding)
-        if more < 0:
-            jobs.dismiss(-more)
-            return num_workers
         free = (n for n in range(self._spec.announced_workers) if n not in self._shifts)
-        joining = tuple(itertools.islice(free, more - jobs.recall(more)))
+        with self._leaving:
+            self._num_surplus, more = max(0, self._num_surplus - more), more - self._num_surplus
+        joining = tuple(itertools.islice(free, max(0, more)))
         for number in joining:
             self._shifts[number] = Channel(_MAX_SHIFTS_WAITING)
             self._shifts[number].put(shift)
@@ -300,10 +300,19 @@ class ThreadSeats:
             could_not_start=self._failures.could_not_start,
         )
         try:
-            worker.serve(say_ready, self._can_be_spared)
+            worker.serve(say_ready, self._can_be_spared, self._is_surplus)
         finally:
             self._workers.pop(number, None)
         self._shifts.pop(number, None)  # last: from here on resize() may give the number again
+
+    def _is_surplus(self) -> bool:
+        """Return whether the calling worker, between two jobs, is one too many; it then leaves."""
+        if not self._num_surplus:
+            return False
+        with self._leaving:
+            is_surplus = self._num_surplus > 0
+            self._num_surplus -= is_surplus
+        return is_surplus
 
     def _can_be_spared(self) -> bool:
         """Return whether a worker that could not start may leave.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...engine.channel.waits import ChannelClosed, Dismissed
+from ...engine.channel.waits import ChannelClosed
 from ...engine.recorder.moments import Outcome
 from ..error_notes import add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
@@ -72,10 +72,16 @@ class Worker:
         """The dataset from which it makes samples; None = it has not begun."""
         self._has_begun = False
 
-    def serve(self, say_ready: Callable[[], None], is_spare: Callable[[], bool]) -> None:
+    def serve(
+        self,
+        say_ready: Callable[[], None],
+        is_spare: Callable[[], bool],
+        is_surplus: Callable[[], bool],
+    ) -> None:
         """Work on epoch after epoch, until the channel that delivers them is closed.
 
         ``is_spare``: called if this worker could not start; True if the others can do without it.
+        ``is_surplus``: called before each job; True if the worker is to leave.
         """
         spec, number = self._spec, self._number
         self._activity.thread = threading.current_thread()
@@ -94,17 +100,17 @@ class Worker:
             leave = broken is not None and is_spare()
             # The trainer waits for this; what went wrong was reported before.
             say_ready()
-            shift = None
+            shift = begun = None
             while not leave:
                 try:
                     shift = self._shifts.get()
-                    self._work(shift, *self._begun(shift.epoch, make_batches), broken)
+                    begun = self._begun(shift.epoch, make_batches)
+                    self._work(shift, *begun, broken, is_surplus)
+                    leave = True
                 except ChannelClosed:
                     leave = self._shifts.closed
-                except Dismissed:
-                    leave = True
                 finally:
-                    shift = None  # keep no reference while waiting, for the reason in _work
+                    shift = begun = None  # no reference while waiting, for the reason in _work
 
     def _begun(
         self, epoch: Epoch, make_batches: Callable[..., BatchMaker]
@@ -189,8 +195,9 @@ class Worker:
         ring: Ring,
         make_batches: Callable[[], BatchMaker],
         broken: Broken | None,
+        is_surplus: Callable[[], bool],
     ) -> None:
-        """Work on one epoch until its queues close. Raises: ChannelClosed, Dismissed."""
+        """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
         self._activity.maker = None
         if broken is not None and self._spec.has_turns:
             broken.begin_epoch()
@@ -198,7 +205,7 @@ class Worker:
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
         jobs, since_ns = shift.jobs_of(self._number), ring.begin()
         try:
-            while True:
+            while not is_surplus():
                 since_ns = self._do(jobs.get(), maker, shift, ring, since_ns)
         finally:
             # An undelivered error keeps its frames alive, this one among them. Drop what leads

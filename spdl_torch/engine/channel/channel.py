@@ -27,7 +27,7 @@ from ...scopes import scope
 from .async_methods import AsyncMethods
 from .capacity import Capacity, Occupancy
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
-from .waits import ChannelClosed, Dismissed, EndOfChannel, Waiter, wait_for
+from .waits import ChannelClosed, EndOfChannel, Waiter, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -73,8 +73,6 @@ class Channel(AsyncMethods, Generic[T]):
         self._turn = 0  # ordered use: the sequence number that is next to become an item
         self._finished = False
         self._closed = False
-        self._num_dismissed = 0
-        self._answers_no = False  # closed, or getters are to leave: one check per get for both
         self._getters: deque[Waiter] = deque()
         self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
         # One woken thread at a time: it wakes the next one if there is still something for it.
@@ -127,7 +125,7 @@ class Channel(AsyncMethods, Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """Take the oldest item; blocks while there is none, for at most ``timeout`` seconds.
 
-        Raises: EndOfChannel, ChannelClosed, TimeoutError; Dismissed, where ``dismiss`` is used.
+        Raises: EndOfChannel, ChannelClosed, TimeoutError.
         """
         return self.get_numbered(timeout)[1]
 
@@ -135,7 +133,7 @@ class Channel(AsyncMethods, Generic[T]):
         """Do the same as ``get``, with the item's number: 0 for the first that was ever taken."""
         with self._lock:
             items = self._items
-            if items and not self._answers_no:
+            if items and not self._closed:
                 try:
                     number = self.num_got
                     self.num_got = number + 1
@@ -178,31 +176,10 @@ class Channel(AsyncMethods, Generic[T]):
             if not self._putter_woken:
                 self._wake_putter()
 
-    def dismiss(self, count: int) -> None:
-        """Let the next ``count`` gets, those that wait included, raise :class:`Dismissed`.
-
-        Until so many have left, nobody takes an item. Never blocks.
-        """
-        with self._lock, self._all_awake_if_cut_off():
-            self._num_dismissed += count
-            self._choose_answer()
-            for _ in range(min(count, len(self._getters))):
-                self._wake_getter()
-
-    def recall(self, count: int) -> int:
-        """Withdraw up to ``count`` dismissals that no getter has received yet; return how many."""
-        with self._lock, self._all_awake_if_cut_off():
-            count = min(count, self._num_dismissed)
-            self._num_dismissed -= count
-            self._choose_answer()
-            if self._items and self._getters and not self._getter_woken:
-                self._wake_getter()
-        return count
-
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
         with self._lock, self._all_awake_if_cut_off():
-            self._closed = self._answers_no = True
+            self._closed = True
             self._occupancy.end()
             self._wake_everyone()
 
@@ -365,7 +342,7 @@ class Channel(AsyncMethods, Generic[T]):
             self._getter_woken = False  # this one is awake now, and wakes the next one itself
         try:
             taken = self._try_get(waiter)
-        except (ChannelClosed, Dismissed, EndOfChannel):
+        except (ChannelClosed, EndOfChannel):
             raise
         except BaseException:
             self._wake_everyone()
@@ -378,8 +355,8 @@ class Channel(AsyncMethods, Generic[T]):
 
     def _try_get(self, waiter: Waiter | None = None) -> tuple[int, T] | None:
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
-        if self._answers_no:
-            self._refuse()
+        if self._closed:
+            raise ChannelClosed
         if self._items:
             return self.get_numbered()  # which does not wait now
         if self._finished:
@@ -389,20 +366,6 @@ class Channel(AsyncMethods, Generic[T]):
             if self._closed:  # perhaps just now: enlist first, look second, as in _try_put
                 raise ChannelClosed
         return None
-
-    def _refuse(self) -> None:
-        if self._closed:
-            raise ChannelClosed
-        self._num_dismissed -= 1
-        self._choose_answer()
-        if not self._answers_no and self._items and self._getters and not self._getter_woken:
-            self._wake_getter()  # as long as a getter was to leave, none was woken for an item
-        raise Dismissed
-
-    def _choose_answer(self) -> None:
-        self._answers_no = self._num_dismissed > 0
-        if self._closed:  # perhaps just now, by a finalizer
-            self._answers_no = True
 
     # The lock is held in all of these. An empty deque is not an error, though: a close() by
     # a finalizer on this very thread may have woken everyone just before. A waiter is released

@@ -23,10 +23,6 @@ class ChannelClosed(Exception):
     """
 
 
-class Dismissed(Exception):
-    """Raised for a surplus getter, which is to leave; it took no item."""
-
-
 class Waiter(Protocol):
     """The handle by which a waiting thread or coroutine is woken, such as a locked ``Lock``."""
 

@@ -282,8 +282,8 @@ class Run:
         return self.sink_queue.counters().num_got
 
     def set_concurrency(self, stage: str, count: int) -> None:
-        """Run at most ``count`` calls of the op at once; calls that run already end first. Results
-        and their order stay the same. Without effect when the run has ended.
+        """Run at most ``count`` calls of the op at once; surplus threads end with their next item.
+        Results and their order stay the same. Without effect when the run has ended.
 
         Raises: ValueError: the stage cannot be changed.
         """
@@ -300,7 +300,7 @@ class Run:
             for queue in (live.inlet, live.outlet):
                 self._grow(queue, default_buffer_size(count))
             if not live.threads.has_begun:  # no thread yet that could leave
-                live.threads.thread_count.count = count
+                live.threads.wanted = count
                 return
             for name, target in live.resize(count):
                 self._start_worker(name, target)

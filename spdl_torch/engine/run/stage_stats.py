@@ -19,7 +19,7 @@ def stage_stats(stage: Stage) -> StageStats:
     thread_ns = max(1, stage.threads.thread_count.thread_ns(tasks.elapsed_ns))
     return StageStats(
         name=stage.spec.name,
-        concurrency=stage.threads.thread_count.count,
+        concurrency=stage.threads.wanted,
         tasks=task_stats(tasks),
         queue=queue_stats(outlet),
         num_dropped=stage.tally.num_dropped,

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..channel.sentinels import EPOCH_END, Sentinel
-from ..channel.waits import ChannelClosed, Dismissed, EndOfChannel
+from ..channel.waits import ChannelClosed, EndOfChannel
 from ..definition.ops import OpKind
 from ..failures import attach_note
 from ..hooks.checks import BadHookError
@@ -90,9 +90,11 @@ class Stage:
         has_peers = spec.concurrency > 1 or adjustable
         needs_turns = has_sentinels and not self.ordered and has_peers
         self.turns = Turnstile(inlet.get_numbered, self.pass_sentinel) if needs_turns else None
-        self.take: Callable[[], tuple[int, Any]] = inlet.get_numbered
+        self._take: Callable[[], tuple[int, Any]] = inlet.get_numbered
         if has_sentinels:
-            self.take = self._take_past_sentinels if self.turns is None else self.turns.take
+            self._take = self._take_past_sentinels if self.turns is None else self.turns.take
+        self.take = self._take_if_needed if adjustable and spec.is_adjustable else self._take
+        """Takes an item with its number. Raises: EndOfChannel: the thread ends."""
 
     def thread_targets(self) -> list[tuple[str, Callable[[], None]]]:
         """Return name and target of each thread that the stage begins with."""
@@ -101,16 +103,9 @@ class Stage:
     def resize(self, count: int) -> list[tuple[str, Callable[[], None]]]:
         """Work on ``count`` threads from now on; return name and target of those to be started.
 
-        Surplus threads leave before they take another item. Never blocks.
+        Each surplus thread ends with the item that it works on or waits for. Never blocks.
         """
-        more = count - self.threads.thread_count.count
-        # Called with the run's lock held, so one resize at a time; a worker may end meanwhile.
-        self.threads.thread_count.change(count)
-        if more < 0:
-            self.inlet.dismiss(-more)
-            return []
-        # Threads that were dismissed, but have not left yet, stay; only the rest is new.
-        return self._targets_of(self.threads.add(more - self.inlet.recall(more)))
+        return self._targets_of(self.threads.resize(count))
 
     def _targets_of(self, slots: list[Slot]) -> list[tuple[str, Callable[[], None]]]:
         return [
@@ -167,8 +162,6 @@ class Stage:
             with LazyRunner() as runner:
                 slot.cell = slot.cell or self.new_cell()
                 self.work(slot.cell, slot.ring, self.measured_op(), runner)
-        except Dismissed:
-            pass
         except (ChannelClosed, CancelledError):
             self.cut_short = True
         except BaseException as error:
@@ -186,6 +179,11 @@ class Stage:
         call: the op, which returns its times too.
         """
         self._map(cell, ring, self.hooks.around(call, runner))
+
+    def _take_if_needed(self) -> tuple[int, Any]:
+        if self.threads.is_spare():
+            raise EndOfChannel
+        return self._take()
 
     def _take_past_sentinels(self) -> tuple[int, Any]:
         number, item = self.inlet.get_numbered()

@@ -26,14 +26,16 @@ class Slot:
 
 
 class StageThreads:
-    """The threads of a stage. Each gets a slot by ``slots`` or ``add``, and leaves once."""
+    """The threads of a stage. Each gets a slot by ``slots`` or ``resize``, and leaves once."""
 
     def __init__(self, count: int, new_ring: Callable[[int], Ring]) -> None:
+        self.wanted = count
+        """The number of threads that the stage is to have."""
         self.thread_count = ThreadCount(count)
         self.has_begun = False
         self._new_ring = new_ring
-        # Guards the numbers below and the free slots: threads leave while the run adds some. Never
-        # held in a wait.
+        # Guards the numbers and the free slots: threads leave while the run adds some. Never held
+        # in a wait.
         self._lock = threading.Lock()
         self._num_slots = 0
         self._num_present = 0
@@ -42,16 +44,31 @@ class StageThreads:
     def slots(self) -> list[Slot]:
         """Return the slots of the threads that begin with the stage."""
         self.has_begun = True
-        self._num_present = self.thread_count.count
-        return [self._next_slot() for _ in range(self._num_present)]
+        self.thread_count.count = self.wanted
+        self._num_present = self.wanted
+        return [self._next_slot() for _ in range(self.wanted)]
 
-    def add(self, count: int) -> list[Slot]:
-        """Return slots for ``count`` more threads; [] if the stage has ended."""
+    def resize(self, count: int) -> list[Slot]:
+        """Have ``count`` threads from now on; return the slots of those to be started."""
         with self._lock:
-            if not self._num_present:  # the last thread has ended the stage: the outlet is finished
+            self.wanted = count
+            more = count - self.thread_count.count
+            if more <= 0 or not self._num_present:  # else the last one has ended the stage
                 return []
-            self._num_present += count
-            return [self._next_slot() for _ in range(count)]
+            self.thread_count.change(count)
+            self._num_present += more
+            return [self._next_slot() for _ in range(more)]
+
+    def is_spare(self) -> bool:
+        """Return whether the calling thread, between two items, is one too many; it then leaves."""
+        if self.thread_count.count <= self.wanted:
+            return False
+        with self._lock:
+            count = self.thread_count.count
+            if count <= self.wanted:
+                return False
+            self.thread_count.change(count - 1)
+            return True
 
     def leave(self, slot: Slot | None, workers: int = 1) -> bool:
         """Count ``workers`` that end; True for the last one. None: the slot is not used again."""
