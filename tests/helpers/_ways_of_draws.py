@@ -9,21 +9,20 @@ from spdl_torch.data.rng.patches import install
 if TYPE_CHECKING:
     import pytest
 
-WAYS = ("key", "mode", "unseen", "unseen, then key", "unseen, then mode")
+WAYS = ("key", "unseen", "unseen, then key")
 FEW_SAMPLES = 7
 
 
 def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process's streams see draws by the dispatch key, or by the mode that takes its
-    place where torch has none; from the beginning, or not until a few samples were made, as in a
-    program that has not loaded before.
+    """Have this process's streams see draws by the dispatch key from the beginning; or not until a
+    few samples were made, as in a program that has not loaded before.
     """
     are_seen = not way.startswith("unseen")
 
     def see() -> bool:
         nonlocal are_seen
         are_seen = True
-        return install() and not way.endswith("mode")
+        return install()
 
     streams = "spdl_torch.data.rng.streams"
     monkeypatch.setattr(f"{streams}.install", see)

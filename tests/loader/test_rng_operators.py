@@ -1,7 +1,7 @@
 """Every random operator of torch draws from the sample's stream, and from nothing else."""
 
 import functools
-import inspect
+import re
 import shutil
 import threading
 import warnings
@@ -19,8 +19,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng import dispatch, function_mode
-from spdl_torch.data.rng.function_mode import FunctionMode
+from spdl_torch.data.rng import dispatch
 from spdl_torch.data.rng.keys import StreamKey
 from spdl_torch.data.rng.streams import SampleStreams
 
@@ -213,13 +212,12 @@ class Counting(SampleStreams):
         return super().generator()
 
 
-@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
-def test_operators_on_another_device_are_left_alone(by_mode):
+def test_operators_on_another_device_are_left_alone():
     """What does not draw on the CPU goes on as it came, with a generator or without: no stream is
     asked for one.
     """
     assert len(ON_META) > 60
-    streams = Counting(0, by_mode=by_mode)
+    streams = Counting(0)
     for name in ON_META:
         for each in (call, call_from_python) if name in FROM_PYTHON else (call,):
             for generator in (None, torch.Generator()):
@@ -257,13 +255,12 @@ def is_called_from_python(name):
 FROM_PYTHON = [name for name in RUNNING if is_called_from_python(name)]
 
 
-@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
-def test_functions_draw_from_the_samples_stream(by_mode):
-    """Called as Python's code calls them, by the key and by the fallback: the bits of a generator
-    with the sample's seed; a generator that is named is used, and the process's own stands still.
+def test_functions_draw_from_the_samples_stream():
+    """Called as Python's code calls them: the bits of a generator with the sample's seed; one that
+    is named is used, and the process's own stands still.
     """
     assert len(FROM_PYTHON) > 40
-    streams, process = Counting(0, by_mode=by_mode), torch.get_rng_state()
+    streams, process = Counting(0), torch.get_rng_state()
     for name in FROM_PYTHON:
         expected = [
             call_from_python(name, generator=torch.Generator().manual_seed(KEY.seed(10 + position)))
@@ -278,24 +275,6 @@ def test_functions_draw_from_the_samples_stream(by_mode):
         again = named(generator=torch.Generator().manual_seed(5))
         assert all(same(each, again) for each in got), name
     assert torch.equal(torch.get_rng_state(), process)
-
-
-BY_POSITION = {
-    function_of(name): places.index("generator")
-    for name in RUNNING
-    for places in [[each.name for each in SCHEMAS[name].arguments if not each.kwarg_only]]
-    if "generator" in places and function_of(name) is not None
-}
-
-
-def test_places_of_the_generator_are_what_torch_has():
-    """The fallback's table has every function that takes a generator by its place, as the last."""
-    builtin = {
-        function: at
-        for function, at in function_mode.GENERATOR_AT.items()
-        if at is not None and not inspect.isfunction(function)
-    }
-    assert builtin == BY_POSITION
 
 
 GIVEN_BY_POSITION = {
@@ -314,13 +293,12 @@ GIVEN_BY_POSITION = {
 }
 
 
-@pytest.mark.parametrize("by_mode", [False, True], ids=["key", "mode"])
 @pytest.mark.parametrize("name", GIVEN_BY_POSITION)
-def test_generator_may_be_given_by_its_place(name, by_mode):
+def test_generator_may_be_given_by_its_place(name):
     """One that is given there is used; None there is none."""
     draw = GIVEN_BY_POSITION[name]
     generators = [torch.Generator().manual_seed(KEY.seed(10 + place)) for place in range(3)]
-    streams = Counting(0, by_mode=by_mode)
+    streams = Counting(0)
     drawn = drawn_by_samples(streams, lambda: [draw(None)])
     assert all(map(same, drawn, [[draw(generator)] for generator in generators]))
     streams.num_asked = 0
@@ -378,100 +356,93 @@ def test_torch_without_a_name_that_the_key_needs_leaves_nothing_behind():
 
 
 @functools.cache
-def drawn_without(name):
-    """What a program prints whose torch lacks a name, or none."""
+def loaded_by_torch(lacks):
+    """What a program prints whose torch lacks a name, or none: batches and refusals."""
     program = """
-        import os, torch
-        name = os.environ["LACKS"]
-        if name:
-            holder, _, last = name.rpartition(".")
+        import logging, os, torch
+        from concurrent.futures import ThreadPoolExecutor
+        from functools import partial
+        lacks = os.environ["LACKS"]
+        if lacks:
+            holder, _, last = lacks.rpartition(".")
             delattr(eval(holder), last)
 
         class Drawing(torch.utils.data.Dataset):
+            thread_safe = True
+
             def __len__(self):
-                return 6
+                return 2_100  # more than are made before the key is needed
 
             def __getitem__(self, index):
-                return torch.cat([torch.rand(2), torch.empty(1).uniform_(), torch.randn(1)])
+                return torch.cat([torch.rand(2), torch.dropout(torch.ones(9), 0.5, True)])
 
-        for num_workers in (0, 1, 2):
-            loader = DataLoader(Drawing(), 2, seed=3, num_workers=num_workers, isolation="thread")
-            print([batch.tolist() for batch in loader])
+            def loader(self, num_workers, isolation="auto"):
+                return DataLoader(
+                    self, 100, seed=3, num_workers=num_workers, isolation=isolation,
+                    multiprocessing_context="fork" if num_workers else None,
+                )
+
+        def drawn(num_workers, isolation="auto"):
+            batches = [*Drawing().loader(num_workers, isolation), torch.rand(2)]
+            return hash(tuple(number for b in batches for number in b.flatten().tolist()))
+
+        def beside_a_thread():
+            with ThreadPoolExecutor(1) as other:
+                other.submit(int).result()
+                return drawn(0)
+
+        def there():
+            with ThreadPoolExecutor(1, "there") as other:
+                return other.submit(drawn, 0).result()
+
+        ways = [partial(drawn, 0), partial(drawn, 2), partial(drawn, 2, "process")]
+        ways += [partial(drawn, 0), beside_a_thread, partial(drawn, 2, "thread"), there]
+        torch.manual_seed(1)
+        process = torch.get_rng_state()
+        logging.basicConfig(format="%(message)s", level=logging.INFO)
+        for draw in ways:
+            torch.set_rng_state(process)
+            try:
+                print(draw())
+            except RuntimeError as error:
+                print(error)
     """
-    return run_script(program, ends_whole=False, LACKS=name)
+    return run_script(program, ends_whole=False, LACKS=lacks)
 
 
-@pytest.mark.parametrize("name", NEEDED_OF_TORCH)
-def test_loader_draws_the_same_where_torch_lacks_a_name_that_the_key_needs(name):
-    """A program with another torch loads as this one does, by the mode."""
-    without, whole = drawn_without(name), drawn_without("")
-    assert without.stdout == whole.stdout
+def test_torch_without_the_key_loads_in_processes_and_refuses_threads():
+    """In processes, and on the main thread, samples draw what they would; other threads say what to
+    do instead of drawing other numbers.
+    """
+    whole, without = loaded_by_torch(""), loaded_by_torch("torch._C._dispatch_key_parse")
+    *before, threads, there = without.stdout.splitlines()
+    assert before == whole.stdout.splitlines()[:5]
     assert len(set(whole.stdout.splitlines())) == 1
-    assert not without.stderr + whole.stderr
+    cannot = f"torch {torch.__version__} cannot redirect the random draws of one thread"
+    assert re.fullmatch(
+        r'DataLoader: its workers would be threads: isolation="thread" was given, but '
+        rf"{re.escape(cannot)}, .*",
+        threads,
+    )
+    assert there.startswith("DataLoader: thread there_0, which is not the main one, makes samples")
+    assert f"in 2 processes: {cannot}." in without.stderr
+    assert "on 2 threads of the training process: Drawing says thread_safe = True." in whole.stderr
 
 
-def test_where_torch_lacks_the_key_a_mode_gives_the_same_bits():
-    """Calls that both ways cover draw the same numbers by both."""
-
-    def draws():
-        return [
-            torch.rand(3),
-            torch.randint(0, 99, (3,)),
-            torch.randperm(7),
-            torch.empty(3).uniform_(),
-            torch.normal(torch.zeros(3), 1.0),
-            torch.bernoulli(torch.full((4,), 0.5)),
-            torch.nn.init.xavier_uniform_(torch.empty(2, 2)),
-            torch.distributions.Beta(1.0, 1.0).sample((3,)),
-            torch.rand_like(torch.ones(2)),
-        ]
-
-    by_key = drawn_by_samples(SampleStreams(0), draws)
-    streams = SampleStreams(0, by_mode=True)
-    assert isinstance(streams._mode, FunctionMode)
-    assert all(map(same, drawn_by_samples(streams, draws), by_key))
-
-
-@pytest.mark.parametrize("by_mode", [False, True])
-def test_default_device_that_was_set_and_taken_back_does_not_matter(by_mode):
+def test_default_device_that_was_set_and_taken_back_does_not_matter():
     """torch 2.9 then cannot say its default device; the bits are those of a program without."""
 
     def draws():
         return [torch.rand(3), torch.randperm(7)]
 
-    expected = drawn_by_samples(SampleStreams(0, by_mode=by_mode), draws)
+    expected = drawn_by_samples(SampleStreams(0), draws)
     torch.set_default_device("meta")
     try:
-        on_meta = drawn_by_samples(SampleStreams(0, by_mode=by_mode), lambda: [torch.rand(3)])
+        on_meta = drawn_by_samples(SampleStreams(0), lambda: [torch.rand(3)])
     finally:
         torch.set_default_device(None)
     assert all(drawn.device.type == "meta" for [drawn] in on_meta)
-    assert all(map(same, drawn_by_samples(SampleStreams(0, by_mode=by_mode), draws), expected))
-
-
-LIKE = {
-    "rand_like": [{}, {"dtype": torch.float64}, {"requires_grad": True}],
-    "randn_like": [{}, {"dtype": torch.float64}, {"memory_format": torch.contiguous_format}],
-    "randint_like": [{"high": 9}, {"low": 3, "high": 99}, {"high": 9, "dtype": torch.int32}],
-}
-
-
-@pytest.mark.parametrize(("name", "options"), [(n, each) for n in LIKE for each in LIKE[n]])
-@pytest.mark.parametrize("by_place", [False, True])
-def test_function_without_a_generator_draws_what_it_would(name, options, by_place):
-    """As in torch 2.9, under the mode: the same numbers, of that type, where torch draws them."""
-    fill = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}[name]
-    model = torch.ones(4, 3, 2).transpose(0, 2)
-    bounds = [options[n] for n in ("low", "high") if n in options] if by_place else []
-    named = {n: each for n, each in options.items() if not (bounds and n in ("low", "high"))}
-    torch.manual_seed(3)
-    expected = getattr(torch, name)(model, *bounds, **named)
-    generator = torch.Generator().manual_seed(3)
-    fill = getattr(torch.Tensor, fill)
-    found = function_mode.filled_as(fill, model, *bounds, generator=generator, **named)
-    assert same(found, expected)
-    assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
-    assert found.requires_grad == expected.requires_grad
+    assert all(map(same, drawn_by_samples(SampleStreams(0), draws), expected))
 
 
 def loaded_inside():

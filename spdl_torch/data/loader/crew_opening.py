@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ...errors import UnsupportedOptionError
 from ...late_imports import collected_later
+from ..rng.patches import install, without_key
 from ..workers.device import check_device
 from .vouching import seems_safe
 
@@ -55,6 +56,8 @@ def open_crew(
     with collected_later():
         from .crew import Crew
 
+    if not (placement.num_processes or install()):
+        raise without_key(f"its workers would be threads: {placement.reason}")
     loader._state.log_placement(placement)
     if placement.num_processes:
         with collected_later():

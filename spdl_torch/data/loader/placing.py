@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
+
 from ...observe.verdict.placement import Placement
+from ..rng.patches import install
 from .vouching import Vouching, name_of, vouching_for
 
 _CHECK = "assert_thread_safe checks it"
@@ -54,6 +57,10 @@ def placement_of(
     if found.unknown:
         remedy = f"If it is ({_CHECK}), {_PUTS}."
         reason = f"{found.unknown} is not known to be safe on threads"
+        return _in_processes(num_workers, reason, remedy)
+    if not install():
+        reason = f"torch {torch.__version__} cannot redirect the random draws of one thread"
+        remedy = "On another release of torch they may be threads."
         return _in_processes(num_workers, reason, remedy)
     if found.declaring is not None:
         reason = f"{name_of(found.declaring)} says thread_safe = True"

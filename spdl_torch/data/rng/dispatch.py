@@ -12,7 +12,7 @@ Only operators that draw by themselves have a kernel. All others draw through th
 call is not seen; the first call of a compiled function runs under one.
 
 The names are private to torch. Where one is missing or has another meaning, :func:`install` returns
-False and ``function_mode.py`` takes over, with the same bits at a higher cost.
+False: threads cannot have streams of their own then.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def install(thread: Thread) -> bool:
         if is_led:
             _libraries.extend(libraries)
             _key, lead = key, include
-    except Exception:  # whatever a release of torch has changed, the mode takes over
+    except Exception:  # whatever a release of torch has changed
         is_led = False
     except BaseException:  # Ctrl-C: the next loader begins anew, while its traceback may live on
         for library in libraries if _key is None else ():

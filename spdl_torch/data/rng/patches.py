@@ -72,7 +72,7 @@ _is_led_by_key: bool | None = None
 
 def install() -> bool:
     """Install every patch, unless that is done. Return False if this torch has no dispatch key to
-    redirect its draws; threads then have to enter a ``FunctionMode``.
+    redirect the draws of one thread.
 
     Ctrl-C may come between any two steps, and the next loader then takes all of them again: each
     leaves alone what it has done before.
@@ -109,6 +109,16 @@ def install_for_copies() -> None:
     else:
         install_functions()
         _has_copies = True
+
+
+def without_key(what: str) -> RuntimeError:
+    """Return the error where this torch cannot do what was asked. ``what``: that, in words."""
+    return RuntimeError(
+        f"DataLoader: {what}, but torch {torch.__version__} cannot redirect the random draws of "
+        "one thread, so samples would draw from the generators of the whole process. Load in "
+        'processes (isolation="process", with num_workers >= 1), or install another release of '
+        "torch."
+    )
 
 
 def can_see_draws() -> bool:

@@ -16,6 +16,7 @@ A dataset that makes whole batches gets the streams of its samples as contexts.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -23,9 +24,8 @@ import torch
 from ...objects.datasets import nested_datasets
 from ...scopes import scope
 from . import dispatch
-from .function_mode import FunctionMode
 from .keys import COLLATE, ITERABLE, TORCH, WORKER, BatchSeeds, Purpose, StreamKey
-from .patches import can_see_draws, install, install_functions, of_thread
+from .patches import can_see_draws, install, install_functions, of_thread, without_key
 from .thread_generators import Borrowing, NumpyStream, PythonStream, TorchStream
 
 if TYPE_CHECKING:
@@ -54,15 +54,14 @@ class SampleStreams:
     with the default generator seeded, which takes 2 µs too, and all draws are torch's own. That is
     for the main thread, while the program has no other (but daemons) and samples do draw: now and
     then the key looks whether they still do. There it is installed when that is due for the first
-    time, and no first batch waits for it.
+    time, and no first batch waits for it. Where torch lacks it, the main thread goes on seeding,
+    and others cannot have streams.
 
-    number: the worker's. by_mode: redirect draws as where torch lacks the dispatch key, which gives
-    the same bits at a cost for every call.
+    number: the worker's.
     """
 
-    def __init__(self, base_seed: int, number: int = 0, *, by_mode: bool = False) -> None:
+    def __init__(self, base_seed: int, number: int = 0) -> None:
         install_functions()
-        self._mode = FunctionMode(self.generator) if by_mode else None
         self._torch, self._python, self._numpy = TorchStream(), PythonStream(), NumpyStream()
         self._owned: OwnedGenerators | None = None
         self._left: dict[int, list[Any]] = {}  # states of streams that may be re-entered
@@ -78,20 +77,17 @@ class SampleStreams:
     # Python raises Ctrl-C where a function begins, and where a call of C's returns. So the thread
     # gets these streams last, loses them first, and what comes after that is done in any case.
     def __enter__(self) -> Self:
-        if self._mode is not None:
-            self._mode.enter()
-        else:
-            self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
-            try:
-                self._borrowing.enter(are_seen=can_see_draws())
-                if self._borrowing.is_blind:
-                    self._draw_elsewhere()
-                else:
-                    self._watch()
-            except BaseException:
-                self._outer, of_thread.streams = of_thread.streams, self
-                self.__exit__(None, None, None)
-                raise
+        self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
+        try:
+            self._borrowing.enter(are_seen=can_see_draws())
+            if self._borrowing.is_blind:
+                self._draw_elsewhere()
+            else:
+                self._watch()
+        except BaseException:
+            self._outer, of_thread.streams = of_thread.streams, self
+            self.__exit__(None, None, None)
+            raise
         self._outer, of_thread.streams = of_thread.streams, self
         return self
 
@@ -99,10 +95,7 @@ class SampleStreams:
         of_thread.streams, self._outer = self._outer, None
         state, self._process_state = self._process_state, None
         try:
-            if self._mode is None:
-                dispatch.lead(self._outer_is_led)
-            else:
-                self._mode.leave()
+            dispatch.lead(self._outer_is_led)
         finally:
             if state is not None:
                 torch.default_generator.set_state(state)
@@ -258,14 +251,13 @@ class SampleStreams:
 
     def _watch(self) -> None:
         """See every draw from here on, and redirect it to the generator of its stream."""
-        if self._mode is not None:
-            return
         if install():
             dispatch.lead(True)
-        else:  # this torch has no key
-            self._borrowing.end()
-            self._mode = FunctionMode(self.generator)
-            self._mode.enter()
+            return
+        if not self._borrowing.stay_blind():
+            name = threading.current_thread().name
+            raise without_key(f"thread {name}, which is not the main one, makes samples")
+        self._draw_elsewhere()
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""

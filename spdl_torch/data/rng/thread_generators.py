@@ -151,11 +151,12 @@ class Borrowing:
         self._was_blind = False  # in the last batch; the thread may have entered anew since
         self._num_batches = self._num_threads = 0
         self._has_company = False
+        self._is_keyless = False
 
     def enter(self, *, are_seen: bool) -> None:
         """Begin on the calling thread. ``are_seen``: whether draws can be seen without delay."""
         self._is_main = threading.get_ident() == _main_thread
-        self.is_blind = self._is_main and not are_seen and self._may_be_blind()
+        self.is_blind = self._is_main and self._may_be_blind(are_seen)
 
     def begin(self, *, are_seen: bool) -> None:
         """Choose for a batch that begins."""
@@ -163,7 +164,7 @@ class Borrowing:
             self.is_on = self.looks = False
             return
         self._num_batches += 1
-        self.is_blind = not are_seen and self._may_be_blind()
+        self.is_blind = self._may_be_blind(are_seen)
         was_blind, self._was_blind = self._was_blind, self.is_blind
         self.note_unseen(_BATCH_UNSEEN)
         self.is_on = self.is_blind or (self.has_drawn and self._is_alone())
@@ -178,11 +179,16 @@ class Borrowing:
         if self.is_blind:
             _num_unseen += num_samples
 
-    def end(self) -> None:
-        """Never borrow it again."""
-        self._is_main = self.is_on = self.looks = self.is_blind = False
+    def stay_blind(self) -> bool:
+        """Borrow it for good, as nobody will ever see draws. Return False if this is not the main
+        thread, which may not."""
+        self.is_on = self.is_blind = self._is_keyless = self._is_main
+        self.looks = False
+        return self._is_main
 
-    def _may_be_blind(self) -> bool:
+    def _may_be_blind(self, are_seen: bool) -> bool:
+        if are_seen:
+            return self._is_keyless
         return _num_unseen < _MOST_UNSEEN and self._is_alone()
 
     def _is_alone(self) -> bool:
