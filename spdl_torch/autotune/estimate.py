@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
 from collections import Counter
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.definition.ops import OpKind
 from ..named_tuples import NamedTuple
+from ..objects.generator_states import generators_kept
 from ..pipeline.builder import PipelineBuilder
-from .sizes import size_in_dataset, size_in_pipeline
+from .tuning import check_counts, check_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ..engine.definition.specs import PipelineSpec, StageSpec
     from ..machine.limits import Limits
+
+    _Size = tuple[int | None, str]
+    """None = not known; how it was measured, or why it could not be."""
+    _Plan = Callable[[int, int], tuple[int, dict[str, Any]]]
+    """From threads and most room of a buffer to the elements in flight and the settings."""
+
+_WHERE = "PerfParams.estimate"
+
+_NUMBER_BYTES = 8  # as a tensor: int64 or float64
+_NUM_SAMPLES = 3
+_SPENT = "is an iterator, which runs once"
 
 _CHEAP_ROOM_BYTES = 16 * 2**20
 """The total size up to which more elements may wait than the threads need: where they come
@@ -31,18 +47,8 @@ class Estimate(NamedTuple):
     settings: dict[str, Any]
     """Fields of ``PerfParams``."""
     lines: tuple[str, ...]
-    doubt: str | None
-    """The reason why memory sets no bound; None = it does."""
-
-
-class _Kind(NamedTuple):
-    """What differs between a loader and a pipeline, by threads and most room of a buffer."""
-
-    most_room: int
-    elements: Callable[[int, int], int]
-    """The number of elements in flight."""
-    settings: Callable[[int, int], dict[str, Any]]
-    made_of: str = ""
+    doubt: str
+    """The reason why memory sets no bound; "" = it does."""
 
 
 def estimate(
@@ -57,119 +63,99 @@ def estimate(
     limits: Limits,
 ) -> Estimate:
     """Estimate for a dataset, a DataLoader or a PipelineBuilder; see ``PerfParams.estimate``."""
-    _check_numbers(
-        batch_size=batch_size, prefetch_factor=prefetch_factor, element_bytes=element_bytes
-    )
-    _check_shares(cpu_util=cpu_util, memory_util=memory_util)
+    check_counts(_WHERE, batch_size=batch_size, prefetch_factor=prefetch_factor)
+    check_counts(_WHERE, element_bytes=element_bytes)
+    check_shares(_WHERE, cpu_util=cpu_util, memory_util=memory_util)
     # The tiny term makes up for 0.29 * 100 being a little less than 29.
     cores = max(1, int(limits.own_cores * cpu_util + 1e-9))
     memory = limits.own_memory(memory_util)
+    size, origin, made_of = element_bytes, "given", ""
     if isinstance(target, PipelineBuilder):
         if batch_size is not None:
             raise ValueError(
-                "PerfParams.estimate: batch_size must be None for a pipeline, whose aggregates say "
-                f"how many items are in a list, got {batch_size}."
+                f"{_WHERE}: batch_size must be None for a pipeline, whose aggregates say how many "
+                f"items are in a list, got {batch_size}."
             )
         spec = target.get_config()
-        size, origin = (element_bytes, "given") if element_bytes else size_in_pipeline(spec)
-        kind = _of_pipeline(spec, cores, size, keep)
+        if size is None:
+            size, origin = _size_in_pipeline(spec)
+        plan = _plan_of_pipeline(spec, size, keep)
+        most_room = max(_CHEAP_ROOM, 2 * cores, *(2 * stage.concurrency for stage in spec.pipes))
     else:
         if keep:
             raise ValueError(
-                f"PerfParams.estimate: keep is for a PipelineBuilder, got {sorted(keep)} with a "
+                f"{_WHERE}: keep is for a PipelineBuilder, got {sorted(keep)} with a "
                 f"{type(target).__name__}."
             )
         dataset, batch_size = _dataset_of(target, batch_size)
-        size, origin = (element_bytes, "given") if element_bytes else size_in_dataset(dataset)
-        kind = _of_loader(batch_size, prefetch_factor)
+        if size is None:
+            size, origin = _size_in_dataset(dataset)
+        plan, most_room = _plan_of_loader(batch_size), prefetch_factor
+        made_of = f", {batch_size:,} in a batch"
 
     def fits(threads: int, room: int) -> bool:
-        return size is None or memory is None or size * kind.elements(threads, room) <= memory
+        return size is None or memory is None or size * plan(threads, room)[0] <= memory
 
     threads = max((n for n in range(1, cores + 1) if fits(n, 1)), default=1)
-    room = max((n for n in range(1, kind.most_room + 1) if fits(threads, n)), default=1)
+    room = max((n for n in range(1, most_room + 1) if fits(threads, n)), default=1)
+    num_elements, settings = plan(threads, room)
     ranks = f" / {limits.local_world_size} ranks" if limits.local_world_size > 1 else ""
     lines = [
         f"cores: {limits.num_cores:g} * {cpu_util:g}{ranks} -> threads: {cores}",
         f"memory: {_bytes(limits.memory_bytes)} * {memory_util:g}{ranks} -> {_bytes(memory)}",
-        f"element: {_bytes(size)} ({origin}){kind.made_of}",
+        f"element: {_bytes(size)} ({origin}){made_of}",
     ]
-    doubt = None
     if size is None:
-        doubt = f"{origin}. Pass element_bytes"
-    elif memory is None:
-        doubt = "the system does not say how much there is. Pass memory_bytes"
-    if size is not None:
-        more = ", more than that: one thread and room for one are least"
-        in_flight = _bytes(size * kind.elements(threads, room))
-        lines.append(f"in flight: at most {in_flight}{'' if fits(threads, room) else more}")
-    return Estimate(kind.settings(threads, room), tuple(lines), doubt)
+        return Estimate(settings, tuple(lines), f"{origin}. Pass element_bytes")
+    more = "" if fits(threads, room) else ", more than that: one thread and room for one are least"
+    lines.append(f"in flight: at most {_bytes(size * num_elements)}{more}")
+    unknown = "the system does not say how much there is. Pass memory_bytes"
+    return Estimate(settings, tuple(lines), unknown if memory is None else "")
 
 
-def _of_loader(batch_size: int, prefetch_factor: int) -> _Kind:
-    return _Kind(
-        prefetch_factor,
+def _plan_of_loader(batch_size: int) -> _Plan:
+    def plan(workers: int, room: int) -> tuple[int, dict[str, Any]]:
         # What was requested and not taken; the samples of batches that are being collated, besides
         # those batches; the one that the training step works on.
-        lambda workers, room: batch_size * (workers * room + workers + 1),
-        lambda workers, room: {"num_workers": workers, "prefetch_factor": room},
-        f", {batch_size:,} in a batch",
-    )
+        num_elements = batch_size * (workers * room + workers + 1)
+        return num_elements, {"num_workers": workers, "prefetch_factor": room}
+
+    return plan
 
 
-def _of_pipeline(
-    spec: PipelineSpec[Any], cores: int, size: int | None, keep: Collection[str]
-) -> _Kind:
+def _plan_of_pipeline(spec: PipelineSpec[Any], size: int | None, keep: Collection[str]) -> _Plan:
     stages = spec.pipes
     names = Counter(stage.name for stage in stages)  # settings go by name
-    missing = sorted(set(keep) - names.keys())
-    if missing:
+    if missing := sorted(set(keep) - names.keys()):
         raise ValueError(
-            f"PerfParams.estimate: keep must name stages of the pipeline, got {missing[0]!r}. It "
-            f"has {', '.join(map(repr, names)) or 'none'}."
+            f"{_WHERE}: keep must name stages of the pipeline, got {missing[0]!r}. It has "
+            f"{', '.join(map(repr, names)) or 'none'}."
         )
-    is_free = [may_run_at_once(s) and s.name not in keep and names[s.name] == 1 for s in stages]
+    free = {s.name for s in stages if may_run_at_once(s) and names[s.name] == 1} - set(keep)
     lengths = _lengths(stages)
 
-    def widths_of(threads: int) -> list[int]:
-        return [threads if free else s.concurrency for s, free in zip(stages, is_free, strict=True)]
-
-    def rooms_of(threads: int, most: int) -> list[int]:
-        widths = widths_of(threads)
-        rooms = []
-        for stage, width, after, length in zip(
-            stages, widths, [*widths, 1][1:], lengths, strict=True
-        ):
-            cheap = 0 if size is None else _CHEAP_ROOM_BYTES // max(1, size * length)
-            wanted = max(2, 2 * width, 2 * after, min(_CHEAP_ROOM, cheap))
-            rooms.append(stage.buffer_size or min(wanted, most))
-        return rooms
-
-    def elements(threads: int, most: int) -> int:
-        """Each thread has an item and its result in hand; the consumer works on one."""
-        number = (lengths[-1] if lengths else 1) * (spec.sink.buffer_size + 1)
-        widths, rooms = widths_of(threads), rooms_of(threads, most)
-        for length, width, room in zip(lengths, widths, rooms, strict=True):
-            number += length * (2 * width + room)
-        return number
-
-    def settings(threads: int, most: int) -> dict[str, Any]:
-        concurrency = {s.name: threads for s, free in zip(stages, is_free, strict=True) if free}
+    def plan(threads: int, most: int) -> tuple[int, dict[str, Any]]:
+        widths = [threads if s.name in free else s.concurrency for s in stages]
+        concurrency = {s.name: threads for s in stages if s.name in free}
         buffer_size: dict[str, int] = {}
-        for stage, room in zip(stages, rooms_of(threads, most), strict=True):
+        num_elements = (lengths[-1] if lengths else 1) * (spec.sink.buffer_size + 1)
+        for number, (stage, width, length) in enumerate(zip(stages, widths, lengths, strict=True)):
+            cheap = 0 if size is None else _CHEAP_ROOM_BYTES // max(1, size * length)
+            widest = max([1, *widths[number : number + 2]])
+            wanted = max(2 * widest, min(_CHEAP_ROOM, cheap))
+            room = stage.buffer_size or min(wanted, most)
+            num_elements += length * (2 * width + room)  # each thread has an item and its result
             if stage.buffer_size is None:  # stages that share a name get the smallest
                 buffer_size[stage.name] = min(room, buffer_size.get(stage.name, room))
-        found: dict[str, Any] = {"concurrency": concurrency, "buffer_size": buffer_size}
+        settings: dict[str, Any] = {"concurrency": concurrency, "buffer_size": buffer_size}
         if concurrency:
             # Stages that were given their threads keep them; the others share the cores.
-            found["num_threads"] = threads + sum(
-                s.concurrency
-                for s, free in zip(stages, is_free, strict=True)
-                if not free and s.executor is None and not s.is_async
-            )
-        return found
+            others = [s for s in stages if s.name not in free and s.executor is None]
+            given = sum(stage.concurrency for stage in others if not stage.is_async)
+            settings["num_threads"] = threads + given
+        return num_elements, settings
 
-    return _Kind(max([_CHEAP_ROOM, *(2 * width for width in widths_of(cores))]), elements, settings)
+    return plan
 
 
 def _lengths(stages: Collection[StageSpec]) -> list[int]:
@@ -186,12 +172,8 @@ def _lengths(stages: Collection[StageSpec]) -> list[int]:
 
 def may_run_at_once(stage: StageSpec) -> bool:
     """Return whether the stage is a plain function whose concurrency nobody has set."""
-    return (
-        stage.kind is OpKind.FUNCTION
-        and stage.concurrency == 1
-        and stage.executor is None
-        and not stage.on_one_thread
-    )
+    is_plain = stage.kind is OpKind.FUNCTION and stage.executor is None
+    return is_plain and stage.concurrency == 1 and not stage.on_one_thread
 
 
 def _dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:
@@ -202,35 +184,16 @@ def _dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:
         of_loader = target.batch_size or getattr(target.batch_sampler, "batch_size", None)
         return target.dataset, batch_size or of_loader or 1
     ours = sys.modules.get("spdl_torch.data.dataset")
+    given = ""
     if ours is not None and isinstance(target, ours.PipelineDataset):
+        given = "a PipelineDataset. Pass the builder that it is made of, and then apply()"
+    elif not hasattr(target, "__getitem__") and not hasattr(target, "__iter__"):
+        given = type(target).__name__
+    if given:
         raise TypeError(
-            "PerfParams.estimate: target must be a dataset, a DataLoader or a PipelineBuilder, got "
-            "a PipelineDataset. Pass the builder that it is made of, and then apply()."
-        )
-    if not hasattr(target, "__getitem__") and not hasattr(target, "__iter__"):
-        raise TypeError(
-            "PerfParams.estimate: target must be a dataset, a DataLoader or a PipelineBuilder, got "
-            f"{type(target).__name__}."
+            f"{_WHERE}: target must be a dataset, a DataLoader or a PipelineBuilder, got {given}."
         )
     return target, batch_size or 1
-
-
-def _check_numbers(**numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"PerfParams.estimate: {name} must be an int, got {value!r}.")
-        if value < 1:
-            raise ValueError(f"PerfParams.estimate: {name} must be >= 1, got {value}.")
-
-
-def _check_shares(**shares: float) -> None:
-    for name, value in shares.items():
-        if not 0 < value <= 1:
-            raise ValueError(
-                f"PerfParams.estimate: {name} must be a share above 0, at most 1, got {value}."
-            )
 
 
 def _bytes(number: int | None) -> str:
@@ -238,3 +201,101 @@ def _bytes(number: int | None) -> str:
     if number is None:
         return "not known"
     return f"{number:,} bytes" if number < 10 * 2**20 else f"{number / 2**20:,.1f} MiB"
+
+
+class _Uncounted(Exception):
+    """An object whose size is unknown."""
+
+
+def nbytes_of(element: Any) -> int | None:
+    """Return the bytes of tensors, arrays, images, buffers, strings and numbers in nested
+    containers; None = there is something else among them.
+    """
+    try:
+        return _nbytes(element, set())
+    except _Uncounted:
+        return None
+
+
+def _nbytes(element: Any, above: set[int]) -> int:
+    if isinstance(element, int | float | complex):
+        return _NUMBER_BYTES
+    if isinstance(element, str | bytes | bytearray):
+        return len(element)
+    nbytes = getattr(element, "nbytes", None)  # tensors, arrays, NumPy scalars, memoryviews
+    if isinstance(nbytes, int):
+        return nbytes
+    if callable(getattr(element, "getbands", None)):  # Pillow's images
+        return int(element.width * element.height * len(element.getbands()))
+    if element is None or id(element) in above:
+        return 0  # the latter contains itself
+    members: Iterable[Any]
+    if isinstance(element, Mapping):
+        members = element.values()
+    elif isinstance(element, Sequence | Set):
+        members = element
+    elif dataclasses.is_dataclass(element) and not isinstance(element, type):
+        members = [getattr(element, field.name) for field in dataclasses.fields(element)]
+    else:
+        raise _Uncounted(type(element).__name__)
+    return sum(_nbytes(member, above | {id(element)}) for member in members)
+
+
+def _size_in_dataset(dataset: Any) -> _Size:
+    """Measure samples spread evenly over a dataset with indices, else its first ones."""
+    if isinstance(dataset, Iterator):
+        return None, f"the dataset, a {type(dataset).__name__}, {_SPENT}"
+    data = sys.modules.get("torch.utils.data")
+    is_stream = data is not None and isinstance(dataset, data.IterableDataset)
+    try:
+        length = None if is_stream or not hasattr(dataset, "__getitem__") else len(dataset)
+    except TypeError:  # tar shards without an index, or no len at all
+        length = None
+    with generators_kept():
+        if length is None:
+            return _largest_of(itertools.repeat(iter(dataset).__next__, _NUM_SAMPLES))
+        places = {length * number // _NUM_SAMPLES: None for number in range(_NUM_SAMPLES)}
+        return _largest_of(partial(dataset.__getitem__, n) for n in places if n < length)
+
+
+def _size_in_pipeline(spec: PipelineSpec[Any]) -> _Size:
+    """Measure the largest form of the source's first items before the first aggregate, process or
+    coroutine: an item itself, or the output of a stage.
+    """
+    source = spec.src.source
+    if isinstance(source, Iterator | AsyncIterable):
+        why = "is asynchronous" if isinstance(source, AsyncIterable) else _SPENT
+        return None, f"the source, a {type(source).__name__}, {why}"
+    items = iter(source)
+
+    def largest_form() -> Any:
+        form = largest = next(items)
+        for stage in spec.pipes:
+            if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
+                break
+            output = stage.op(form)
+            if output is None:
+                break  # dropped
+            form = output
+            largest = max(largest, form, key=lambda each: nbytes_of(each) or 0)
+        # One of unknown size may be the largest.
+        return form if nbytes_of(form) is None else largest
+
+    with generators_kept():
+        return _largest_of(itertools.repeat(largest_form, _NUM_SAMPLES))
+
+
+def _largest_of(loads: Iterable[Callable[[], Any]]) -> _Size:
+    """Load samples on the calling thread. StopIteration means the end."""
+    sizes: list[int] = []
+    why_not = "there is no sample"
+    for load in loads:
+        try:
+            sizes.append(_nbytes(load(), set()))
+        except StopIteration:
+            break
+        except _Uncounted as unknown:
+            return None, f"a sample has a {unknown} in it, whose size is not known"
+        except Exception as error:  # the user's own: if it matters, training will raise it
+            why_not = f"no sample could be loaded ({type(error).__name__}: {error})"
+    return (max(sizes), f"the largest of {len(sizes)} samples") if sizes else (None, why_not)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..engine.definition.ops import OpKind
 from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
-from .code import manual_call
 from .estimate import estimate, may_run_at_once
 from .pipelines import PipelineTuner
-from .tuning import Tuning
+from .tuning import Tuning, check_counts, manual_call
 from .workers import AutoWorkers
 
 if TYPE_CHECKING:
@@ -47,21 +46,14 @@ class PerfParams:
     """The options of tuning while running; None = no tuning."""
 
     def __post_init__(self) -> None:
+        check_counts("PerfParams", 0, num_workers=self.num_workers)
         numbers = {
-            "num_workers": self.num_workers,
             "prefetch_factor": self.prefetch_factor,
             "num_threads": self.num_threads,
             **{f"concurrency of {name!r}": n for name, n in self.concurrency.items()},
             **{f"buffer_size of {name!r}": n for name, n in self.buffer_size.items()},
         }
-        for name, number in numbers.items():
-            least = 0 if name == "num_workers" else 1
-            if number is None:
-                continue
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise TypeError(f"PerfParams: {name} must be an int, got {number!r}.")
-            if number < least:
-                raise ValueError(f"PerfParams: {name} must be >= {least}, got {number}.")
+        check_counts("PerfParams", **numbers)
 
     @classmethod
     def manual(
@@ -158,7 +150,7 @@ class PerfParams:
             memory_util=memory_util,
             limits=limits_given(num_cores, memory_bytes, local_world_size),
         )
-        if found.doubt is not None:
+        if found.doubt:
             warnings.warn(
                 f"PerfParams.estimate: memory sets no bound: {found.doubt}.", stacklevel=2
             )

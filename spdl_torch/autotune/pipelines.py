@@ -7,10 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import Limits
-from .code import manual_call
-from .meter import PARTS
-from .tuning import TuningState
-from .window import loads_of, window_of
+from .tuning import TuningState, manual_call
+from .window import PARTS, loads_of, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +16,8 @@ if TYPE_CHECKING:
     from ..engine.definition.specs import StageSpec
     from ..engine.hooks.context_managers import LazyRunner
     from ..engine.run.tunable import Adjustable
-    from .meter import WindowReadings
     from .tuning import Tuning
-    from .window import Decision, Window
+    from .window import Decision, Window, WindowReadings
 
 _logger = logging.getLogger("spdl_torch.autotune")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import logging
 import time
 from collections import deque
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import limits_given
 from ..observe.store.entries import EventLogEntry
-from .meter import Meter
 from .tuner import Tuner
-from .window import Bounds, Decision
+from .window import Bounds, Decision, Meter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..engine.recorder.flight_recorder import FlightRecorder
     from ..machine.limits import Limits
@@ -27,6 +27,22 @@ DECISION_EVENT = "decision"
 """The name of the event that records a decision."""
 
 _MOST_DECISIONS = 1000
+
+
+def check_counts(where: str, least: int = 1, /, *, what: str = "an int", **counts: object) -> None:
+    """Refuse what is neither None nor a whole number of at least ``least``."""
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise TypeError(f"{where}: {name} must be {what}, got {count!r}.")
+        if count is not None and count < least:
+            raise ValueError(f"{where}: {name} must be >= {least}, got {count}.")
+
+
+def check_shares(where: str, /, **shares: float) -> None:
+    """Refuse what is no share."""
+    for name, share in shares.items():
+        if not 0 < share <= 1:
+            raise ValueError(f"{where}: {name} must be a share above 0, at most 1, got {share!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,24 +61,11 @@ class Tuning:
     write: Callable[[str], object] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_threads is not None and (
-            isinstance(self.max_threads, bool) or not isinstance(self.max_threads, int)
-        ):
-            raise TypeError(
-                f"PerfParams.auto: max_threads must be an int or None, got {self.max_threads!r}."
-            )
-        if self.max_threads is not None and self.max_threads < 1:
-            raise ValueError(f"PerfParams.auto: max_threads must be >= 1, got {self.max_threads}.")
+        where = "PerfParams.auto"
+        check_counts(where, what="an int or None", max_threads=self.max_threads)
+        check_shares(where, cpu_util=self.cpu_util, memory_util=self.memory_util)
         if not self.window_seconds > 0:
-            raise ValueError(
-                f"PerfParams.auto: window_seconds must be > 0, got {self.window_seconds!r}."
-            )
-        for name in ("cpu_util", "memory_util"):
-            value = getattr(self, name)
-            if not 0 < value <= 1:
-                raise ValueError(
-                    f"PerfParams.auto: {name} must be a share above 0, at most 1, got {value!r}."
-                )
+            raise ValueError(f"{where}: window_seconds must be > 0, got {self.window_seconds!r}.")
 
     def limits(self) -> Limits:
         """Return the limits that the user gave, and the machine's for the others."""
@@ -146,3 +149,27 @@ class TuningState:
 def decision_entry(decision: Decision, **more: Any) -> EventLogEntry:
     """Return the event ``decision`` of a statistics file."""
     return EventLogEntry(decision.timestamp, DECISION_EVENT, {**more, **decision.as_details()})
+
+
+def manual_call(
+    concurrency: Mapping[str, int],
+    buffer_size: Mapping[str, int],
+    **others: int | None,
+) -> str:
+    """Return the call of ``PerfParams.manual`` as code; options that are None are left out."""
+    reserved = {"cls", "buffer_size", *others}
+    if all(map(_is_plain, concurrency)) and not reserved & concurrency.keys():
+        arguments = [f"{name}={n}" for name, n in concurrency.items()]
+    else:
+        arguments = [repr(dict(concurrency))]
+    arguments += [f"{name}={n}" for name, n in others.items() if n is not None]
+    arguments += [f"buffer_size={dict(buffer_size)!r}"] if buffer_size else []
+    return f"PerfParams.manual({', '.join(arguments)})"
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name can be a keyword argument unchanged: Python normalises names, such as
+    the letter ª to an a.
+    """
+    is_allowed = not keyword.iskeyword(name) and name != "__debug__"
+    return name.isascii() and name.isidentifier() and is_allowed

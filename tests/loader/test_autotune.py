@@ -195,6 +195,19 @@ def test_source_is_named_when_no_stage_is_busy():
     assert not step.counts
 
 
+@pytest.mark.parametrize("seconds", [(0.05, 0.05), (0.05, 0.052, 0.05), (0.002, 0.05, 0.05)])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_equally_slow_stages_rise_in_one_plan(seconds, noise):
+    """One alone would gain nothing, and be undone; together they get to the best setting."""
+    model = Model([ModelStage(f"s{n}", each) for n, each in enumerate(seconds)], noise=noise)
+    bounds = Bounds(threads=24, cores=1000)
+    first = Tuner(bounds, warm_up=0).step(model.window())
+    assert first.counts == {f"s{n}": 2 for n, each in enumerate(seconds) if each > 0.01}
+    _, settled = tune(model, bounds)
+    assert (settled or 99) <= 15
+    assert model.rate(model.counts) >= 0.95 * model.optimum(bounds)
+
+
 def test_step_that_does_not_gain_is_taken_back():
     """And its stage is left alone."""
     model = Model([ModelStage("slow", 0.05, at_most=2)], counts={"slow": 2})

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams
-from spdl_torch.autotune.sizes import nbytes_of
+from spdl_torch.autotune.estimate import nbytes_of
 from spdl_torch.io import transfer_tensor
 from spdl_torch.machine.limits import read_limits
 from spdl_torch.pipeline import PipelineBuilder

@@ -6,16 +6,14 @@ import weakref
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ...autotune.code import manual_call
-from ...autotune.meter import PARTS
-from ...autotune.sizes import nbytes_of
-from ...autotune.window import StageLoad, window_of
+from ...autotune.estimate import nbytes_of
+from ...autotune.tuning import manual_call
+from ...autotune.window import PARTS, StageLoad, window_of
 from ...autotune.workers import AutoWorkers
 
 if TYPE_CHECKING:
-    from ...autotune.meter import WindowReadings
     from ...autotune.tuning import TuningState
-    from ...autotune.window import Window
+    from ...autotune.window import Window, WindowReadings
     from ...engine.stats.perf_stats import StageStats
     from .base_loader import BaseLoader
     from .crew import Crew
