@@ -7,25 +7,19 @@ import json
 import subprocess
 import sys
 import threading
-import weakref
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from _lazy_device import FreeAtOnce, LazyDevice, install
-from _lazy_gpu import LazyGpu, gpu, lines_of
+from _lazy_gpu import gpu, lines_of
 from _loader_helpers import no_thread_left
 
 from spdl_torch.__main__ import main
 from spdl_torch.check_gpu import command, correctness, exits, races, rates
-from spdl_torch.check_gpu.gpu import CudaGpu, unguarded
 from spdl_torch.check_gpu.sheet import Sheet
-from spdl_torch.data.child_process import worker_process
-from spdl_torch.io._transfer import cuda, transfer
-from spdl_torch.io._transfer.region import Region
+from spdl_torch.io._transfer import transfer
 from spdl_torch.measuring.quantiles import quantile
 
 __all__ = ["gpu", "no_thread_left"]
@@ -33,71 +27,6 @@ __all__ = ["gpu", "no_thread_left"]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-def race_lines(gpu):
-    check = partial(races.check_races, gpu)
-    return lines_of(check, num_batches=54, most_bytes=1 << 17, workers=(0, 2))
-
-
-@pytest.mark.parametrize("gpu", ["late", "model", 0], indirect=True)
-def test_races_are_looked_for_on_every_stream(gpu):
-    """With and without workers; where the package is right none is found."""
-    assert race_lines(gpu) == [
-        (f"race_{kind}_{stream}_{num_workers}_workers", "PASS")
-        for stream in ("default", "side", "external")
-        for num_workers in (0, 2)
-        for kind in ("drop", "pinned")
-    ]
-
-
-def test_races_are_found_when_memory_is_not_guarded(gpu):
-    """The test before can fail, and so can the check."""
-    with unguarded():
-        found = race_lines(gpu)
-    assert ("race_drop_default_0_workers", "FAIL") in found
-
-
-def test_races_are_found_when_pinned_memory_is_given_out_too_early(gpu, monkeypatch):
-    """There are no others."""
-    monkeypatch.setattr(transfer, "BatchMemory", FreeAtOnce)
-    found = [name for name, outcome in race_lines(gpu) if outcome == "FAIL"]
-    assert found
-    assert all(name.startswith("race_pinned") for name in found)
-
-
-def test_self_test_passes_when_it_finds_a_race(gpu):
-    """With the guard taken out, which is put back."""
-    guard = torch.Tensor.record_stream
-    assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "PASS")]
-    assert torch.Tensor.record_stream is guard
-
-
-def test_self_test_fails_when_nothing_is_late(monkeypatch):
-    """A device on which no race can be seen says nothing about the package."""
-    install(device := LazyDevice(is_prompt=True), monkeypatch.setattr)
-    gpu = LazyGpu(device)
-    monkeypatch.setattr(gpu, "total", lambda tensor: [bytes(tensor.numpy())], raising=False)
-    assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "FAIL")]
-
-
-def test_self_test_is_done_again_until_it_finds_a_race(gpu, monkeypatch):
-    """Beside other programs, kernels may be late at another time than copies."""
-    found = [0, 0, 3, 0]
-    monkeypatch.setattr(races, "num_wrong", lambda *args: found.pop(0))
-    assert lines_of(partial(races.check_self_test, gpu)) == [("race_self_test", "PASS")]
-    assert found == [0]
-
-
-def test_unguarded_leaves_no_trace():
-    """torch's own method is back, and not in another place."""
-    assert "record_stream" not in vars(torch.Tensor)
-    with unguarded():
-        torch.zeros(1).record_stream(None)
-    assert "record_stream" not in vars(torch.Tensor)
-
-
-def test_missing_batches_count_as_wrong(gpu):
-    """A loader that loses some does not pass."""
-    assert races.num_wrong(gpu, [], [1.0, 2.0]) == 2
 
 
 PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)
@@ -271,14 +200,6 @@ def test_endings_are_distinguished(monkeypatch):
         assert " ".join(line) == expected
 
 
-@pytest.mark.parametrize("ending", exits.ENDINGS, ids=lambda ending: ending.name)
-def test_programs_of_the_exits_are_programs(ending):
-    """They run only where there is a GPU; here they are at least Python."""
-    code = exits.PRELUDE.format(options=ending.options)
-    compile(code, ending.name, "exec")
-    compile(ending.code, ending.name, "exec")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_command_says_so_when_there_is_no_gpu(capsys):
     """With a status of its own: nothing was found wrong, and nothing right."""
@@ -303,15 +224,6 @@ def test_command_refuses_what_it_cannot_do(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_sizes_are_the_same_each_time():
-    """Within the bounds, of every magnitude, and half of them like the one before."""
-    sizes = races.sizes_between(1 << 16, 1 << 26, 200)
-    assert sizes == races.sizes_between(1 << 16, 1 << 26, 200)
-    assert (min(sizes) >= 1 << 16, max(sizes) <= 1 << 26) == (True, True)
-    assert sum(one == other for one, other in pairwise(sizes)) >= 100
-    assert quantile([float(size) for size in sizes], 0.5) < 1 << 23
-
-
 @pytest.mark.parametrize(("share", "value"), [(0.0, 0), (0.5, 50), (0.99, 99), (1.0, 99)])
 def test_quantile_is_of_all_values(share, value):
     """Whatever their order."""
@@ -334,21 +246,6 @@ def test_group_of_checks_passes_on_this_gpu(group, tmp_path, capsys):
     """What the other tests here show to find what is wrong finds nothing."""
     status = main(["check-gpu", "--json", str(tmp_path / "found.json"), "--only", group])
     assert status == 0, capsys.readouterr().out
-
-
-@pytest.mark.cuda
-def test_slabs_that_are_locked_too_early_are_noticed(monkeypatch):
-    """On a GPU, too: where torch finds a process's memory pinned, nobody waits for the copy."""
-    mappings, backend = worker_process.Mappings, cuda.CudaBackend(torch.device("cuda", 0))
-    monkeypatch.setattr(
-        worker_process,
-        "Mappings",
-        lambda most_held, lock: mappings(most_held, lock=lambda memory: Region(memory, backend)),
-    )
-    # And it is free when nothing views it, whoever may read it.
-    monkeypatch.setattr(backend, "lend", lambda owner, _, free: weakref.finalize(owner, free))
-    found = lines_of(partial(races.check_isolation, CudaGpu()))
-    assert ("race_isolation_pin_memory", "FAIL") in found
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,18 @@ import io
 import math
 import subprocess
 import sys
-import weakref
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torchvision
-from _lazy_device import LazyBackend
-from _lazy_gpu import FULL_BYTES, Cuda, Torch, as_torchs, gpu, lines_of
+from _lazy_gpu import as_torchs, gpu, lines_of
 from _loader_helpers import no_thread_left
 
 from spdl_torch import DataLoader
-from spdl_torch.check_gpu import devices, races, rates, resources
+from spdl_torch.check_gpu import devices, rates, resources
 from spdl_torch.check_gpu.sheet import Sheet
-from spdl_torch.data.child_process import worker_process
-from spdl_torch.data.child_process.mappings import Mappings
-from spdl_torch.io._transfer import cuda, region, runtime, transfer
-from spdl_torch.io._transfer.batch_memory import BatchMemory
+from spdl_torch.io._transfer import runtime
 from spdl_torch.measuring import hand_over
 from spdl_torch.measuring.photographs import write_photographs
 
@@ -59,45 +53,6 @@ def test_copies_are_measured(gpu, monkeypatch):
     judged = [name for name, line in found.items() if line.limit == ">= 0.95"]
     assert judged == ["copy_0.2MB_slots_over_bare", "copy_0.2MB_pinned_over_bare"]
     assert gpu.device.num_copied >= 2 * 3 * (rates.WARM_UP + 5)
-
-
-@PROMPT
-@pytest.mark.parametrize(("name", "num_packed"), [("slots", 0), ("pinned", 0), ("pageable", 8)])
-def test_copies_begin_where_they_are_said_to(gpu, monkeypatch, name, num_packed):
-    """In slots and in torch's pinned memory, which are not packed; pageable memory is."""
-    packed, alone = [], transfer.copy_alone
-
-    def noting(target, source):
-        packed.append(source.nbytes)
-        alone(target, source)
-
-    monkeypatch.setattr(transfer, "copy_alone", noting)
-    monkeypatch.setattr(rates, "_num_copies", lambda num_bytes: 5)
-    with as_torchs(gpu, monkeypatch, rates):
-        rates.staged_copies(1 << 17, rates.SOURCES[name])
-    assert packed == [1 << 17] * num_packed
-
-
-@PROMPT
-def test_copies_fail_when_there_are_no_slots(gpu, monkeypatch):
-    """They would be packed, and nobody would see it in the rate's name."""
-    gpu.device.is_refusing = True
-    with (
-        as_torchs(gpu, monkeypatch, rates),
-        pytest.raises(RuntimeError, match="no pinned memory is free"),
-    ):
-        rates.staged_copies(1 << 17, rates.SOURCES["slots"])
-
-
-@PROMPT
-def test_copies_say_so_when_staging_fails(gpu, monkeypatch):
-    """The thread that stages has an error: it is the check's."""
-    monkeypatch.setattr(LazyBackend, "out_of_memory", True)
-    with (
-        as_torchs(gpu, monkeypatch, rates),
-        pytest.raises(torch.OutOfMemoryError, match="lazy device is full"),
-    ):
-        rates.staged_copies(1000, rates.SOURCES["pageable"])
 
 
 @PROMPT
@@ -224,53 +179,6 @@ def small_network():
     return torch.nn.Sequential(torch.nn.Conv2d(3, 10, 3), pool, torch.nn.Flatten())
 
 
-def test_memory_of_a_loop_that_is_far_ahead_is_measured(gpu, monkeypatch):
-    """In batches; where nothing holds the loop back it is too much."""
-    for outcome in ("PASS", "FAIL"):
-        with as_torchs(gpu, monkeypatch, resources):
-            found = lines_of(partial(resources.check_memory, gpu), num_batches=20)
-        assert found == [("batches_in_device_memory", outcome), ("batches_wrong_far_ahead", "PASS")]
-        for known in (gpu.device.blocks, gpu.device.free, gpu.device.guarded):
-            known.clear()
-        monkeypatch.setattr(transfer, "MOST_BEHIND", 1000)
-
-
-def test_memory_of_the_checks_own_kernels_is_not_the_loaders(gpu, monkeypatch):
-    """A sum of bytes as floats makes a copy of eight times the batch for a moment."""
-    total, taken = gpu.total, []
-
-    def summed(tensor):
-        block = gpu.device.empty(8 * tensor.nbytes)
-        taken.append(Cuda(gpu.device).memory_stats()["active_bytes.all.current"])
-        del block
-        return total(tensor)
-
-    monkeypatch.setattr(gpu, "total", summed)
-    with as_torchs(gpu, monkeypatch, resources):
-        found = lines_of(partial(resources.check_memory, gpu), num_batches=20)
-    assert found[0] == ("batches_in_device_memory", "PASS")
-    assert max(taken) > 12 * 4 * (1 << 20)
-
-
-class Small(LazyBackend):
-    """A device that can be full."""
-
-    def empty(self, num_bytes):
-        if num_bytes > FULL_BYTES:
-            raise torch.OutOfMemoryError("the device is full")
-        return super().empty(num_bytes)
-
-
-@PROMPT
-def test_device_that_is_full_is_tried(gpu, monkeypatch):
-    """The error has a note, and the loop goes on; where nothing says so, that is a fault."""
-    monkeypatch.setattr(cuda, "CudaBackend", Small)
-    for place, outcome in ((torch.device("cuda", 0), "PASS"), (torch.device("cpu"), "FAIL")):
-        monkeypatch.setattr(transfer.Transfer, "device", property(lambda _, place=place: place))
-        with as_torchs(gpu, monkeypatch, resources):
-            assert lines_of(resources.check_full_device) == [("full_device_faults", outcome)]
-
-
 @PROMPT
 def test_graphs_are_captured_beside_a_loader(gpu, monkeypatch):
     """And replayed; where the loader's calls are not kept apart, captures fail."""
@@ -279,52 +187,6 @@ def test_graphs_are_captured_beside_a_loader(gpu, monkeypatch):
             found = lines_of(resources.check_capture, num_graphs=4)
         assert found == [("capture_failed", outcome), ("capture_wrong", "PASS")]
         monkeypatch.setattr(runtime, "cuda_library", lambda: None)  # as without CUDA's runtime
-
-
-WAYS_TO_A_DEVICE = ("inline", "threads", "processes", "pipeline")
-
-
-@pytest.fixture
-def elsewhere(gpu, monkeypatch):
-    """What the check of the devices finds, in a program that has used none."""
-
-    def found():
-        gpu.device.used.clear()
-        with as_torchs(gpu, monkeypatch, devices):
-            return devices.num_elsewhere(gpu, 3)
-
-    return found
-
-
-@PROMPT
-def test_last_device_is_loaded_to(elsewhere):
-    """Alone, on every way."""
-    assert elsewhere() == dict.fromkeys(WAYS_TO_A_DEVICE, 0)
-
-
-@PROMPT
-def test_loader_that_sends_elsewhere_is_found(elsewhere, monkeypatch):
-    """By its batches, and by the device that it uses."""
-    monkeypatch.setattr(devices, "DataLoader", ToTheFirst)
-    assert elsewhere()["inline"] == devices.NUM_BATCHES + 1
-
-
-@PROMPT
-def test_context_on_another_device_is_found(elsewhere, monkeypatch):
-    """Though every batch is where it shall be: pages are locked where the thread is."""
-
-    def lock_pages(self, address, num_bytes):
-        return self.machine.cudaHostRegister(address, num_bytes, 0) == 0
-
-    monkeypatch.setattr(LazyBackend, "lock_pages", lock_pages)
-    assert elsewhere() == {**dict.fromkeys(WAYS_TO_A_DEVICE, 0), "inline": 1}
-
-
-class ToTheFirst(devices.DataLoader):
-    """A loader that does not listen."""
-
-    def __init__(self, data, **options):
-        super().__init__(data, **{**options, "device": "cuda:0"})
 
 
 PROGRAM = "# {device}\nprint('a word'); "
@@ -344,106 +206,11 @@ def test_devices_are_checked_in_a_program(gpu, monkeypatch, code, lines):
         assert lines_of(devices.check_devices, program=PROGRAM + code) == lines
 
 
-def test_program_of_the_devices_runs():
-    """Here up to the first question that only a machine with a GPU answers."""
-    with pytest.raises((RuntimeError, AssertionError), match="CUDA"):
-        exec(devices.PROGRAM.format(device=1), {"__name__": "__main__"})
-
-
 def test_one_device_is_not_checked(gpu, monkeypatch):
     """There is no other one to see anything on."""
     monkeypatch.setattr(gpu.device, "num_devices", 1)
     with as_torchs(gpu, monkeypatch, devices):
         assert lines_of(devices.check_devices) == [("devices", "SKIP")]
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
-def test_stand_in_offers_only_what_torch_has(gpu):
-    """Code that asks torch for another name fails here as it would on a GPU."""
-    offered = Torch(gpu.device)
-    gpu.device._primary_context_devices = gpu.device.invented = list
-    for module, name in (
-        *((offered.cuda, "_primary_context_devices"), (offered._C, "invented")),
-        *((offered.cuda.cudart(), "invented"), (offered.accelerator, "invented")),
-        (runtime.cuda_library(), "invented"),
-    ):
-        with pytest.raises(AttributeError, match=f"has no {name}"):
-            getattr(module, name)
-    for stand_in in (Cuda, Torch):
-        of_torch = torch.cuda if stand_in is Cuda else torch
-        names = {name for name in vars(stand_in) if not name.startswith("__")}
-        assert [name for name in names if not hasattr(of_torch, name)] == []
-
-
-SIZES = ("packed", "made", "isolated")
-
-
-def sizes_found(gpu, monkeypatch):
-    with as_torchs(gpu, monkeypatch, resources):
-        check = partial(resources.check_sizes, gpu)
-        return dict(lines_of(check, num_batches=60, most_bytes=1 << 18))
-
-
-def test_pinned_memory_is_measured_while_sizes_change(gpu, monkeypatch):
-    """And the batches are right, on each way."""
-    found = sizes_found(gpu, monkeypatch)
-    assert found == {f"sizes_{way}_{what}": "PASS" for way in SIZES for what in WHATS}
-
-
-WHATS = ("wrong", "pinned_batches")
-
-
-class Greedy(BatchMemory):
-    """Locks new memory for each batch, and keeps it."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.kept = []
-
-    def grow(self, most_pieces):
-        super().grow(100 * most_pieces)
-
-    def _take(self, num_bytes):
-        self.kept += [*self._free, *self._freed]
-        self._free.clear()
-        self._freed.clear()
-        return super()._take(num_bytes)
-
-
-def test_pinned_memory_that_grows_is_found(gpu, monkeypatch):
-    """The test before can fail, and so can the check."""
-    monkeypatch.setattr(transfer, "BatchMemory", Greedy)
-    found = sizes_found(gpu, monkeypatch)
-    assert [name for name, outcome in found.items() if outcome == "FAIL"] == [
-        "sizes_made_pinned_batches"
-    ]
-
-
-def isolation_found(gpu):
-    check = partial(races.check_isolation, gpu)
-    return dict(lines_of(check, num_batches=40, num_bytes=1 << 16))
-
-
-@pytest.mark.parametrize("gpu", ["late", "model"], indirect=True)
-def test_batches_of_processes_are_right(gpu):
-    """Copied there, made there, and copied by the loop from memory that is not locked."""
-    ways = ("device", "device_made", "pin_memory")
-    assert isolation_found(gpu) == {f"race_isolation_{way}": "PASS" for way in ways}
-
-
-def test_slabs_that_are_locked_for_a_loop_that_copies_are_found(gpu, monkeypatch):
-    """The race that corrupts silently: the loop's own copy reads a slab that is written again."""
-    backend = cuda.CudaBackend(torch.device("cuda", 0))
-
-    def locking(most_held, *, lock=None):
-        return Mappings(most_held, lock=lock or (lambda memory: region.Region(memory, backend)))
-
-    monkeypatch.setattr(worker_process, "Mappings", locking)
-    # And it is free when nothing views it, whoever may read it.
-    monkeypatch.setattr(backend, "lend", lambda owner, _, free: weakref.finalize(owner, free))
-    found = isolation_found(gpu)
-    assert found["race_isolation_pin_memory"] == "FAIL"
-    assert found["race_isolation_device"] == "PASS"
 
 
 HANGS = """

@@ -164,14 +164,6 @@ def test_memory_is_locked_once_however_epochs_end(device, make):
     assert num_again == 0
 
 
-@pytest.mark.parametrize("make", IN_THIS_PROCESS)
-def test_memory_is_locked_in_each_epoch_where_nothing_is_kept(device, make, monkeypatch):
-    """The test before can fail."""
-    monkeypatch.setattr(TransferKeeper, "take_back", lambda *_: None)
-    _, num_again = epochs_of(device, make(), WHOLE)
-    assert num_again >= 2 * 3
-
-
 @SEATS
 def test_memory_goes_with_the_loader(device, make):
     """Nothing is locked any more, and nobody is asked for it."""
@@ -280,14 +272,6 @@ def test_loaders_that_wait_keep_a_share_of_the_memory(loaders, monkeypatch):
     with available(0, monkeypatch):
         run_epoch(without_workers())
         assert not any(each.idle_bytes for each in keepers.now()[:4])
-    del new
-
-
-def test_loaders_keep_their_memory_where_there_is_enough(loaders, monkeypatch):
-    """The test before can fail: the share is of what the machine has."""
-    with available(8 * sum(each.idle_bytes for each in keepers.now()), monkeypatch):
-        run_epoch(new := without_workers())
-        assert all(each.idle_bytes for each in keepers.now())
     del new
 
 

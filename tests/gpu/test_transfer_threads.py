@@ -15,10 +15,7 @@ from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end, no_t
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
-from spdl_torch.data.child_process import worker_process as child
-from spdl_torch.engine.threads import thread_group as threads
 from spdl_torch.io import Transfer, transfer_tensor
-from spdl_torch.io._transfer import transfer
 from spdl_torch.io._transfer.region import Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
 from spdl_torch.pipeline import PipelineBuilder
@@ -51,14 +48,6 @@ def test_stage_sends_to_the_device_of_who_starts_the_pipeline(backends, monkeypa
     machine().set_device_index(2)
     assert place_of_a_stage(backends) == 2
     assert machine().used == {2}
-
-
-def test_stage_sends_elsewhere_when_threads_take_nothing_over(backends, monkeypatch):
-    """The test before can fail."""
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr(threads, "_taken_over", [])
-    machine().set_device_index(2)
-    assert place_of_a_stage(backends) == 0
 
 
 @pytest.mark.parametrize("load", [isolated, DataLoader, PipelineDataset])
@@ -114,19 +103,6 @@ def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkey
     are_in_slabs, found = where_pinned_batches_are(monkeypatch)
     assert are_in_slabs == [0, 0, 0]
     assert found == [bits(batch) for batch in DataLoader(Images(12), 4, num_workers=2, seed=1)]
-
-
-def test_pinned_batches_are_in_slabs_that_are_locked(backends, monkeypatch):
-    """The test before can fail: were they locked, torch would have nothing to do."""
-    transfer, mappings = Transfer("cuda"), child.Mappings
-    monkeypatch.setattr(
-        child,
-        "Mappings",
-        lambda most_held, lock: mappings(most_held, lock=transfer.limited(99).region),
-    )
-    assert where_pinned_batches_are(monkeypatch)[0] == [1, 1, 1]
-    for _ in range(2):  # nobody has them any more: streams that pass a mark after that say so
-        transfer.stage([]).receive()
 
 
 def test_slabs_are_copied_from_and_unlocked_while_they_are_there(backends):
@@ -204,12 +180,6 @@ def test_packing_wakes_no_team(backends, monkeypatch):
     assert torchs_copies(monkeypatch) == [("spdl-transfer-0", 8)] * 3
 
 
-def test_packing_wakes_a_team_when_torch_copies_all(backends, monkeypatch):
-    """The test before can fail: torch is given what is too large for one thread."""
-    monkeypatch.setattr(transfer, "copy_alone", lambda target, source: target.copy_(source))
-    assert ("spdl-transfer-0", LARGE) in torchs_copies(monkeypatch)
-
-
 # -- where there is no CUDA ----------------------------------------------------------------------
 
 
@@ -228,13 +198,6 @@ def no_questions(monkeypatch):
 def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, no_questions):
     """It takes time, and in a process that will be forked it must not be touched."""
     assert len(list(load(Images(8), 4, num_workers=1))) == 2
-
-
-@pytest.mark.parametrize("load", [isolated, DataLoader])
-def test_cuda_is_asked_for_when_batches_go_there(load, no_questions):
-    """The test before can fail."""
-    with pytest.raises(AssertionError, match="CUDA is asked for"):
-        iter(load(Images(8), 4, num_workers=1, device="cuda"))
 
 
 def test_error_says_why_a_forked_process_has_no_cuda(monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS, in_thread, result_of
-from _lazy_device import LazyDevice, LazyStream, TorchWith, install, rings
+from _lazy_device import LazyDevice, TorchWith, install, rings
 from _loader_helpers import loader_threads
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,38 +36,15 @@ class LazyGpu:
     def __init__(self, device):
         self.device = device
 
-    def make_late(self):
-        self.device.step()
-
-    def total(self, tensor):
-        return self.device.read(tensor)
-
     def values(self, totals):
         self.device.drain()
         return [float(np.frombuffer(found[0], np.uint8).sum()) for found in totals]
-
-    def move(self, tensor):
-        """From locked pages CUDA copies later; from others before it returns."""
-        target = self.device.empty(tensor.nbytes)
-        target.record_stream(self.device.current_stream(0))
-        if self.device.is_locked(tensor.data_ptr()):
-            self.device.copy_later(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        else:
-            self.device.drain()
-            target.copy_(tensor.view(-1))
-        return target
 
     def index_of(self, tensor):
         try:
             return self.device.block_of(tensor).device
         except StopIteration:  # the host's
             return None
-
-    def on_stream(self, kind):
-        if kind == "default":
-            return nullcontext()
-        stream = self.device.Stream(0) if kind == "side" else LazyStream(self.device, 0)
-        return self.device.stream(stream)
 
 
 @pytest.fixture
@@ -114,21 +91,6 @@ class Cuda:
 
     def get_device_properties(self, index):
         return SimpleNamespace(total_memory=FULL_BYTES)
-
-    def memory_stats(self):
-        """What is in use, also by kernels alone."""
-        machine = self.machine
-        with machine.lock:
-            free = {id(block) for block in machine.free}
-            free |= {id(b) for b, marks in machine.guarded if all(mark.is_done for mark in marks)}
-            sizes = [len(block.bytes) for block in machine.blocks if id(block) not in free]
-        return {"active_bytes.all.current": sum(sizes)}
-
-    def get_allocator_backend(self):
-        return "native"
-
-    def memory_snapshot(self):
-        return [{"is_expandable": False}]
 
     def CUDAGraph(self):
         return Operations()
