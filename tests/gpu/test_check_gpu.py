@@ -17,7 +17,7 @@ from _lazy_gpu import gpu, lines_of
 from _loader_helpers import no_thread_left
 
 from spdl_torch.__main__ import main
-from spdl_torch.check_gpu import command, correctness, exits, races, rates
+from spdl_torch.check_gpu import command, correctness, exits, rates
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.io._transfer import transfer
 from spdl_torch.measuring.quantiles import quantile
@@ -25,8 +25,6 @@ from spdl_torch.measuring.quantiles import quantile
 __all__ = ["gpu", "no_thread_left"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
 
 
 PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)

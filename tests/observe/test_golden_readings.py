@@ -36,12 +36,14 @@ def reading_of(content):
 
 
 def test_verdicts_stay():
-    """The cause, the stage and what limits the gain."""
+    """The cause, the stage, what limits the gain, and whether more workers are advised."""
     changed = []
     for number, content in enumerate(READINGS):
         stats, probes, pooled = reading_of(content)
         verdict = judge(stats, probes, pooled=pooled)
         found = {"cause": verdict.cause.value, "stage": verdict.stage, "limit": verdict.limit}
+        if "raises" in content["answer"]:
+            found["raises"] = "Raise" in verdict.action
         if found != content["answer"]:
             changed.append((number, content["answer"], found))
     assert not changed

@@ -5,14 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import multiprocessing
-import os
 import sys
-from collections import Counter
 
 import pytest
-from _browser import NAMES, REQUIRED, VARIABLE, Browser, found_chromium
-from _loader_helpers import PATIENCE_SECONDS
+from _browser import Browser, found_chromium
 from _pages import FORMULAS, HOSTILE, MS, REPORT, Reader, read, reports, timeline
 from _readings import html_in_notebook
 
@@ -432,16 +428,6 @@ def browser(tmp_path_factory):
         yield opened
 
 
-def test_browser_that_must_be_there_is_not_skipped(monkeypatch):
-    """Continuous integration sets the variable where it can install one."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", "")
-    for required, outcome in (("", pytest.skip.Exception), ("1", pytest.fail.Exception)):
-        monkeypatch.setenv(REQUIRED, required)
-        with pytest.raises(outcome, match=NAMES[0]):
-            found_chromium()
-
-
 def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
     """Nothing on the console, nothing asked of the network, no user's text run; and the figures on
     the screen and in the charts are the store's."""
@@ -471,54 +457,6 @@ def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
     assert dict(spans) == expected
 
 
-class SharedOut(Faulty):
-    """The same, of which each worker process loads some: none begins alone."""
-
-    def __init__(self):
-        self.all_begin = multiprocessing.get_context("fork").Barrier(2)
-
-    def __getitem__(self, index):
-        if self.all_begin is not None:
-            self.all_begin.wait(PATIENCE_SECONDS)
-            self.all_begin = None
-        return super().__getitem__(index)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="shares a barrier with its workers")
-def test_browser_draws_what_children_did(tmp_path, browser):
-    """Each worker process has a lane with its name, and all of its slices lie there."""
-    loader = DataLoader(SharedOut(), 4, on_error="skip", error_budget=0.5, num_workers=2,
-                        isolation="process", multiprocessing_context="fork")  # fmt: skip
-    for _ in loader:
-        pass
-    out = loader.profile().write_html(tmp_path / "p.html")
-    browser.open(out)
-    assert browser.problems == []
-    (timeline,) = read(out).figures["timelines"]
-    children = ["worker process[0]", "worker process[1]"]
-    assert timeline["names"][:2] == children
-    labels = browser.evaluate(
-        f"{MODELS}.filter((m) => m.type === 'LinearAxis').map((m) => m.major_label_overrides)"
-        ".filter((m) => m.size).map((m) => [...m.values()].map((l) => l.text ?? l))[0]"
-    )
-    assert labels == timeline["names"]
-    tops = browser.evaluate(
-        f"{MODELS}.filter((m) => m.name === 'Process' && m.data?.left)"
-        ".map((m) => [...m.data.top])[0]"
-    )
-    drawn = Counter(timeline["names"][round(top + 0.35)] for top in tops)
-    trace = json.loads(loader.profile().write_trace(tmp_path / "t.json").read_text())
-    events = trace["traceEvents"]
-    names = {
-        (event["pid"], event["tid"]): event["args"]["name"]
-        for event in events
-        if event["ph"] == "M" and event["name"] == "thread_name"
-    }
-    recorded = [names[e["pid"], e["tid"]] for e in events if e["name"] == "Process"]
-    assert drawn == Counter(recorded)
-    assert set(drawn) == set(children)
-
-
 def test_browser_shows_what_the_mouse_points_at(tmp_path, browser):
     """A user's name of a part is a text in the hint too."""
     row = Row("worker", 1, 0, "stage", 1, (Turn(0, 0, 1000 * MS, 1000 * MS, -1, 7, 7, -1, -1),),
@@ -544,75 +482,3 @@ def test_browser_shows_what_the_mouse_points_at(tmp_path, browser):
     assert HOSTILE in shown
     assert browser.evaluate("window.pwned === undefined")
     assert browser.problems == []
-
-
-@pytest.mark.parametrize(
-    ("num_turns", "num_slices"),
-    [(1_300, 20_000), pytest.param(6_300, 100_000, marks=pytest.mark.long)],
-)
-def test_browser_draws_all_slices(tmp_path, browser, record_property, num_turns, num_slices):
-    """All of them, and the charts share their time axis; how long it takes is in the record."""
-    profile = Profile(REPORT, (timeline(num_turns, workers=4),))
-    path = profile.write_html(tmp_path / "p.html", max_events=400_000)
-    num_spans = sum(s["num_spans"] for s in read(path).figures["timelines"][0]["spans"])
-    assert num_spans >= num_slices
-    record_property("milliseconds until drawn", browser.open(path))
-    assert browser.problems == []
-    plots = f"{MODELS}.filter((m) => m.type === 'Figure')"
-    starts = browser.evaluate(
-        f"(() => {{ const p = {plots}; p[0].x_range.start = 1; p[0].x_range.end = 2;"
-        " return p.map((each) => each.x_range.start); })()"
-    )
-    assert starts == [1] * len(starts)
-    assert len(starts) == 2
-    assert browser.problems == []
-
-
-CONTRASTS = """
-(() => {
-  const levels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => levels(colour).slice(0, 3).map((level) => level / 255)
-    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
-  const behind = (element) => {
-    const bar = element.previousElementSibling;
-    if (bar?.tagName === "I") return getComputedStyle(bar).backgroundColor;
-    for (let e = element; e; e = e.parentElement) {
-      const colour = getComputedStyle(e).backgroundColor;
-      if (levels(colour)[3] !== 0) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const texts = [...document.querySelectorAll("h1, h2, p, th, td, span")];
-  return texts.filter((e) => e.textContent.trim()).map((e) => {
-    const [one, two] = [light(getComputedStyle(e).color), light(behind(e))];
-    return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
-  });
-})()
-"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_browser_shows_the_page_as_the_system_is(tmp_path, browser, scheme):
-    """Every text has the contrast that the web's guideline asks for (WCAG 2.2, 1.4.3: 4.5 to 1), on
-    bars and marked rows too; in dark the charts are turned, and on paper everything is light."""
-    profile = Profile(REPORT, (timeline(20),))
-    browser.call(
-        "Emulation.setEmulatedMedia",
-        media="screen",
-        features=[{"name": "prefers-color-scheme", "value": scheme}],
-    )
-    browser.open(profile.write_html(tmp_path / "p.html"))
-    contrasts = browser.evaluate(CONTRASTS)
-    assert len(contrasts) > 50
-    assert min(contrasts) >= 4.5
-    style = "getComputedStyle(document.body).backgroundColor"
-    turned = "getComputedStyle(document.getElementById('charts')).filter"
-    white = "rgb(255, 255, 255)"
-    assert (browser.evaluate(style) == white) is (scheme == "light")
-    assert (browser.evaluate(turned) == "none") is (scheme == "light")
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    assert browser.evaluate(style) == white
-    assert browser.evaluate(turned) == "none"
-    assert browser.problems == []
-    browser.call("Emulation.setEmulatedMedia", media="", features=[])

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import zlib
 from datetime import datetime
-from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (
@@ -25,9 +23,6 @@ from spdl_torch.observe import (
     recording_gc,
     report_of_file,
 )
-from spdl_torch.observe.plot.data import merge_spans
-from spdl_torch.observe.plot.panels import QUEUE_PANELS, TASK_PANELS
-from spdl_torch.observe.store.interval_rows import pair_collections
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
@@ -187,25 +182,6 @@ def test_failed_interval_has_no_time(tmp_path):
     assert p90.get_markevery() == [3]
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 10**6)), min_size=1, max_size=6))
-def test_steady_work_is_a_level_line_whatever_the_intervals(intervals):
-    """A rate times its interval is the count, in the panels of tasks, failures and throughput."""
-    rows = [{"elapsed": seconds, "num_tasks": n, "num_items": n} for seconds, n in intervals]
-    for panels, quantity in ((TASK_PANELS, "tasks"), (QUEUE_PANELS, "throughput (QPS)")):
-        (rates,) = (panel.curves[0] for panel in panels if panel.quantity == quantity)
-        for row, (seconds, n) in zip(rows, intervals, strict=True):
-            assert rates.value(row) * seconds == pytest.approx(n)
-
-
-def test_percentiles_have_the_colour_of_their_queue(db_path):
-    """The very colour of the legend's line: a paler one may be that of another queue."""
-    for figure in (plot_task_stats(db_path), plot_queue_stats(db_path)):
-        means = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
-        for line in [line for axes in figure.axes for line in axes.lines]:
-            name = line.get_label().rpartition(" ")[0]
-            assert (line.get_color(), line.get_alpha()) == (means[f"{name} mean"], None)
-
-
 def test_single_interval_is_visible(tmp_path):
     """A line as long as the interval."""
     path = write(tmp_path / "s.db", of_pipeline({"src": 1, "decode": 1, "sink": 1}, 1))
@@ -213,22 +189,6 @@ def test_single_interval_is_visible(tmp_path):
         for axes in figure.axes:
             for line in axes.lines:
                 assert list(line.get_xdata()) == [0, 10]
-
-
-def test_stage_and_its_queue_have_one_colour_whatever_is_left_out(db_path):
-    """Stages differ from each other in colour."""
-
-    def styles(figure):
-        first = figure.axes[0].lines
-        return {
-            line.get_label().partition(" ")[0].removesuffix("_queue"): line.get_color()
-            for line in first
-        }
-
-    tasks, queues = styles(plot_task_stats(db_path)), styles(plot_queue_stats(db_path))
-    assert len(set(queues.values())) == len(queues) == 4
-    assert tasks == {name: queues[name] for name in tasks}
-    assert styles(plot_task_stats(db_path, stages=["decode"])).items() <= tasks.items()
 
 
 def test_stage_is_one_line_when_its_concurrency_changes(tmp_path):
@@ -293,42 +253,6 @@ def test_collections_are_left_out_when_there_were_none(db_path):
     figure = plot_task_stats(db_path)
     assert not any(axes.collections for axes in figure.axes)
     assert legend_texts(figure) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
-
-
-def event(timestamp, name, generation=None):
-    """An event with or without details."""
-    return EventLogEntry(timestamp, name, {} if generation is None else {"generation": generation})
-
-
-EVENTS = {
-    "nested generations": (
-        [*collection(1, 2, 0), *collection(3, 5, 2)],
-        [(1, 2, False), (3, 5, True)],
-    ),
-    "no generation given": ([event(1, "gc_start"), event(2, "gc_stop")], [(1, 2, True)]),
-    "stop without a start": ([event(1, "gc_stop", 2), *collection(2, 3, 2)], [(2, 3, True)]),
-    "start without a stop": ([event(1, "gc_start", 2), *collection(2, 3, 2)], [(2, 3, True)]),
-    "other events": ([event(1, "epoch"), event(2, "gc_start", 2)], []),
-}
-
-
-@pytest.mark.parametrize("case", EVENTS)
-def test_collection_is_a_start_and_its_stop(case):
-    """Halves are left out."""
-    events, expected = EVENTS[case]
-    assert [(c.start, c.stop, c.is_full) for c in pair_collections(events)] == expected
-
-
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), max_size=30), st.integers(1, 10))
-def test_merged_spans_cover_the_same_and_are_apart(parts, gap):
-    """Nothing is lost, and two spans of the result have a gap between them."""
-    given_spans = sorted((start, start + length) for start, length in parts)
-    merged = merge_spans(given_spans, gap=gap)
-    assert merge_spans(merged, gap=gap) == merged
-    for start, stop in given_spans:
-        assert sum(a <= start and stop <= b for a, b in merged) == 1
-    assert all(b[0] - a[1] >= gap for a, b in pairwise(merged))
-    assert {edge for span in merged for edge in span} <= {e for s in given_spans for e in s}
 
 
 # -- what is drawn ---------------------------------------------------------------------------------
@@ -463,26 +387,6 @@ def test_each_pipeline_of_a_run_has_its_sentence(tmp_path):
 
 
 # -- the page --------------------------------------------------------------------------------------
-
-
-def test_nothing_lies_over_anything_when_names_are_long(tmp_path):
-    """Legend, sentence, titles and panels have places of their own, inside the picture."""
-    long = dict.fromkeys((f"aggregate(op=collate({n}), drop_last=False)" for n in range(8)), 0.1)
-    figure = plot_queue_stats(write(tmp_path / "s.db", of_pipeline({"src": 1.0, **long})))
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    boxes = [legend.get_window_extent(), *(axes.get_window_extent() for axes in figure.axes)]
-    title = figure.axes[0].get_title(loc="left")
-    texts = figure.axes[0].findobj(matplotlib.text.Text)
-    boxes += [text.get_window_extent() for text in texts if text.get_text() == title]
-    assert len(boxes) == 1 + len(figure.axes) + 1
-    boxes += [text.get_window_extent() for text in figure.texts]
-    for n, box in enumerate(boxes):
-        assert box.x0 >= 0
-        assert box.y0 >= 0
-        assert box.x1 <= figure.bbox.x1
-        assert box.y1 <= figure.bbox.y1
-        assert not any(box.overlaps(other) for other in boxes[:n])
 
 
 @pytest.mark.parametrize("label", ["_private", "price $1 to $2", "<lambda>"])

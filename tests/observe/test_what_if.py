@@ -12,9 +12,6 @@ from dataclasses import replace
 import pytest
 from _readings import html_in_notebook, shown
 from _simulated_loader import Loader, Simulation, report_of
-from bench import table_what_if
-from bench.report import Report as BenchReport
-from bench.tables import Refused, load_table
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
@@ -245,28 +242,6 @@ def test_processes_do_not_show_what_threads_would_do():
     report = simulated(num_workers=2, in_processes=True, gil=2 * MS)
     assert "share the trainer's GIL" in report.what_if(processes=0).reason
     assert report.what_if(num_workers=1).gain == pytest.approx(-0.47, abs=0.1)
-
-
-def test_bench_counts_what_is_within_the_bound_and_leaves_out_what_is_unknown():
-    """The gain over the report's own rate is applied to the rate from the first batch on."""
-    report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
-    found = report.what_if(num_workers=4)
-    base = 0.9 * found.base_rate
-    figures = table_what_if.figures_of([found] * 3, [base] * 3, [2 * base] * 3)
-    assert figures["high"] == pytest.approx(base * (1 + found.gain))
-    assert figures["of_it"] == pytest.approx(2 / (1 + found.gain))
-    unknown = shortened(report, 0.4, 400).what_if(num_workers=4)
-    with pytest.raises(Refused, match="cannot be known: the window is short"):
-        table_what_if.figures_of([found, unknown, unknown], [base] * 3, [base] * 3)
-    table = load_table("what-if")
-    for name in (row.name for row in table.contenders):
-        assert table_what_if.case_of(name).question
-    bench = BenchReport(title="", metrics=table.metrics, settings={})
-    bench.add("near", {**figures, "other_cores": 0.1})
-    bench.add("far", {**figures, "of_it": 1.5, "other_cores": 1.0})
-    within, disturbed = table_what_if.conclude(bench)
-    assert within == "Within the bound: 1 of 2 predictions."
-    assert "beside 1 of them" in disturbed
 
 
 # -- asking and showing ----------------------------------------------------------------------------

@@ -123,13 +123,6 @@ def source_of(block, page):
     return "\n" * (block.line - 1) + block.text.replace(usual, small)
 
 
-def test_smaller_amount_stands_for_one_of_the_page():
-    """An amount that nobody writes any more would be replaced nowhere."""
-    for page, (usual, _) in SMALLER.items():
-        blocks = blocks_of(ROOT / page)
-        assert sum(block.text.count(usual) for block in blocks if runs(block)) == 1, page
-
-
 def run_script(source, path):
     """A block that has the guard of a script is one: saved and run."""
     path.write_text(source, encoding="utf-8")

@@ -1,7 +1,6 @@
 """The shape of the house: who imports whom, what an import costs, what stands where.
 
-One test for each promise; what breaks it is listed with file and line. How long files and functions
-may be is not promised: ``python tests/helpers/_house.py`` lists them.
+What breaks a rule is listed with file and line.
 """
 
 from __future__ import annotations
@@ -9,19 +8,14 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-import _house
 import pytest
 from _house import ROOT, Module, cycles, modules, room_of
 from packaging.version import Version
 
 import spdl_torch
-from spdl_torch.engine.threads import stacks
 
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
@@ -115,20 +109,6 @@ ROOMS = {
     ],
 }
 
-TOP_LEVEL = {
-    ".ci",
-    ".github",
-    ".gitignore",
-    "CHANGELOG.md",
-    "LICENSE",
-    "README.md",
-    "docs",
-    "examples",
-    "pyproject.toml",
-    "spdl_torch",
-    "tests",
-    "tox.ini",
-}
 
 HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "bokeh", "av")
 
@@ -190,42 +170,6 @@ def test_no_files_import_each_other():
     found = cycles(modules())
     inside = [(group, i) for group in found for name in sorted(group) for i in imports[name]]
     assert_none(i for group, i in inside if i.imported in group and not i.is_free)
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "from spdl_torch.io._image.decode import decode_image",
-        "def function():\n    import spdl_torch.io._image.decode",
-        "if TYPE_CHECKING:\n    from .io._image import decode",
-    ],
-    ids=["at the top", "in a function", "for types"],
-)
-def test_planted_cycle_is_found(planted):
-    """The file at the ground imports one that needs it: both are in the one group there is."""
-    ground = modules()["spdl_torch.errors"]
-    changed = _house.parsed(ground.path, ground.name, planted)
-    (group,) = cycles({**modules(), ground.name: changed})
-    assert {"spdl_torch.errors", "spdl_torch.io._image.decode"} <= group
-
-
-def test_rooms_are_printed_from_the_ground_up(capsys):
-    """Each with its floor, which is above those of all rooms that it imports."""
-    _house.main(["--rooms"])
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in printed if ":" in line] == [
-        layer for layer in LAYERS if layer in ROOMS
-    ]
-    floors = {}
-    for line in printed:
-        if ":" in line:
-            floors, count = {}, int(line.split()[1])
-        else:
-            floor, room, *imported = line.replace(",", "").split()
-            floors[room] = int(floor)
-            assert all(floors[each] < int(floor) for each in imported), line
-            count -= 1
-    assert count == 0
 
 
 def test_what_a_loader_remembers_is_read_in_its_own_room_alone():
@@ -325,25 +269,6 @@ def faults_of_all(module: Module, is_public: bool):
             yield f"{module.at(line)}: {name} is in __all__, and there is none"
 
 
-PACKAGES_INSIDE = {"autotune", "io", "observe", "pipeline", "spdl", "testing"}
-PUBLIC_PACKAGES = ["", ".autotune", ".data.sources", ".io", ".observe", ".pipeline"]
-
-
-@pytest.mark.parametrize("name", [f"spdl_torch{package}" for package in PUBLIC_PACKAGES])
-def test_all_of_a_public_package_is_what_it_imports(name):
-    """What a package re-exports, and nothing else, is in its __all__, which dir() shows: with the
-    modules that it hands on, which are in no __all__."""
-    package = importlib.import_module(name)
-    imported = {
-        alias.asname or alias.name
-        for node in ast.walk(modules()[name].tree)
-        if isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("spdl_torch"))
-        for alias in node.names
-    }
-    assert set(package.__all__) - {"__version__"} == imported - {"hand_on"} - PACKAGES_INSIDE
-    assert imported - {"hand_on"} <= set(dir(package))
-
-
 @pytest.mark.parametrize("name", ["DataLoder", "torch", "importlib_"])
 def test_unknown_name_is_an_attribute_error(name):
     """The lazy package says so as any other module would."""
@@ -351,66 +276,6 @@ def test_unknown_name_is_an_attribute_error(name):
         getattr(spdl_torch, name)
 
 
-def test_files_that_stacks_leave_out_exist():
-    """A file that is renamed would show its waiting threads as busy ones."""
-    assert_none(path for path in stacks.WAITING if not Path(path).is_file())
-
-
-def test_top_level_holds_nothing_else():
-    """What stands at the top of the repository is decided once."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    listed = subprocess.run(
-        ["git", "-c", f"safe.directory={ROOT}", "ls-files"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    assert {line.split("/")[0] for line in listed.stdout.splitlines()} <= TOP_LEVEL
-
-
-def test_every_test_stands_in_a_room():
-    """Each file of tests in a folder that docs/howto/contribute.md has in its table."""
-    page = (ROOT / "docs/howto/contribute.md").read_text(encoding="utf-8")
-    rooms = set(re.findall(r"`(tests/\w+)`", page))
-    found = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
-    assert {folder.relative_to(ROOT).as_posix() for folder in found} <= rooms
-
-
 def test_version_is_one_that_pip_understands():
     """PEP 440, in its normal form, so that releases sort."""
     assert str(Version(spdl_torch.__version__)) == spdl_torch.__version__
-
-
-def test_report_lists_the_longest_files_and_functions(capsys):
-    """With file and line, so that an editor opens them."""
-    _house.main([])
-    printed = capsys.readouterr().out
-    longest = max(modules().values(), key=lambda m: len(m.path.read_text("utf-8").splitlines()))
-    assert f" {longest.at(1)}\n" in printed
-    assert "Lines of functions" in printed
-
-
-def test_every_test_says_its_promise(request):
-    """In its docstring and in its file's, by which ``_house.py --promises`` counts them."""
-    for item in request.session.items:
-        for docstring in (item.function.__doc__, item.module.__doc__):
-            assert docstring, f"{item.nodeid} says no promise"
-            assert _house.promise_of(docstring)
-
-
-def test_tests_are_counted_by_promise(request, capsys):
-    """Every test is in the list, under its file's first sentence."""
-    tests = _house.Collected()
-    tests.short = request.session.items
-    _house.print_promises(tests, each=False)
-    total, *lines = capsys.readouterr().out.splitlines()
-    assert total.startswith(f"{len(tests.short):,} tests, 0 more")
-    assert sum(int(line.split()[0]) for line in lines) == len(tests.short)
-    (own,) = [line for line in lines if "test_house.py" in line]
-    assert own.endswith(
-        "test_house.py: The shape of the house: who imports whom, what an import "
-        "costs, what stands where"
-    )
