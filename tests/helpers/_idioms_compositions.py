@@ -5,28 +5,20 @@ What is inside may be safe on threads, and say so: what is around it is somebody
 
 import contextvars
 import functools
-import logging
 import os
-import random
-import types
-from collections import OrderedDict
 
 import numpy as np
 import torch
-from _idioms import PAIRS, Idiom, N, Samples, decode, idiom, listed
+from _idioms import PAIRS, Idiom, N, Samples, decode, idiom
 from _idioms_files import Reader, written
-from _idioms_objects import Padding, Resize, ShiftOfBoth
+from _idioms_objects import Padding, Resize
 from PIL import Image
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
     Dataset,
     IterableDataset,
-    StackDataset,
     Subset,
-    TensorDataset,
 )
-from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 
 from spdl_torch import ImageFolder, PipelineDataset
@@ -41,7 +33,6 @@ CACHE = {}
 def reset():
     """Forget what an earlier run kept."""
     CACHE.clear()
-    Registry.last.clear()
 
 
 class Safe(Samples):
@@ -83,12 +74,6 @@ class Wrapper(Dataset):
 def wrapper_of_a_safe_dataset(folder):
     """What is inside says that it is safe."""
     return Idiom(dataset=Wrapper(Safe()))
-
-
-@idiom
-def wrapper_of_a_wrapper_in_a_subset(folder):
-    """The same further inside."""
-    return Idiom(dataset=Subset(Wrapper(Subset(Safe(), NUMBERS)), NUMBERS[::-1]))
 
 
 @idiom
@@ -157,55 +142,6 @@ def concatenation_of_safe_and_other(folder):
     return Idiom(dataset=ConcatDataset([Safe(), Wrapper(Safe())]), epochs=[PAIRS * 2])
 
 
-@idiom
-def stack_of_safe_and_other(folder):
-    """Images and masks, from two datasets."""
-
-    class Masks(Samples):
-        keeps = Keeps()
-
-        def __getitem__(self, index):
-            return self.keeps(index)
-
-    return Idiom(
-        dataset=StackDataset(TensorDataset(torch.arange(N)), Masks()),
-        epochs=[[((n,), n) for n in range(N)]],
-    )
-
-
-@idiom
-def subset_of_lazy_indices(folder):
-    """The indices are a user's sequence, which reads them from a file."""
-
-    class FromFile:
-        def __init__(self, path):
-            self.reader = Reader(path)
-
-        def __len__(self):
-            return N
-
-        def __getitem__(self, index):
-            return self.reader.read(index)
-
-    return Idiom(dataset=Subset(Safe(), FromFile(written(folder))))
-
-
-@idiom
-def one_dictionary_for_object_and_wrapper(folder):
-    """A wrapper that takes the place of the dataset, attributes and all."""
-
-    class Patched(Safe):
-        def value(self, index):
-            self.helper.last = index
-            decode(index)
-            return self.helper.last
-
-    dataset = Safe()
-    dataset.helper = types.SimpleNamespace()
-    dataset.__class__ = Patched
-    return Idiom(dataset=dataset)
-
-
 # -- ours around the user's ------------------------------------------------------------------
 
 
@@ -249,19 +185,6 @@ def pair(index):
 
 
 @idiom
-def pipeline_and_a_collate_object(folder):
-    """The pipeline's items are batched by the loader, through one buffer."""
-    return Idiom(dataset=pipeline(NUMBERS, pair), options={"collate_fn": Padding()})
-
-
-@idiom
-def pipelines_mixed_and_a_collate_object(folder):
-    """Two pipelines in one."""
-    both = mix({"a": pipeline(NUMBERS, pair), "b": pipeline(NUMBERS, pair)}, stop="first")
-    return Idiom(dataset=both, options={"collate_fn": Padding()}, epochs=[PAIRS * 2])
-
-
-@idiom
 def pipeline_and_worker_init_fn(folder):
     """Each worker changes its process."""
 
@@ -276,18 +199,6 @@ def pipeline_and_worker_init_fn(folder):
 def pipeline_op_that_keeps(folder):
     """One thread calls the op, in each worker's pipeline."""
     return Idiom(dataset=pipeline(PAIRS, Keeps()))
-
-
-@idiom
-def pipeline_source_that_keeps(folder):
-    """A source that notes where it is."""
-
-    class Cursor:
-        def __iter__(self):
-            for self.position in range(N):
-                yield decode(self.position), self.position
-
-    return Idiom(dataset=pipeline(Cursor()))
 
 
 @idiom
@@ -323,70 +234,11 @@ IMAGES = [(number, 0) for number in range(0, N, 8)]
 
 
 @idiom
-def sequential_that_keeps(folder):
-    """A subclass of ``nn.Sequential`` with a ``forward`` of its own."""
-
-    class Noting(torch.nn.Sequential):
-        def forward(self, image):
-            self.last = number_in(image)
-            decode(image)
-            return self.last
-
-    return Idiom(dataset=images(folder, Noting()), epochs=[IMAGES])
-
-
-@idiom
-def compose_with_a_buffer_inside(folder):
-    """A recipe in which one step has a buffer."""
-
-    class IntoBuffer(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.buffer = np.zeros(1, np.int64)
-
-        def forward(self, image):
-            self.buffer[0] = number_in(image)
-            decode(image)
-            return int(self.buffer[0])
-
-    recipe = torch.nn.Sequential(v2.Compose([v2.Identity(), IntoBuffer()]))
-    return Idiom(dataset=images(folder, recipe), epochs=[IMAGES])
-
-
-@idiom
 def hook_of_a_transform(folder):
     """torchvision's transforms are modules, and modules have hooks."""
     keeps, transform = Keeps(), v2.Identity()
     transform.register_forward_hook(lambda module, images, image: keeps(number_in(image)))
     return Idiom(dataset=images(folder, transform), epochs=[IMAGES])
-
-
-@idiom
-def loader_under_lru_cache(folder):
-    """torchvision's loader in a cache, and a step that paints into the image it gets."""
-
-    def painted(image):
-        number = number_in(image)
-        image.putpixel((0, 0), (number + 1,) * 3)
-        return number
-
-    cache = functools.lru_cache(maxsize=None)(pil_loader)
-    dataset = images(folder, painted, loader=cache)
-    return Idiom(dataset=dataset, epochs=[IMAGES] * 2)
-
-
-@idiom
-def target_transform_that_counts(folder):
-    """Labels are numbered in the order in which they come, in each worker from the beginning."""
-
-    class Numbers(OrderedDict):
-        def __call__(self, label):
-            self["last"] = label
-            decode(label)
-            return self.pop("last")
-
-    dataset = images(folder, number_in, target_transform=Numbers())
-    return Idiom(dataset=dataset, epochs=[IMAGES])
 
 
 # -- functions -------------------------------------------------------------------------------
@@ -407,161 +259,7 @@ def partial_with_a_buffer(folder):
     return Idiom(dataset=PAIRS, options=options)
 
 
-@idiom
-def bound_method_of_a_helper(folder):
-    """A method whose object keeps the lengths of the last batch."""
-
-    class Collator:
-        def collate(self, samples):
-            self.samples = samples
-            decode(samples)
-            return torch.tensor(self.samples)
-
-    return Idiom(dataset=PAIRS, options={"collate_fn": Collator().collate})
-
-
-@idiom
-def collate_with_a_cache_in_a_global(folder):
-    """The padded batch of each length is kept in a global."""
-
-    def collate(samples):
-        CACHE["batch"] = torch.tensor(samples)
-        decode(samples)
-        return CACHE["batch"]
-
-    return Idiom(
-        dataset=TensorDataset(torch.arange(N), torch.arange(N)), options={"collate_fn": collate}
-    )
-
-
-@idiom
-def lists_that_load_when_asked(folder):
-    """A subclass of list that reads its entries when they are looked up."""
-
-    class Lazily(list):
-        def __init__(self, path):
-            super().__init__(range(N))
-            self.reader = Reader(path)
-
-        def __getitem__(self, index):
-            return index, self.reader.read(index)
-
-    return Idiom(dataset=Lazily(written(folder)))
-
-
 # -- what else a sample may leave behind -----------------------------------------------------
-
-
-class Registry:
-    """A cache that belongs to the class."""
-
-    last = {}  # noqa: RUF012
-
-    @classmethod
-    def through(cls, index):
-        cls.last["index"] = index
-        decode(index)
-        return cls.last["index"]
-
-
-@idiom
-def cache_of_a_class_in_a_subset(folder):
-    """What a class method keeps, inside of a Subset."""
-
-    class ByRegistry(Samples):
-        def value(self, index):
-            return Registry.through(index)
-
-    return Idiom(dataset=Subset(ByRegistry(), NUMBERS))
-
-
-@idiom
-def context_variable_of_a_sample(folder):
-    """Set for the sample, and read by what is called."""
-
-    class InContext(Samples):
-        def value(self, index):
-            token = STEP.set(index)
-            decode(index)
-            found = STEP.get()
-            STEP.reset(token)
-            return found
-
-    return Idiom(dataset=InContext())
-
-
-@idiom
-def log_records_of_a_sample(folder):
-    """A handler that is added for a sample collects what a library logs."""
-
-    class Collects(logging.Handler):
-        def __init__(self):
-            super().__init__()
-            self.found = []
-
-        def emit(self, record):
-            self.found.append(record.getMessage())
-
-    logger = logging.getLogger("spdl_test.library")
-    logger.propagate = False
-    logger.setLevel(logging.INFO)
-
-    class Logged(Samples):
-        def value(self, index):
-            handler = Collects()
-            logger.addHandler(handler)
-            decode(index)
-            logger.info("%d", index)
-            decode(index)
-            logger.removeHandler(handler)
-            return index if handler.found == [str(index)] else -1
-
-    return Idiom(dataset=Logged())
-
-
-@idiom
-def numpy_seeded_by_a_sample(folder):
-    """``np.random.seed`` once, then draws in steps."""
-
-    class Seeded(Samples):
-        def value(self, index):
-            np.random.seed(index)
-            random.seed(index)
-            first = np.random.rand()
-            decode(index)
-            state = np.random.RandomState(index)
-            found = first, np.random.rand()
-            return index if found == (state.rand(), state.rand()) else -1
-
-    return Idiom(dataset=Seeded())
-
-
-@idiom
-def state_under_slots(folder):
-    """A helper without ``__dict__``, in a dict of recipes."""
-
-    class Recipe:
-        __slots__ = ("mask", "steps")
-
-        def __init__(self):
-            self.steps = [ShiftOfBoth()]
-
-        def __call__(self, index):
-            results = {"image": index, "mask": 0}
-            for step in self.steps:
-                results = step(results)
-            self.mask = results["mask"]
-            decode(index)
-            return results["image"] - self.mask
-
-    class BySlots(Samples):
-        def __init__(self):
-            self.recipes = {"train": Recipe()}
-
-        def value(self, index):
-            return self.recipes["train"](index)
-
-    return Idiom(dataset=BySlots())
 
 
 @idiom
@@ -604,37 +302,3 @@ def sampler_that_sets_the_epoch(folder):
 
     epochs = [[(number, epoch) for number in range(N)] for epoch in range(2)]
     return Idiom(dataset=dataset, options={"sampler": Announcing()}, epochs=epochs)
-
-
-@idiom
-def batch_sampler_with_state(folder):
-    """Batches of like lengths, from buckets that are filled and emptied."""
-
-    class Buckets(BatchSampler):
-        def __init__(self):
-            super().__init__(range(N), 8, False)
-            self.buckets = {k: [] for k in range(3)}
-
-        def __iter__(self):
-            for index in self.sampler:
-                bucket = self.buckets[index % 3]
-                bucket.append(index)
-                if len(bucket) == 8:
-                    yield list(bucket)
-                    bucket.clear()
-
-    options = {"batch_sampler": Buckets(), "batch_size": 1}
-    return Idiom(dataset=Wrapper(Safe()), options=options)
-
-
-@idiom
-def list_of_tensors_that_the_loop_collects(folder):
-    """Tensors in a list, handed out as they are, and changed by the loop."""
-    rows = [torch.tensor([number, number]) for number in range(N)]
-    return Idiom(
-        dataset=rows,
-        options={"collate_fn": lambda samples: samples},
-        epochs=[PAIRS] * 2,
-        samples=listed,
-        use=lambda batch: [row.zero_() for row in batch],
-    )

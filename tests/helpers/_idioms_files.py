@@ -1,16 +1,11 @@
 # ruff: noqa: SIM115  # handles that stay open are what this file is about
 """Files, archives and databases that a dataset keeps open."""
 
-import csv
 import linecache
 import mmap
 import os
-import pickle
-import shelve
 import sqlite3
 import tarfile
-import tempfile
-import zipfile
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -128,18 +123,6 @@ class LazilyInHelper(Samples):
 
 
 @simple
-class DictOfReaders(Samples):
-    """A reader for each split, in a dict of dicts."""
-
-    def __init__(self, folder):
-        path = written(folder)
-        self.splits = {"train": {"even": Reader(path), "odd": Reader(path)}}
-
-    def value(self, index):
-        return decode(self.splits["train"]["odd" if index % 2 else "even"].read(index))
-
-
-@simple
 class ModuleGlobalFile(Samples):
     """The file is opened into a global of the module."""
 
@@ -151,19 +134,6 @@ class ModuleGlobalFile(Samples):
         if HANDLE is None:
             HANDLE = open(self.path, "rb")
         return decode(read(HANDLE, index))
-
-
-@simple
-class FileByPid(Samples):
-    """Files are kept in a dict by process, for safety."""
-
-    def __init__(self, folder):
-        self.path = written(folder)
-
-    def value(self, index):
-        if os.getpid() not in HANDLES:
-            HANDLES[os.getpid()] = open(self.path, "rb")
-        return decode(read(HANDLES[os.getpid()], index))
 
 
 @simple
@@ -271,22 +241,6 @@ def tar_in_init(folder):
 
 
 @simple
-class ZipsByPath(Samples):
-    """Archives in a dict by path, opened when needed."""
-
-    def __init__(self, folder):
-        self.path, self.open = folder / "records.zip", {}
-        with zipfile.ZipFile(self.path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for number in range(N):
-                archive.writestr(str(number), str(number) * 50)
-
-    def value(self, index):
-        if self.path not in self.open:
-            self.open[self.path] = zipfile.ZipFile(self.path)
-        return int(self.open[self.path].read(str(index))[: len(str(index))])
-
-
-@simple
 class Hdf5Lazily(Samples):
     """h5py, opened on the first sample."""
 
@@ -355,76 +309,6 @@ class SqliteLazily(Samples):
 
 
 @simple
-class ShelfInHelper(Samples):
-    """A shelf that keeps the last objects in a cache."""
-
-    def __init__(self, folder):
-        # Not dbm.dumb: it calls ast.literal_eval, which Python 3.11 gets wrong on several threads.
-        self.path, stored = folder / "shelf", {}
-        with shelve.Shelf(stored) as shelf:
-            for number in range(N):
-                shelf[str(number)] = [number]
-        self.path.write_bytes(pickle.dumps(stored))
-        self.state = SimpleNamespace(shelf=None)
-
-    def value(self, index):
-        if self.state.shelf is None:
-            self.state.shelf = shelve.Shelf(pickle.loads(self.path.read_bytes()))
-        return decode(self.state.shelf[str(index)][0])
-
-
-@simple
-class CsvByOffset(Samples):
-    """Rows of a CSV file, found by their offsets, read through one reader."""
-
-    def __init__(self, folder):
-        self.path = folder / "rows.csv"
-        with open(self.path, "w", newline="") as file:
-            self.offsets = [(file.tell(), file.write(f'{n},"row, {n}"\r\n'))[0] for n in range(N)]
-        self.state = SimpleNamespace(file=None)
-
-    def value(self, index):
-        state = self.state
-        if state.file is None:
-            state.file = open(self.path, newline="")
-        state.file.seek(self.offsets[index])
-        return decode(int(next(csv.reader(iter(state.file.readline, "")))[0]))
-
-
-@simple
-class LinesByLinecache(Samples):
-    """linecache keeps the whole file in a global of its own."""
-
-    def __init__(self, folder):
-        self.path = str(folder / "lines.txt")
-        (folder / "lines.txt").write_text("".join(f"{number}\n" for number in range(N)))
-
-    def value(self, index):
-        return decode(int(linecache.getline(self.path, index + 1)))
-
-
-@simple
-class FramesOfTiff(Samples):
-    """An image of many frames, in which one seeks."""
-
-    def __init__(self, folder):
-        from PIL import Image
-
-        self.path = folder / "frames.tif"
-        frames = [Image.new("I", (4, 4), number) for number in range(N)]
-        frames[0].save(self.path, save_all=True, append_images=frames[1:])
-        self.state = SimpleNamespace(image=None)
-
-    def value(self, index):
-        from PIL import Image
-
-        if self.state.image is None:
-            self.state.image = Image.open(self.path)
-        self.state.image.seek(index)
-        return int(np.asarray(self.state.image)[0, 0])
-
-
-@simple
 class TemporaryFileByPid(Samples):
     """A library that takes only paths: a temporary file for each process."""
 
@@ -435,21 +319,3 @@ class TemporaryFileByPid(Samples):
         path = self.folder / f"{os.getpid()}.tmp"
         path.write_text(str(index))
         return decode(int(path.read_text()))
-
-
-@simple
-class TemporaryFileKept(Samples):
-    """One temporary file, written anew for each sample."""
-
-    def __init__(self, folder):
-        self.state = SimpleNamespace(file=None)
-
-    def value(self, index):
-        if self.state.file is None:
-            self.state.file = tempfile.TemporaryFile("w+")
-        file = self.state.file
-        file.seek(0)
-        file.truncate()
-        file.write(str(index))
-        file.seek(0)
-        return decode(int(file.read()))

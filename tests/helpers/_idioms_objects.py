@@ -1,12 +1,7 @@
 """Objects of a dataset in which one sample leaves what the next must not see."""
 
 import collections
-import contextlib
-import decimal
-import io
 import random
-from functools import lru_cache
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -260,20 +255,6 @@ class ScratchTensor(Samples):
 
 
 @simple
-class BytesRewound(Samples):
-    """An in-memory file that is rewound for each sample."""
-
-    def __init__(self, folder):
-        self.io = io.BytesIO()
-
-    def value(self, index):
-        self.io.seek(0)
-        self.io.write(b"%8d" % index)
-        decode(index)
-        return int(self.io.getvalue())
-
-
-@simple
 class BufferOfClass(Samples):
     """A buffer that is an attribute of the class."""
 
@@ -285,23 +266,6 @@ class BufferOfClass(Samples):
     def value(self, index):
         self.buffer[:] = b"%8d" % index
         return int(decode(self.buffer))
-
-
-@simple
-class BufferByLruCache(Samples):
-    """A buffer that a method under ``lru_cache`` returns each time."""
-
-    def __init__(self, folder):
-        pass
-
-    @lru_cache(maxsize=None)  # noqa: B019, UP033
-    def buffer(self):
-        return np.zeros(1, dtype=np.int64)
-
-    def value(self, index):
-        buffer = self.buffer()
-        buffer[0] = index
-        return int(decode(buffer)[0])
 
 
 @simple
@@ -342,28 +306,6 @@ class DictAsCache(Samples):
         if index not in self.cache:
             self.cache[index] = decode(index)
         return self.cache[index]
-
-
-class Lines(HTMLParser):
-    """Collects the text of a page."""
-
-    def handle_data(self, data):
-        self.found.append(decode(data))
-
-
-@simple
-class ParserKept(Samples):
-    """A parser that is fed each page."""
-
-    def __init__(self, folder):
-        self.parser = Lines()
-
-    def value(self, index):
-        self.parser.reset()
-        self.parser.found = []
-        self.parser.feed(f"<p>{index}</p><p>{index}</p>")
-        first, second = self.parser.found
-        return int(first) if first == second else -1
 
 
 class Client:
@@ -412,25 +354,6 @@ class GeneratorKept(Samples):
         return self.generator.send(index)
 
 
-@simple
-class StateIsItsDict(Samples):
-    """A copy made through ``__getstate__`` and ``__setstate__`` has the original's ``__dict__``."""
-
-    def __init__(self, folder):
-        self.last = None
-
-    def __getstate__(self):
-        return self.__dict__
-
-    def __setstate__(self, state):
-        self.__dict__ = state
-
-    def value(self, index):
-        self.last = index
-        decode(index)
-        return self.last
-
-
 # -- collate functions -----------------------------------------------------------------------
 
 
@@ -460,26 +383,6 @@ def collate_object_with_buffer(folder):
     return Idiom(dataset=Plain(), options={"collate_fn": Padding()})
 
 
-@idiom
-def lengths_gathered_for_collate(folder):
-    """``__getitem__`` appends to a list that the dataset's own ``collate_fn`` takes."""
-
-    class Gathering(Samples):
-        def __init__(self):
-            self.lengths = []
-
-        def value(self, index):
-            self.lengths.append(decode(index))
-            return index
-
-        def collate(self, samples):
-            lengths, self.lengths = self.lengths, []
-            return torch.tensor([(s[0], n) for s, n in zip(samples, lengths, strict=True)])
-
-    dataset = Gathering()
-    return Idiom(dataset=dataset, options={"collate_fn": dataset.collate})
-
-
 # -- data that is changed --------------------------------------------------------------------
 
 
@@ -505,22 +408,6 @@ def sample_changes_its_tensor(folder):
 
     rows = [(number + 1, number + 1) for number in range(N)]
     return Idiom(dataset=Changing(), epochs=[rows] * 3)
-
-
-@idiom
-def array_normalised_in_place(folder):
-    """The same with numpy, where ``torch.from_numpy`` shares the memory."""
-
-    class Normalising(Samples):
-        def __init__(self):
-            self.rows = [np.array([number, number]) for number in range(N)]
-
-        def __getitem__(self, index):
-            row = torch.from_numpy(self.rows[index])
-            return row.mul_(2)
-
-    rows = [(2 * number, 2 * number) for number in range(N)]
-    return Idiom(dataset=Normalising(), epochs=[rows] * 3)
 
 
 @idiom
@@ -574,18 +461,6 @@ def epoch_set_by_the_trainer(folder):
 
 
 @idiom
-def epoch_set_too_late(folder):
-    """Persistent workers keep what they were started with."""
-    dataset = WithEpoch()
-    return Idiom(
-        dataset=dataset,
-        options={"persistent_workers": True},
-        epochs=[[(number, 0) for number in range(N)]] * 2,
-        before_epoch=lambda epoch: setattr(dataset, "epoch", epoch),
-    )
-
-
-@idiom
 def epoch_in_shared_memory(folder):
     """A tensor in shared memory tells persistent workers of the epoch."""
     dataset = WithEpoch()
@@ -617,34 +492,3 @@ class SeededByIndex(Samples):
         torchs = torch.rand((), generator=torch.Generator().manual_seed(index)).item()
         right = (*(g.random() for g in generators), torchs)
         return index if got == right else -1
-
-
-@simple
-class DecimalContext(Samples):
-    """A precision that is set while a sample is made."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index):
-        with decimal.localcontext() as context:
-            context.prec = 1 + index % 20
-            decode(index)
-            return index if len(str(decimal.Decimal(2) / 3)) == 3 + index % 20 else -1
-
-
-@simple
-class NumpyErrorState(Samples):
-    """Overflow raises in every other sample."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index):
-        raised = False
-        with np.errstate(over="raise" if index % 2 else "ignore"):
-            decode(index)
-            with contextlib.suppress(FloatingPointError):
-                np.float32(1e38) * np.float32(10)
-                raised = True
-        return index if raised != bool(index % 2) else -1

@@ -179,24 +179,6 @@ def thread_local_of_program(folder):
 
 
 @simple
-class GlobalCounter(Samples):
-    """Names made of the process's number and a counter."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def value(self, index):
-        global COUNTER
-        count = COUNTER
-        path = self.folder / f"{os.getpid()}-{count}"
-        if decode(path).exists():
-            return -1
-        path.write_text(str(index))
-        COUNTER = count + 1
-        return int(path.read_text())
-
-
-@simple
 class GlobalBetweenFunctions(Samples):
     """A function leaves its result in a global for another."""
 
@@ -254,22 +236,6 @@ class OutputCaught(Samples):
             print(index)
         lines = caught.getvalue().split()
         return index if lines == [str(index)] * 2 else -1
-
-
-@simple
-class WarningsCaught(Samples):
-    """Warnings of one sample are counted."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            decode(index)
-            warnings.warn(f"sample {index}", stacklevel=1)
-        texts = [str(each.message) for each in caught]
-        return index if texts == [f"sample {index}"] else -1
 
 
 @simple
