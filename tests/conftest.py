@@ -1,9 +1,4 @@
-"""What holds for every test, and which parts of the long forms are run.
-
-``--long`` runs all of them: the whole matrix of loaders, soaks, fuzzers. ``--rotation N`` runs one
-part of them, the (N modulo NUM_PARTS)-th, beside the short forms. A test stays in its part whatever
-is added beside it. The first lines of a run show N, with which it can be repeated.
-"""
+"""What holds for every test. ``--long`` runs the long forms, too: tables, soaks, fuzzers."""
 
 import gc
 import multiprocessing
@@ -11,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 # Before torch is imported. Its intra-op threads spin while they wait for one another, which is
@@ -27,9 +21,6 @@ from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
 
 from spdl_torch.data.rng.patches import of_thread
-
-NUM_PARTS = 11
-"""The parts of the long forms."""
 
 NEEDED_BYTES = 2 * 10**9
 """The bytes of temporary files that all tests together may take."""
@@ -74,50 +65,23 @@ def forks_by_default():
 def pytest_addoption(parser):
     """The options for the long forms."""
     group = parser.getgroup("long forms")
-    group.addoption("--long", action="store_true", help="run the long forms, all of them")
-    group.addoption(
-        "--rotation",
-        type=int,
-        metavar="N",
-        help=f"run part N modulo {NUM_PARTS} of the long forms; count N up to run all",
-    )
+    group.addoption("--long", action="store_true", help="run the long forms")
     group.addoption(
         "--long-seconds",
         type=float,
         metavar="S",
         help="run each fuzzer and soak for S seconds (60 with --long, else 10)",
     )
-    parser.addoption("--seats", action="store_true", help="print a table of the tests by seats")
-
-
-def pytest_report_header(config):
-    """What is needed to run the same tests again."""
-    if config.option.long:
-        return f"long forms: all, {_long_seconds(config):g} s each where they take a time"
-    if config.option.rotation is None:
-        return "long forms: none (--long, or --rotation N for a part)"
-    part = config.option.rotation % NUM_PARTS
-    return f"long forms: part {part} of {NUM_PARTS}, by --rotation {config.option.rotation}"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the long forms that are not asked for, and give the others their time."""
-    rotation = config.option.rotation
-    long_items = [item for item in items if item.get_closest_marker("long")]
-    left_out = set()
+    """Leave out the long forms where they are not asked for, and give them their time."""
+    long_items = {item for item in items if item.get_closest_marker("long")}
     for item in long_items:
         item.add_marker(pytest.mark.timeout(600 + 2 * _long_seconds(config)))
-        is_due = rotation is not None and part_of(item.nodeid) == rotation % NUM_PARTS
-        if not config.option.long and not is_due:
-            left_out.add(item)
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
-
-
-def part_of(nodeid):
-    """Return the part of the long forms that a test belongs to, by its name alone."""
-    return zlib.crc32(nodeid.encode()) % NUM_PARTS
+    if long_items and not config.option.long:
+        items[:] = [item for item in items if item not in long_items]
+        config.hook.pytest_deselected(items=list(long_items))
 
 
 def _long_seconds(config):
@@ -203,32 +167,13 @@ def pytest_configure(config):
     config.pluginmanager.import_plugin("_order")
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    """Print the promises of the loader by the seats in which they were tested."""
-    if not config.option.seats:
-        return
-    from _seats import Table
-
-    table = Table()
-    for outcome in ("passed", "failed", "skipped", "error"):
-        for report in terminalreporter.stats.get(outcome, ()):
-            table.add(report)
-    terminalreporter.section("seats: tests passed, or passed/run")
-    for line in table.lines():
-        terminalreporter.write_line(line)
-
-
 def pytest_unconfigure():
     """At the end of the process all garbage counts again: some libraries complain of any left."""
     gc.unfreeze()
 
 
 def pytest_runtest_setup(item):
-    """Note the seat of a test for the table; skip tests marked ``cuda`` where there is none, or
-    fail where one must be."""
-    parameters = getattr(item, "callspec", None)
-    if parameters is not None and "seat" in parameters.params:
-        item.user_properties.append(("seat", str(parameters.params["seat"])))
+    """Skip tests marked ``cuda`` where there is none, or fail where one must be."""
     if item.get_closest_marker("cuda") is None:
         return
     import torch

@@ -107,32 +107,3 @@ def in_every_seat_by_pairs(**values: Any) -> Any:
 
 in_every_seat = _in_long_forms(SEATS)
 with_workers = _in_long_forms(WITH_WORKERS)
-
-
-class Table:
-    """The results of tests by seats, for ``--seats``."""
-
-    def __init__(self) -> None:
-        self._cells: dict[str, dict[str, list[str]]] = {}
-
-    def add(self, report: Any) -> None:
-        """Note the result of a test that has a seat in its parameters."""
-        seat = dict(report.user_properties).get("seat")
-        if seat is not None and (report.when == "call" or report.outcome != "passed"):
-            name = report.nodeid.partition("[")[0].replace("tests/", "")
-            self._cells.setdefault(name, {}).setdefault(seat, []).append(report.outcome)
-
-    def lines(self) -> list[str]:
-        """Return the table: passed of run, by test and seat; a dot where nothing was run."""
-        width = max((len(name) for name in self._cells), default=0)
-        lines = [" ".join([" " * width, *(f"{seat.name:>10}" for seat in SEATS)])]
-        for name, row in sorted(self._cells.items()):
-            cells = [_cell(row.get(seat.name, [])) for seat in SEATS]
-            lines.append(" ".join([f"{name:{width}}", *(f"{cell:>10}" for cell in cells)]))
-        return lines
-
-
-def _cell(outcomes: list[str]) -> str:
-    run = [outcome for outcome in outcomes if outcome != "skipped"]
-    passed = run.count("passed")
-    return f"{passed}/{len(run)}" if passed < len(run) else str(passed or ".")

@@ -1,6 +1,5 @@
 """``python examples/bench``: statistics, every table in its short form, failures, Ctrl-C."""
 
-import importlib.util
 import io
 import itertools
 import json
@@ -15,7 +14,7 @@ from _datasets import Indices
 from _folders import ROOT
 from _measures_here import measure_here
 from bench.arguments import main
-from bench.command import choose, run_bench, run_child, write_files
+from bench.command import choose, run_bench, write_files
 from bench.loaders import (
     Work,
     bare_threads,
@@ -26,16 +25,14 @@ from bench.loaders import (
     spdl_items,
     torch_loader,
 )
-from bench.passes import measure_pass, tree_cpu_seconds
-from bench.peers import installed, left_out, pyav_libraries
-from bench.picture import draw, missing_contenders
+from bench.passes import measure_pass
+from bench.peers import installed, left_out
 from bench.report import Goal, Metric, Report
 from bench.rounds import ratios, summarize
 from bench.tables import TABLES, BenchOptions, load_table
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from spdl_torch.measuring.child_process import ChildFailure
 from spdl_torch.measuring.videos import write_video
 
 BENCH = ROOT / "examples" / "bench"
@@ -81,13 +78,6 @@ def small_report():
     return report
 
 
-def test_libraries_of_pyav_are_looked_for_where_there_is_none(monkeypatch):
-    """Tables of photographs need them for a peer alone, and no PyAV."""
-    assert all(library.exists() for library in pyav_libraries())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert pyav_libraries() == []
-
-
 def test_goal_takes_the_best_of_several_peers():
     """A name with a star is the row that is hardest to beat, and rounds stay together."""
     report = small_report()
@@ -120,39 +110,6 @@ def test_json_has_every_value(tmp_path):
     expected = {"median": 150.0, "min": 100.0, "max": 200.0, "values": [100.0, 200.0]}
     assert found["rows"]["ours"]["speed"] == expected
     assert found["metrics"]["speed"] == "images/s"
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_picture_is_written_in_each_format(tmp_path, suffix):
-    """Bars for rows; nothing is shown on a display."""
-    path = tmp_path / f"picture.{suffix}"
-    draw(small_report(), path)
-    assert path.stat().st_size > 2000
-    if suffix == "svg":
-        # Text is drawn as outlines, but kept as comments.
-        content = path.read_text()
-        assert "them, quick" in content
-        assert "images/s" in content
-
-
-def test_picture_of_one_contender_says_what_is_missing(tmp_path):
-    """Peers that failed or are not installed, and why; of several contenders it says nothing."""
-    report = Report(title="alone", metrics=[Metric(key="speed", heading="images/s")], settings={})
-    report.add("ours", {"speed": 100.0})
-    report.failures["theirs"] = "RuntimeError: no such thing"
-    report.remarks += ["Grain (grain) is not installed, so it is left out: pip install grain", "so"]
-    path = tmp_path / "picture.svg"
-    draw(report, path)
-    drawn = path.read_text()
-    for line in missing_contenders(report):
-        assert line in drawn
-    missing = " ".join(missing_contenders(report))
-    assert missing.endswith(
-        "nothing to compare. theirs: RuntimeError: no such thing "
-        "Grain (grain) is not installed, so it is left out: pip install grain"
-    )
-    report.add("torch", {"speed": 50.0})
-    assert missing_contenders(report) == []
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -205,20 +162,6 @@ def test_pass_refuses_a_loader_that_loses_or_adds_samples(expected):
     work = Work(dataset=Indices(40), num_samples=40, batch_size=4, num_workers=0)
     with pytest.raises(RuntimeError, match=f"gave 40 samples, expected {expected}"):
         measure_pass(torch_loader(work), expected, len)
-
-
-def test_cpu_of_a_living_child_counts():
-    """A worker that is not waited for yet has its CPU time in the tree's."""
-    code = "sum(range(10_000_000)); print('done', flush=True); input()"
-    before = tree_cpu_seconds()
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            assert child.stdout.readline() == "done\n"
-            assert tree_cpu_seconds() - before > 0.05
-        finally:
-            child.kill()
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -301,35 +244,6 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
     assert progress.count(": torch, torchvision\n") == 1, "it failed once and was tried no more"
 
 
-def test_contender_has_a_process_of_its_own():
-    """Its figures come back with the memory of the process; what it raised is in the failure."""
-    job = {"table": "engine", "contender": "ours", "settings": {"items": 100}}
-    child = BENCH / "child.py"
-    answer, peak = run_child(child, json.dumps(job), lambda line: None, 600.0)
-    assert answer["three_stages_us"] > 0
-    assert peak is None or peak > 2**20
-    job["settings"] = {}
-    with pytest.raises(ChildFailure, match="KeyError: 'items'"):
-        run_child(child, json.dumps(job), lambda line: None, 600.0)
-
-
-def test_option_that_a_build_refuses_is_a_line():
-    """Not a failure: the row is left out, with the reason."""
-
-    def run(program, argument, on_line, limit):
-        name = json.loads(argument)["contender"]
-        if name == "tabular: ours, auto":
-            return {"refused": "num_workers='auto' is not here."}, None
-        return {"per_second": 1.0}, 2.0**20
-
-    status, printed, _ = bench(
-        BenchOptions(table="tiny", rounds=1, only=("tabular: ours, ",), seconds=0.01), run=run
-    )
-    assert status == 0
-    assert "Left out: tabular: ours, auto. num_workers='auto' is not here." in printed
-    assert "tabular: ours, threads" in printed
-
-
 def test_missing_peer_is_a_line():
     """It says how to install it, and its contenders are not measured."""
     table = load_table("tiny")
@@ -339,16 +253,6 @@ def test_missing_peer_is_a_line():
     assert [one.name for one in chosen] == [table.contenders[0].name]
     assert remarks == [left_out("no_such_peer")]
     assert "pip install" in remarks[0]
-
-
-def test_only_goals_are_measured_when_asked():
-    """Each is in a goal, and none that a goal compares is missing."""
-    table = load_table("crop")
-    everything = [one for one in table.contenders if all(map(installed, one.needs))]
-    chosen, _ = choose(table, BenchOptions(table="crop", goals_only=True))
-    compared = [one for one in everything if any(g.compares(one.name) for g in table.goals)]
-    assert chosen == compared
-    assert len(compared) < len(everything)
 
 
 def test_goal_names_rows_that_there_are():
@@ -383,28 +287,6 @@ def test_arguments_that_cannot_be_used_are_refused(arguments, message, capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"bench: {message}")
     assert error.count("\n") == 1
-
-
-def test_text_of_a_short_run_judges_nothing():
-    """Its goals are in the JSON alone; a run in earnest says how long it will take."""
-    seen = {}
-    for smoke in (True, False):
-        options = BenchOptions(table="engine", rounds=1, only=("ours",), smoke=smoke)
-        progress, out = io.StringIO(), io.StringIO()
-        run_bench(options, out, progress, run=lambda *_: ({"three_stages_us": 9.0}, None))
-        seen[smoke] = out.getvalue(), progress.getvalue()
-    assert "MISSED" in seen[False][0]
-    assert "MISSED" not in seen[True][0]
-    assert seen[False][1].startswith("1 contender, 1 round: about 5 s.")
-    assert not seen[True][1].startswith("1 contender")
-
-
-def test_list_has_every_table(capsys):
-    """With the contenders."""
-    assert main(["--list"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"\n{name}" in f"\n{printed}" for name in TABLES)
-    assert "  bare kernel on threads" in printed
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals of a terminal")

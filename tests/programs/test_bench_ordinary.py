@@ -3,7 +3,6 @@
 import importlib
 import io
 import itertools
-import math
 import pickle
 from dataclasses import replace
 from functools import partial
@@ -12,12 +11,9 @@ import pytest
 from _loader_helpers import library
 from _measures_here import measure_here
 from bench import table_ordinary
-from bench.arguments import options_of, parser
 from bench.command import run_bench
 from bench.ordinary.catalogue import ORDINARY
-from bench.ordinary.data import written
-from bench.ordinary.fixed_costs import cost_of_sizes
-from bench.ordinary.passes import DifferentBatches, check_batches, samples_of
+from bench.ordinary.passes import DifferentBatches, check_batches
 from bench.report import Report
 from bench.tables import BenchOptions, load_table
 
@@ -168,51 +164,3 @@ def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
     assert "loss" not in rows["quick"]
     assert "1,000" in rows["even"]
     assert "(1,000..1,001)" not in rows["even"], "a speed is there to be read beside its ratio"
-
-
-def test_busy_machine_is_mentioned():
-    """Beside other programs the ratios with workers are too good."""
-    for cores, remarks in ((0.0, 3), (1.0, 4)):
-        report = report_of({"one": 1.0, "two": 1.0})
-        for row in ("one", "two"):
-            report.rows[row]["other_cores"] = {0: cores, 1: cores}
-        assert len(table_ordinary.conclude(report)) == remarks
-    assert "kept 1.0 cores busy" in table_ordinary.conclude(report)[-1]
-
-
-def test_samples_of_a_pass_are_whole_batches_for_each_worker():
-    """For any length of a pass and any number of workers, and eight batches each at least."""
-    for ordinary, seconds, workers in itertools.product(ORDINARY, (1e-3, 0.1, 2), (1, 2, 3, 16)):
-        batches, rest = divmod(samples_of(ordinary, seconds, workers), ordinary.batch_size)
-        assert (batches % workers, rest) == (0, 0)
-        assert batches >= 8 * workers
-
-
-def test_numbers_of_workers_without_the_option():
-    """The command that the README names gives all its columns."""
-    options = options_of(parser().parse_args(["ordinary"]))
-    assert (options.num_workers, *options.more_workers) == (2, 4)
-    keys = {metric.key for metric in load_table("ordinary").metrics}
-    assert {"ratio_0", "ratio_2", "ratio_4"} <= keys
-    options = options_of(parser().parse_args(["step"]))
-    assert (options.num_workers, options.more_workers) == (2, ())
-
-
-def test_fixed_costs_are_found_in_their_own_sums():
-    """A batch of n that takes a + b n has these costs."""
-    batch, sample = cost_of_sizes({8: 20.0 + 8 * 0.25, 128: 20.0 + 128 * 0.25})
-    assert math.isclose(batch, 20.0)
-    assert math.isclose(sample, 0.25)
-
-
-def test_data_that_were_not_written_to_the_end_are_written_again(tmp_path):
-    """A name is given to what is whole, and what is whole is kept."""
-
-    def half(path):
-        path.write_text("ha")
-        raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="the disk is full"):
-        written(tmp_path / "data", half)
-    assert written(tmp_path / "data", lambda path: path.write_text("all")).read_text() == "all"
-    assert written(tmp_path / "data", half).read_text() == "all"

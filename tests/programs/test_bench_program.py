@@ -5,12 +5,10 @@ from dataclasses import asdict
 import pytest
 from _loader_helpers import library
 from bench import table_program
-from bench.command import choose
 from bench.program.fresh import run_program
-from bench.program.plans import DATASETS, ProgramPlan, all_plans
-from bench.program.train import Settings, make_network, train
+from bench.program.plans import DATASETS, ProgramPlan
+from bench.program.train import Settings, train
 from bench.report import Report
-from bench.tables import BenchOptions, load_table
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +32,6 @@ def settings_of(plan, folder, num_samples=None):
     return Settings(ordinary=plan.ordinary.name, folder=str(folder), num_samples=count, **fields)
 
 
-@pytest.mark.parametrize("network", ["light", "heavy"])
-def test_every_way_to_train_is_there_once(network):
-    """Seven datasets, 1, 3 and 10 epochs, with and without workers, persistent or not."""
-    plans = [plan for plan in all_plans((0, 2)) if plan.network == network]
-    kept = {(p.num_workers, p.num_epochs, p.is_persistent) for p in plans}
-    assert kept == {
-        *((workers, epochs, False) for workers in (0, 2) for epochs in (1, 3, 10)),
-        *((2, epochs, True) for epochs in (3, 10)),
-    }
-    assert len({plan.name for plan in plans}) == len(plans) == 8 * len(DATASETS)
-
-
 @pytest.mark.parametrize("module", ["torch.utils.data", "spdl_torch"])
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_program_trains_on_every_dataset(dataset, module, folder):
@@ -56,15 +42,6 @@ def test_program_trains_on_every_dataset(dataset, module, folder):
     said = train(module, settings_of(plan, folder, 2 * plan.ordinary.batch_size))
     assert set(said) == {"import_ms", "first_batch_ms"}
     assert said["first_batch_ms"] > 0
-
-
-def test_heavy_network_takes_any_batch():
-    """Of shapes other than pictures', too: they are cut, or end with zeros."""
-    import torch
-
-    network = make_network("heavy")
-    for inputs in (torch.zeros(2, 3, 40, 40), torch.zeros(2, 5, dtype=torch.long)):
-        assert network(inputs).shape == (2, 10)
 
 
 def test_missing_samples_are_an_error(tmp_path):
@@ -80,20 +57,6 @@ def test_program_that_fails_says_why(tmp_path):
     missing = tmp_path / "no folder"
     with pytest.raises(RuntimeError, match=r"ours: status 1\n(.|\n)*No such file or directory"):
         run_program("ours", plan_of("iterable"), missing, 64)
-
-
-def names(**options):
-    """The programs that a run measures."""
-    chosen, _ = choose(load_table("program"), BenchOptions(table="program", **options))
-    return {contender.name for contender in chosen}
-
-
-def test_usual_programs_are_few_and_the_others_can_be_had():
-    """By ``--full``, or by name."""
-    usual, full = names(), names(full=True)
-    assert usual < full
-    assert len(usual) == 5 * len(DATASETS)
-    assert names(only=("heavy, 0 workers, 10 epochs:",)) <= full - usual
 
 
 @pytest.mark.parametrize(

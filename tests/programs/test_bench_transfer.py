@@ -5,20 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 import torch
-from _lazy_device import LazyBackend
-from _lazy_gpu import Cuda, as_torchs, gpu
+from _lazy_gpu import as_torchs, gpu
 from _loader_helpers import no_thread_left
 from _measures_here import measure_here
 from bench import device_copies
 from bench.arguments import main
 from bench.command import run_bench
-from bench.tables import BenchOptions, load_table
+from bench.tables import BenchOptions
 
 __all__ = ["gpu", "no_thread_left"]
 
@@ -53,13 +49,6 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     )
 
 
-def test_table_measures_every_way():
-    """And a way's name is its row's."""
-    table = load_table("transfer")
-    assert [one.name for one in table.contenders[1:]] == list(device_copies.WAYS)
-    assert {*WAYS, "SPDL"} == set(device_copies.WAYS)
-
-
 @PROMPT
 @pytest.mark.parametrize("name", WAYS)
 def test_way_that_loses_a_batch_fails(gpu, monkeypatch, name):
@@ -73,62 +62,3 @@ def test_way_that_loses_a_batch_fails(gpu, monkeypatch, name):
         assert device_copies.seconds_of(device_copies.WAYS[name], batch, 4) > 0
         with pytest.raises(RuntimeError, match="arrived with other contents"):
             device_copies.seconds_of(losing, batch, 4)
-
-
-@PROMPT
-def test_error_of_a_thread_is_the_measurements(gpu, monkeypatch):
-    """A row that fails says why."""
-    monkeypatch.setattr(LazyBackend, "out_of_memory", True)
-    batch = device_copies.make_batch(2, 8)
-    with (
-        as_torchs(gpu, monkeypatch, device_copies),
-        pytest.raises(torch.OutOfMemoryError, match="lazy device is full"),
-    ):
-        device_copies.seconds_of(device_copies.WAYS["ours"], batch, 4)
-
-
-def test_no_batch_is_begun_before_the_clock_starts():
-    """Those that a thread is ahead by would count as done in no time."""
-    begun = []
-
-    class Go(threading.Event):
-        def wait(self, timeout=None):
-            self.num_begun = len(begun)
-            return super().wait(timeout)
-
-    go = Go()
-    batches = device_copies.on_a_thread(
-        lambda batch: begun.append(batch) or batch, device_copies.held_back("batch", 5, go)
-    )
-    warm_up = device_copies.WARM_UP
-    assert list(itertools.islice(batches, warm_up)) == ["batch"] * warm_up
-    go.set()
-    assert list(batches) == ["batch"] * 5
-    assert go.num_begun == warm_up
-
-
-@PROMPT
-@pytest.mark.parametrize("name", ["pinned copy", *WAYS])
-def test_device_has_nothing_left_to_do_whenever_the_clock_is_read(gpu, monkeypatch, name):
-    """Neither copies of the warm-up when it starts, nor measured ones when it stops."""
-    moments = []
-
-    def noted(what, function):
-        def call(*args):
-            moments.append(what)
-            return function(*args)
-
-        return call
-
-    clock = SimpleNamespace(perf_counter=noted("clock", time.perf_counter))
-    monkeypatch.setattr(device_copies, "time", clock)
-    monkeypatch.setattr(device_copies, "_ends", noted("read", device_copies._ends))
-    monkeypatch.setattr(Cuda, "synchronize", noted("synchronize", Cuda.synchronize))
-    batch = device_copies.make_batch(2, 8)
-    with as_torchs(gpu, monkeypatch, device_copies):
-        if name == "pinned copy":
-            device_copies.copy_alone(batch, 4)
-        else:
-            device_copies.seconds_of(device_copies.WAYS[name], batch, 4)
-    just_before = [before for before, what in itertools.pairwise(moments) if what == "clock"]
-    assert just_before == ["synchronize"] * 2

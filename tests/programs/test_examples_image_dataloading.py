@@ -125,26 +125,6 @@ def test_figures_add_up_when_all_is_loaded(images, num_workers, tmp_path):
         assert "load_image_batch[0]" in rows
 
 
-def test_figures_are_of_common_time_when_workers_overlap(program):
-    """FPS is a sum of frames over one span of time, whole and from the first batch on."""
-    fast = program.Tally(frames=60, batches=6, started=10, first=11, last=14, first_frames=10)
-    slow = program.Tally(frames=40, batches=4, started=10.5, first=13, last=20, first_frames=10)
-    assert str(program.whole_run([fast, slow])) == "10.0 FPS, 1.00 BPS"
-    assert str(program.steady([fast, slow])) == "10.0 FPS, 1.00 BPS"
-    assert str(program.steady([fast])) == "16.7 FPS, 1.67 BPS"
-    assert str(program.whole_run([])) == "too little to measure"
-
-
-def test_list_is_cut_when_batches_are_limited(program):
-    """``--max-batches`` is divided among the workers, ``--worker-max-batches`` bounds each."""
-    options = program.parse(["--data", "x", "--max-batches", "5"])
-    assert [program.most_batches(options, number, 2) for number in range(2)] == [3, 2]
-    options.worker_max_batches = 2
-    assert [program.most_batches(options, number, 2) for number in range(2)] == [2, 2]
-    options.max_batches = options.worker_max_batches = None
-    assert program.most_batches(options, 0, 1) is None
-
-
 def test_numbers_are_printed_when_sigterm_comes(endless, images):
     """Exit code 143, the figures so far, and less than everything."""
     options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]

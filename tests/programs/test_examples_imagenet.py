@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 import re
-import shutil
 import signal
 from argparse import Namespace
 from contextlib import ExitStack
@@ -22,15 +20,11 @@ import pytest
 import torch
 from _folders import ROOT
 from PIL import Image
-from torchvision import datasets
-from torchvision.models import resnet18
 from torchvision.transforms import v2
 
-import spdl_torch
 from spdl_torch.measuring.photographs import write_photographs
 
 EXAMPLES = ROOT / "examples"
-IMAGENET = ROOT.parent / "shared" / "data" / "imagenet"
 NUM_TRAIN, NUM_VALIDATION = 24, 7
 RATES = re.compile(r"[\d.]+ images/s|  waiting.*|; trained.*|\n  \w+: .*")
 
@@ -120,21 +114,6 @@ def options_for(data, *more):
     return _imagenet.parse(parser, arguments(data, "unused", *more))
 
 
-@pytest.mark.parametrize("program", ["imagenet_classification", "imagenet_lightning"])
-def test_program_runs_on_photographs_of_imagenet(program, tmp_path, capsys):
-    """Real files, in one folder without train/ and val/: some are held out."""
-    if not IMAGENET.is_dir():
-        pytest.skip("there are no photographs beside the repository")
-    if "lightning" in program:
-        pytest.importorskip("lightning")
-    importlib.import_module(program).main(arguments(IMAGENET, tmp_path))
-    printed = capsys.readouterr().out
-    assert re.search(r"epoch 1/1  step 6/6  \d+ images/s  loss [\d.]+  acc1", printed)
-    assert "waiting for data" in printed
-    assert validation_of(printed).endswith("on 20 images")
-    assert list(tmp_path.glob("last.*"))
-
-
 def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
     photographs, tmp_path, capsys
 ):
@@ -174,19 +153,6 @@ def test_resumed_run_equals_one_that_was_not_interrupted(
     assert "epoch 1/2" not in resumed
 
 
-def test_loaders_have_the_same_figures_when_they_validate(photographs, tmp_path, capsys):
-    """Threads or processes, every digit; torchvision's own folder within a level of a pixel."""
-    figures = {}
-    for loader in ("ours", "torch", "torchvision"):
-        run_here(photographs, tmp_path, "--eval-only", "--loader", loader)
-        printed = capsys.readouterr().out
-        assert re.search(r"\d+ images/s after \d+ warm-up batches", printed)
-        figures[loader] = validation_of(printed)
-    assert figures["ours"] == figures["torch"]
-    losses = [float(line.split()[1]) for line in figures.values()]
-    assert losses == pytest.approx([losses[0]] * 3, abs=0.01)
-
-
 def test_every_option_of_the_recipe_works_together(photographs, tmp_path, capsys):
     """Augmentation, mixing, averaging, precision and layout in one step each."""
     run_here(
@@ -210,13 +176,6 @@ def test_gpu_trains_and_validates_in_half_precision(loader, photographs, tmp_pat
     assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
     alone = run("imagenet_classification.py", *given, "--eval-only", "--resume")
     assert validation_of(alone).endswith(f"on {NUM_VALIDATION} images")
-
-
-def test_model_of_timm_runs_when_timm_is_there(photographs, tmp_path, capsys):
-    """timm:NAME."""
-    pytest.importorskip("timm")
-    run_here(photographs, tmp_path, "--eval-only", "--model", "timm:mobilenetv3_small_050")
-    assert validation_of(capsys.readouterr().out).endswith(f"on {NUM_VALIDATION} images")
 
 
 def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp_path):
@@ -283,42 +242,6 @@ def test_loss_that_is_not_finite_ends_the_run(photographs, tmp_path, capsys):
     assert "Lower --lr" in capsys.readouterr().err
 
 
-def test_one_folder_is_split_the_same_way_every_time(tmp_path):
-    """Disjoint, complete, and by the files' names, not their order or place."""
-    halves = []
-    for place in ("one", "other"):
-        write_pictures(tmp_path / place, 20)
-        folders = _imagenet_data.open_folders(options_for(tmp_path / place, "--val-fraction", 0.2))
-        assert sorted([*folders.train_indices, *folders.validation_indices]) == list(range(20))
-        halves.append(folders.validation_indices)
-    assert halves[0] == halves[1]
-    assert len(halves[0]) == 4
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
-def test_ranks_share_the_validation_images(num_ranks, photographs):
-    """Each image on exactly one rank, also where there are more ranks than images."""
-    folders = _imagenet_data.open_folders(options_for(photographs))
-    pixels = _imagenet_data.Pixels(size=32, resize=36)
-    parts = [
-        _imagenet_data.validation_dataset(folders, pixels, rank=rank, num_ranks=num_ranks).indices
-        for rank in range(num_ranks)
-    ]
-    assert sorted(index for part in parts for index in part) == list(range(NUM_VALIDATION))
-
-
-def test_train_is_not_needed_to_validate(photographs, tmp_path, capsys):
-    """Only val/ is unpacked; val/ is not guessed from train/."""
-    shutil.copytree(photographs / "val", tmp_path / "val")
-    run_here(tmp_path, tmp_path / "output", "--eval-only")
-    assert validation_of(capsys.readouterr().out).endswith(f"on {NUM_VALIDATION} images")
-    with pytest.raises(_imagenet.SetupError, match="no train/"):
-        run_here(tmp_path, tmp_path / "output")
-    (tmp_path / "val").rename(tmp_path / "train")
-    with pytest.raises(_imagenet.SetupError, match="no val/"):
-        run_here(tmp_path, tmp_path / "output")
-
-
 def test_classes_have_their_numbers_of_training_when_val_has_fewer(tmp_path):
     """A class that val/ has not does not shift the others."""
     write_pictures(tmp_path / "train", 10)
@@ -338,44 +261,6 @@ def test_class_is_refused_when_the_model_does_not_know_it(photographs):
         _imagenet_data.relabel(folder, ["class_1", "class_2"])
 
 
-def test_outputs_are_found_when_the_folder_has_fewer_classes(photographs, tmp_path, capsys):
-    """Weights of other people, with --class-map and without."""
-    torch.manual_seed(0)
-    weights = resnet18(num_classes=12).state_dict()
-    names = [f"class_{k}" for k in range(10)]
-    figures = []
-    for order in (["z", *names, "y"], ["y", *reversed(names), "z"]):
-        if figures:  # the same network with its outputs in another order
-            weights = {k: v.flip(0) if k.startswith("fc.") else v for k, v in weights.items()}
-        torch.save(weights, tmp_path / "weights.pth")
-        (tmp_path / "map.txt").write_text("\n".join(order))
-        given = ("--eval-only", "--weights", tmp_path / "weights.pth")
-        run_here(photographs, tmp_path, *given, "--class-map", tmp_path / "map.txt")
-        figures.append(validation_of(capsys.readouterr().out))
-    assert figures[0] == figures[1]
-    with pytest.raises(_imagenet.SetupError, match="does not fit --model resnet18 with 10 classes"):
-        run_here(photographs, tmp_path, *given)
-
-
-def test_published_outputs_have_names_when_they_are_imagenets():
-    """timm knows them; nobody guesses."""
-    pytest.importorskip("timm")
-    names = _imagenet_model.published_classes(1000, ["n01440764", "n15075141"])
-    assert (names[0], names[-1]) == ("n01440764", "n15075141")
-    with pytest.raises(_imagenet.SetupError, match="--class-map FILE"):
-        _imagenet_model.published_classes(1000, ["cat", "dog"])
-
-
-def test_weights_of_another_folder_are_where_training_begins(photographs, tmp_path, capsys):
-    """All but the last layer are taken over."""
-    torch.save(resnet18(num_classes=12).state_dict(), tmp_path / "weights.pth")
-    options = options_for(photographs, "--weights", tmp_path / "weights.pth")
-    built = _imagenet_model.build_model(options, ["one", "two", "three"])
-    assert built.model.fc.out_features == 3
-    assert torch.equal(built.model.conv1.weight, torch.load(options.weights)["conv1.weight"])
-    assert "begin at random: fc.bias, fc.weight" in capsys.readouterr().err
-
-
 def test_input_equals_the_usual_transform(photographs):
     """Bytes that are normalised on the device are what ToTensor and Normalize make of them."""
     pixels = _imagenet_data.Pixels(size=32, resize=36)
@@ -386,21 +271,6 @@ def test_input_equals_the_usual_transform(photographs):
         torch.testing.assert_close(ours, usual, rtol=0, atol=2e-6)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         assert ours.is_contiguous(memory_format=layout)
-
-
-def test_validation_pixels_are_torchvisions(photographs):
-    """Within one level of torchvision's own folder with the reference transforms."""
-    options = options_for(photographs)
-    pixels = _imagenet_data.Pixels(size=64, resize=73)
-    folders = _imagenet_data.open_folders(options)
-    ours = _imagenet_data.validation_dataset(folders, pixels, rank=0, num_ranks=1)
-    reference = datasets.ImageFolder(
-        str(photographs / "val"),
-        v2.Compose([v2.Resize(73), v2.CenterCrop(64), v2.PILToTensor()]),
-    )
-    assert isinstance(ours.dataset, spdl_torch.ImageFolder)
-    for (image, _), (expected, _) in zip(ours, reference, strict=True):
-        assert (image.int() - expected.int()).abs().max() <= 1
 
 
 def test_meter_counts_what_is_best_and_among_the_best_five():
@@ -441,22 +311,6 @@ def test_lightning_has_the_figures_of_the_plain_loop(photographs, tmp_path, caps
     printed = capsys.readouterr().out
     assert validation_of(printed) == plain
     assert "images/s after" in printed
-
-
-def test_lightning_goes_on_after_its_checkpoint(photographs, tmp_path, capsys):
-    """Two ranks, then one with --resume; every validation image counts once in both."""
-    pytest.importorskip("lightning")
-    given = arguments(photographs, tmp_path)
-    ranks = ["--devices", 2]
-    printed = run_two_ranks("imagenet_lightning.py", *given, *ranks, preload=["lightning"])
-    assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
-    assert (tmp_path / "best.ckpt").is_file()
-    assert list(tmp_path.glob("logs/*/metrics.csv"))
-    importlib.import_module("imagenet_lightning").main([*given, "--resume", "--epochs", "2"])
-    printed = capsys.readouterr().out
-    assert "epoch 2/2" in printed
-    assert "epoch 1/2" not in printed
-    assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
 
 
 def test_batches_are_equal_when_one_import_is_replaced():

@@ -11,7 +11,6 @@ import torch
 from _folders import ROOT
 from hypothesis import given, strategies as st
 
-from spdl_torch.data.sources import ListSource
 from spdl_torch.errors import DecodeError, PipelineFailure
 
 av = pytest.importorskip("av")
@@ -92,40 +91,6 @@ def predictions(path):
         return {row["path"]: row for row in csv.DictReader(file)}
 
 
-words = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
-lines_of_a_list = st.lists(
-    st.tuples(
-        st.lists(words, min_size=1, max_size=3).map(" ".join),
-        words,
-        st.integers(0, 999_000),
-        st.integers(1, 999),
-        st.sampled_from(["train", "val", "validate", "test", ""]),
-    )
-)
-
-
-@given(lines=lines_of_a_list, data=st.data())
-def test_list_is_read_as_it_was_written_when_columns_move(k400, lines, data, tmp_path_factory):
-    """Any labels, order of columns, further columns, line ends, and a byte order mark."""
-    names = ["label", "youtube_id", "time_start", "time_end", "split", "is_cc"]
-    columns = data.draw(st.permutations(names))
-    path = tmp_path_factory.mktemp("lists") / "list.csv"
-    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig"]))
-    with path.open("w", encoding=encoding, newline="") as file:
-        end = data.draw(st.sampled_from(["\n", "\r\n"]))
-        writer = csv.DictWriter(file, columns, lineterminator=end)
-        writer.writeheader()
-        for label, name, start, seconds, split in lines:
-            row = (label, name, start, start + seconds, split, 0)
-            writer.writerow(dict(zip(names, row, strict=True)))
-    splits = {"validate": "val", "": None}
-    expected = [
-        k400.Annotation(label, name, start, start + seconds, splits.get(split, split))
-        for label, name, start, seconds, split in lines
-    ]
-    assert k400.read_annotations(path) == expected
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -197,19 +162,6 @@ def test_folders_are_classes_when_there_is_no_list(k400, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_videos", "num_kept"), [(1, 0), (2, 1), (3, 1), (7, 1), (8, 2), (13, 3)]
-)
-def test_one_in_five_is_kept_when_there_is_one_folder(k400, num_videos, num_kept, tmp_path):
-    """The two splits have no video in common and together are everything."""
-    touch(tmp_path, "b/x.mp4", "b/y.mp4", *(f"a/{number:02d}.mp4" for number in range(num_videos)))
-    listings = k400.list_videos(tmp_path)
-    paths = {s: {v.path for v in listings[s].videos if v.label == 0} for s in ("train", "val")}
-    assert len(paths["val"]) == num_kept
-    assert not paths["train"] & paths["val"]
-    assert len(paths["train"] | paths["val"]) == num_videos
-
-
-@pytest.mark.parametrize(
     ("files", "message"),
     [
         ([], "no such folder"),
@@ -258,22 +210,6 @@ def test_clip_is_inside_the_video_for_any_length(
         assert indices[-1][-1] == last or not spans_video
 
 
-def test_clips_are_the_frames_of_the_video_when_nothing_is_scaled(clips, k400, tmp_path):
-    """Equal to PyAV's plain decode, cropped in the middle."""
-    k400.write_videos(tmp_path, num_classes=1, per_class=1)
-    video = k400.Video(str(tmp_path / "class_0" / "000.mp4"), 3)
-    shape = clips.ClipShape(num_frames=3, stride=4, seconds=1, resize=(48, 64), crop=48)
-    reader = clips.ClipReader([video], shape, num_clips=2, skip_bad=False)
-    sample = reader.decode(reader.demux(clips.Request(0, None)))
-    with av.open(video.path) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    expected = [[frames[k][:, 8:56] for k in clip] for clip in ([0, 4, 8], [15, 19, 23])]
-    assert (sample.label, sample.index) == (3, 0)
-    assert torch.equal(
-        sample.clips, torch.stack([torch.stack([*map(torch.tensor, clip)]) for clip in expected])
-    )
-
-
 def test_random_clip_is_the_same_when_the_seed_is(clips, k400, videos):
     """What is drawn depends on the request alone, and a window is kept to."""
     shape = clips.ClipShape(num_frames=4, stride=None, seconds=0.5, resize=(36, 48), crop=32)
@@ -288,34 +224,6 @@ def test_random_clip_is_the_same_when_the_seed_is(clips, k400, videos):
     assert not torch.equal(load(0, 1), load(0, 2))
     stamps = reader.demux(clips.Request(1, 0)).packets.timestamps
     assert 1.0 <= stamps[0] < stamps[-1] < 1.6
-
-
-def test_ranks_share_an_epoch_when_the_source_is_cut(clips):
-    """Parts are disjoint, change from epoch to epoch, and so do the seeds."""
-
-    def epoch(number):
-        source = clips.Requests(ListSource(range(10)).shuffle(3), 3)
-        source.set_epoch(number)
-        return list(source), [list(source.shard(rank, 2)) for rank in range(2)]
-
-    whole, parts = epoch(0)
-    assert sorted(request.index for request in whole) == list(range(10))
-    assert sorted(parts[0] + parts[1]) == sorted(whole)
-    assert epoch(0)[0] == whole
-    assert {request.seed for request in whole}.isdisjoint(r.seed for r in epoch(1)[0])
-
-
-def test_model_fits_its_recipe_when_classes_are_few(program):
-    """Every model takes clips of the size and length that go with it."""
-    for name in (*program.MODELS, program.TINY):
-        shape, mean, std = program.clip_shape(program.parse(["--data", "x", "--model", name]))
-        with torch.device("meta"):
-            model = program.make_model(name, 7, None)
-            module = program.Classifier(model, mean, std, lr=0.1, epochs=1)
-            clips = torch.zeros(
-                (1, 2, shape.num_frames, shape.crop, shape.crop, 3), dtype=torch.uint8
-            )
-            assert module(clips).shape == (2, 7), name
 
 
 def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp_path, capsys):
