@@ -16,7 +16,6 @@ from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import _warm
 import fsspec
@@ -44,7 +43,7 @@ from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory, store as store_module
 from spdl_torch.io._cache.memory import MemoryLimit
 from spdl_torch.io._cache.samples import sample_from, sample_parts
-from spdl_torch.io._cache.store import Store, _Entry
+from spdl_torch.io._cache.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -118,42 +117,6 @@ def test_sample_comes_back_bit_for_bit(sample):
         assert found.requires_grad == sample.requires_grad
         found.detach().zero_()
         assert not found.any()
-
-
-def test_memory_format_is_kept():
-    """Transforms are much faster for images whose colours lie together."""
-    image = torch.rand(3, 8, 8).permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    assert sample_from(content_from(image)).stride() == image.stride()
-
-
-def numbers_in(axes):
-    """Numbers whose axes lie in memory in this order."""
-    return np.arange(60.0).reshape(3, 4, 5).transpose(axes)
-
-
-def strides_of(value):
-    """The strides of a tensor or an array."""
-    return value.stride() if isinstance(value, torch.Tensor) else value.strides
-
-
-@pytest.mark.parametrize("axes", [*itertools.permutations(range(3))], ids=str)
-@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
-def test_dense_sample_keeps_its_strides(axes, kind):
-    """In whatever order the axes lie, also where an axis has one number or none."""
-    whole = kind(numbers_in(axes))
-    for dense in (whole, whole[None], whole[..., None], whole[:0], kind(numbers_in(axes)[:, :0])):
-        found = sample_from(content_from(dense))
-        assert is_same(found, dense)
-        assert strides_of(found) == strides_of(dense)
-
-
-@pytest.mark.parametrize("dtype", ["M8[D]", "S3", ">i4", "i4, f8", "O", "?"])
-def test_array_of_any_type_comes_back(dtype):
-    """Also of those that have no buffer."""
-    array = np.zeros((2, 3), dtype).T
-    found = sample_from(content_from(array))
-    assert (found.dtype, found.tolist()) == (array.dtype, array.tolist())
-    assert found.strides == array.strides
 
 
 @pytest.mark.parametrize("place", ["memory", "disk", "full"])
@@ -230,35 +193,33 @@ def test_damage_is_never_served(tmp_path_factory, data):
     assert [store.get(number, 5) for number in range(8)] == [content_of(n, 200) for n in range(8)]
 
 
-def fill_until_killed(store_class, folder, seed, ready):
+def fill_until_killed(folder, seed, ready):
     """Put contents in a child process, one byte into the pipe before each."""
-    store = store_class(folder, num_numbers=NUM_KILLED)
+    store = Store(folder, num_numbers=NUM_KILLED)
     for number in random.Random(seed).sample(range(NUM_KILLED), NUM_KILLED):
         os.write(ready, b".")
         store.put(number, 1, [content_of(number, 200_000)])
     signal.pause()  # the kill comes too late for a write
 
 
-def kill_while_filling(store_class, folder, seed):
+def kill_while_filling(folder, seed):
     """Kill the child in one of its puts."""
     reading, writing = os.pipe()
-    child = forked.Process(target=fill_until_killed, args=(store_class, folder, seed, writing))
+    child = forked.Process(target=fill_until_killed, args=(folder, seed, writing))
     child.start()
     os.close(writing)
-    left = 1 if issubclass(store_class, Hasty) else random.Random(seed).randrange(1, NUM_KILLED)
+    left = random.Random(seed).randrange(1, NUM_KILLED)
     while left:
         left -= len(os.read(reading, left))
-    if issubclass(store_class, Hasty):
-        os.waitpid(child.pid, os.WUNTRACED)  # it stops itself in the middle of a write
     child.kill()
     child.join()
     os.close(reading)
     assert child.exitcode == -signal.SIGKILL
 
 
-def count_bad(store_class, folder):
+def count_bad(folder):
     """The contents that are found and wrong, and those that are found."""
-    store = store_class(folder, num_numbers=NUM_KILLED)
+    store = Store(folder, num_numbers=NUM_KILLED)
     found = {number: store.get(number, 1) for number in range(NUM_KILLED)}
     kept = {number: content for number, content in found.items() if content is not None}
     bad = [n for n, content in kept.items() if content != content_of(n, 200_000)]
@@ -269,8 +230,8 @@ def assert_kills_leave_no_bad_item(folder, number):
     """Of ``number`` processes that filled one store, one after the other."""
     most = 0
     for seed in range(number):
-        kill_while_filling(Store, folder, seed)
-        num_bad, num_kept = count_bad(Store, folder)
+        kill_while_filling(folder, seed)
+        num_bad, num_kept = count_bad(folder)
         assert num_bad == 0
         assert num_kept >= most  # and what was there stays
         most = num_kept
@@ -287,28 +248,6 @@ def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
 def test_kill_while_the_cache_is_written_leaves_no_bad_item_200_times(tmp_path, turn):
     """The long form of the above, a tenth in each turn: when the kills come differs."""
     assert_kills_leave_no_bad_item(str(tmp_path / str(turn)), 20)
-
-
-class Hasty(Store):
-    """A store that adds the entry first, and looks at no checksum: the control of the above."""
-
-    def put(self, number, stamp, parts):
-        (content,) = parts
-        place = self._place_for(len(content))
-        self._add(_Entry(number, stamp, place, len(content), 0))
-        for first in (0, len(content) - 1000):  # the middle is missing
-            os.pwrite(self._data, content[first : first + 1000], place + first)
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def _find(self, place, number, stamp):
-        self._table.is_checked = bytearray(b"\1" * 10_000)
-        return super()._find(place, number, stamp)
-
-
-def test_kill_is_seen_where_the_entry_comes_first(tmp_path):
-    """The test above would find a write that is half done."""
-    kill_while_filling(Hasty, str(tmp_path), 0)
-    assert count_bad(Hasty, str(tmp_path))[0] == 1
 
 
 def put_share(folder, first, done):
@@ -388,28 +327,6 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
     assert re.search(
         r": [\d.]+ GB are free on its disk, and it leaves [\d.]+ GB free\. It stops", record.message
     )
-
-
-def test_small_disk_is_named_in_its_own_unit(tmp_path, caplog, monkeypatch):
-    """By the first store that finds it full: nobody asks for the same line twice."""
-    small = SimpleNamespace(f_bavail=3, f_blocks=16_000, f_frsize=4096)
-    monkeypatch.setattr(store_module.os, "fstatvfs", lambda _: small)
-    for _ in range(2):
-        assert not Store(str(tmp_path)).put(0, 0, [b"content"])
-    (line,) = caplog.messages
-    assert ": 12.3 kB are free on its disk, and it leaves 3.3 MB free. It stops growing" in line
-
-
-def test_large_disk_is_used_but_for_ten_gigabytes(tmp_path, monkeypatch):
-    """5 % of it would be half a terabyte that nobody uses."""
-    disk = os.statvfs(tmp_path)
-    blocks = 10**13 // disk.f_frsize
-    large = SimpleNamespace(
-        f_bavail=11 * 10**9 // disk.f_frsize, f_blocks=blocks, f_frsize=disk.f_frsize
-    )
-    monkeypatch.setattr(store_module.os, "fstatvfs", lambda _: large)
-    kept = cached(Made(10), tmp_path, version=1)
-    assert len(list(kept)) == kept_by(kept).num_entries == 10
 
 
 # -- the dataset -----------------------------------------------------------------------------------

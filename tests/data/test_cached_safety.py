@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import stat
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from _inside import kept_by
 
 from spdl_torch.data import cached
 from spdl_torch.io._cache import memory, store as store_module
-from spdl_torch.io._cache.own_files import open_own_file, open_own_folder
+from spdl_torch.io._cache.own_files import open_own_folder
 from spdl_torch.io._cache.store import Store
 
 NOBODY = 65534
@@ -93,27 +92,6 @@ def quiet():
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
-
-
-class ManyRows(Rows):
-    """As many as a log should not have a line for each of."""
-
-    def __len__(self):
-        return 120
-
-
-def test_damage_is_said_a_few_times_and_counted(tmp_path, caplog):
-    """Not for each content: a damaged disk may have a million."""
-    dataset = cached(ManyRows(), tmp_path, version=1)
-    rows = [dataset[index] for index in range(120)]
-    data = Path(kept_by(dataset).folder) / "data"
-    dataset = None
-    gc.collect(0)
-    data.write_bytes(bytes(byte ^ 255 for byte in data.read_bytes()))
-    dataset = cached(ManyRows(), tmp_path, version=1)
-    assert [dataset[index] for index in range(120)] == rows
-    said = [line for line in caplog.messages if "damaged so far" in line]
-    assert [line.split(": ")[1].split()[0] for line in said] == ["1", "10", "100"]
 
 
 DAMAGED = [("index", False), ("index", True), ("data", False)]
@@ -356,14 +334,3 @@ def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkey
     assert [dataset[index] for index in range(3)] == SAMPLES
     assert "cache memory: not used: " in caplog.text
     assert "is not used" in dataset.loading_remarks()[0]
-
-
-def test_own_file_is_opened_through_its_folder(tmp_path):
-    """And made there, though the name of the folder is gone."""
-    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
-        folder = open_own_folder(name)
-        Path(name).rename(tmp_path / "moved")
-        os.close(open_own_file(folder, "data", f"{name}/data"))
-        os.close(folder)
-        assert (tmp_path / "moved" / "data").is_file()
-        (tmp_path / "moved").rename(name)

@@ -3,13 +3,10 @@ torchvision's whole pictures."""
 
 import io
 import itertools
-import struct
-import threading
 from ctypes.util import find_library
 
 import pytest
 import torch
-from _folders import PHOTOGRAPHS
 from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, jpeg, photograph
 from _readings import shown
 from hypothesis import given, settings, strategies as st
@@ -49,34 +46,6 @@ def test_region_has_the_pixels_of_the_whole_picture(kind, data):
         KINDS[kind], data.draw(boxes(header.height, header.width), label="box")
     )
     assert torch.equal(part, expected)
-
-
-@needs_library
-@given(data=st.data(), height=st.integers(1, 70), width=st.integers(1, 70))
-@settings(deadline=None, max_examples=60)
-def test_region_has_the_pixels_of_small_pictures(data, height, width):
-    """Pictures of a few blocks, and of part of one, too."""
-    content = jpeg(height, width, subsampling=data.draw(st.integers(0, 2), label="subsampling"))
-    expected, part = whole_and_part(content, data.draw(boxes(height, width), label="box"))
-    assert torch.equal(part, expected)
-
-
-@needs_library
-@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason="the photographs are not here")
-def test_random_crops_of_photographs_do_not_depend_on_the_codec():
-    """Two hundred real files, those that need torchvision among them: same seed, same batch."""
-    paths = sorted(PHOTOGRAPHS.rglob("*.JPEG"))[::4]
-
-    def load(codec):
-        torch.manual_seed(7)
-        load_batch = by(codec, load_image_batch)
-        batch = load_batch(paths, width=64, height=64, crop=random_resized_crop)
-        return batch, torch.get_rng_state()
-
-    batch, state = load("torchvision")
-    other, other_state = load("libjpeg-turbo")
-    assert torch.equal(batch, other)
-    assert torch.equal(state, other_state)
 
 
 @needs_library
@@ -169,35 +138,6 @@ def test_damage_that_it_warns_about_is_torchvisions_case():
 
 
 @needs_library
-def test_nothing_is_left_of_the_picture_before():
-    """A picture without its tables is not decoded with those of another; one that was refused does
-    not stand in the way of the next."""
-    content = KINDS["4:2:0"]
-    good = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    place = content.index(b"\xff\xdb")
-    (length,) = struct.unpack_from(">H", content, place + 2)
-    without = torch.frombuffer(
-        bytearray(content[:place] + content[place + 2 + length :]), dtype=torch.uint8
-    )
-    for _ in range(2):
-        assert LIBRARY.decode_region(good, (150, 201), (40, 40, 50, 50)) is not None
-        assert LIBRARY.decode_region(without, (150, 201), (40, 40, 50, 50)) is None
-
-
-@needs_library
-def test_file_that_is_refused_as_a_whole_is_refused_in_part():
-    """A defect far below the region gives the same error: here, the start of another scan."""
-    content = bytearray(KINDS["4:2:0"])
-    content[-200:-190] = b"\xff\xda\0\x0c\3\1\0\2\x11\3"
-    messages = []
-    for codec in ("torchvision", "libjpeg-turbo"):
-        with pytest.raises(DecodeError, match="more than one scan") as caught:
-            by(codec, load_image)(bytes(content), 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20))
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
-
-
-@needs_library
 def test_folder_and_loader_do_not_depend_on_the_codec(tmp_path):
     """Same seed, same epoch, for any number of workers and either codec."""
     for number in range(12):
@@ -236,29 +176,6 @@ def test_report_tells_the_codec(tmp_path):
                 (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
                 assert expected in remark
                 assert remark in shown(loader.report())
-
-
-@needs_library
-def test_threads_have_decoders_of_their_own():
-    """Many threads at once decode what one does alone."""
-    contents = list(KINDS.values())
-
-    def load():
-        return load_image_batch(
-            contents, width=20, height=20, crop=lambda h, w: Crop(h // 3, w // 3, 40, 40)
-        )
-
-    expected = load()
-    results = []
-    threads = [
-        threading.Thread(target=lambda: results.extend(load() for _ in range(10))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 40
-    assert all(torch.equal(batch, expected) for batch in results)
 
 
 @needs_library

@@ -23,10 +23,7 @@ from spdl_torch.io import (
     image_loader,
     load_image,
     load_image_batch,
-    random_resized_crop,
 )
-from spdl_torch.io._image import decode, libjpeg_turbo
-from spdl_torch.measuring.photographs import Fields, photograph
 
 EVERY_KIND = {**KINDS, **OTHER_KINDS}
 
@@ -113,23 +110,6 @@ def slopes(height, width):
     return np.stack(waves, axis=2).astype(np.uint8)
 
 
-buffer = io.BytesIO()
-Image.fromarray(slopes(300, 420)).save(buffer, "JPEG", quality=97, subsampling=0)
-SLOPES = buffer.getvalue()
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=40)
-def test_boxes_stay_where_they_are(data):
-    """A box that begins between two pixels of the reduced picture is not moved to one of them: that
-    would be a difference of up to 8 levels."""
-    height, width = data.draw(st.integers(120, 299)), data.draw(st.integers(120, 419))
-    top, left = data.draw(st.integers(0, 300 - height)), data.draw(st.integers(0, 420 - width))
-    load = partial(load_image, SLOPES, 30, 30, crop=lambda h, w: Crop(top, left, height, width))
-    difference = (load(scaled=True).float() - load().float())[:, 1:-1, 1:-1].abs()
-    assert difference.mean() < 1.0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_difference_to_the_whole_picture_is_small(kind):
     """On rough pictures, rougher than photographs: 2 levels in the mean and 36 dB."""
@@ -139,22 +119,6 @@ def test_difference_to_the_whole_picture_is_small(kind):
     difference = whole - reduced
     assert 0 < difference.abs().mean() < 2
     assert 10 * math.log10(255**2 / difference.square().mean()) > 36
-
-
-def test_twelve_megapixels_are_near_the_whole_picture(tmp_path):
-    """Two photographs, lying and upright, to 224 x 224: 40 dB and more."""
-    paths, fields = [tmp_path / "lying.jpg", tmp_path / "upright.jpg"], Fields(0)
-    for index, path in enumerate(paths):
-        # Enlarged, as pixels of a camera of many megapixels are not sharp.
-        painted = Image.fromarray(photograph(fields, index, (2016, 1512)))
-        large = painted.resize((4032, 3024), Image.Resampling.BICUBIC)
-        image = large.transpose(Image.Transpose.ROTATE_90) if index else large
-        image.save(path, quality=88, subsampling="4:2:0")
-    assert [size_of(path.read_bytes()) for path in paths] == [(3024, 4032), (4032, 3024)]
-    load = partial(load_image_batch, paths, width=224, height=224)
-    difference = load(scaled=True).float() - load().float()
-    assert 0 < difference.abs().mean() < 2
-    assert 10 * math.log10(255**2 / difference.square().mean()) > 40
 
 
 def test_other_formats_and_small_pictures_are_as_ever():
@@ -221,14 +185,6 @@ def test_large_pictures_are_warned_of_once(monkeypatch):
         load_image(content, 20, 20, scaled=True)
 
 
-def test_file_that_nobody_can_reduce_is_decoded_whole(monkeypatch):
-    """As where Pillow was built without JPEG and libjpeg-turbo is missing."""
-    monkeypatch.setattr(decode, "decode_reduced", lambda *_: None)
-    monkeypatch.setattr("spdl_torch.io._image.scaled.decode_reduced", lambda *_: None)
-    load = partial(by("torchvision", load_image), KINDS["4:2:0"], 20, 20)
-    assert torch.equal(load(scaled=True), load())
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Two classes of large JPEGs, and a PNG."""
@@ -281,20 +237,6 @@ def test_epoch_is_the_same_for_all_workers_and_codecs(root):
             {"num_workers": 2, "isolation": "process"},
         ):
             assert all(map(torch.equal, expected, epoch(codec, **options)))
-
-
-def test_random_numbers_do_not_depend_on_it(root):
-    """The boxes and flips are those of whole pictures, and so is the generator afterwards."""
-    states = []
-    for scaled in (False, True):
-        dataset = ImageFolder(root, TRAIN, scaled=scaled)
-        torch.manual_seed(5)
-        dataset.__getitems__(range(len(dataset)))
-        load_image_batch(
-            [*KINDS.values()], width=9, height=9, crop=random_resized_crop, scaled=scaled
-        )
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
 
 
 def test_report_says_what_is_decoded(root):
@@ -364,20 +306,3 @@ def test_image_loader_has_the_errors_of_decode_image(tmp_path):
         assert str(found.value) == str(expected.value)
     Image.fromarray(slopes(30, 42)).save(tmp_path / "a.png")
     assert image_loader(tmp_path / "a.png", at_least=(9, 9)).shape == (3, 30, 42)
-
-
-@pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed")
-def test_common_jpegs_are_the_librarys(monkeypatch):
-    """By libjpeg-turbo where it is asked for, by Pillow what it does not take."""
-    asked = []
-    decode_region = libjpeg_turbo.LibJpegTurbo.decode_region
-
-    def spy(self, *args):
-        found = decode_region(self, *args)
-        asked.append(found is not None)
-        return found
-
-    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
-    for codec, expected in (("torchvision", 0), ("libjpeg-turbo", len(KINDS))):
-        by(codec, load_image_batch)([*EVERY_KIND.values()], width=9, height=9, scaled=True)
-        assert sum(asked) == expected

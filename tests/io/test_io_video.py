@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from _videos import KINDS, REAL, Kind, decode_plainly, write_video
-from hypothesis import given, settings, strategies as st
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import (
@@ -26,7 +25,6 @@ from spdl_torch.io import (
     sample_decode_video,
     to_torch,
 )
-from spdl_torch.io._video.filters import parse_filters
 
 EXAMPLE = write_video(KINDS["b-frames"])
 
@@ -65,17 +63,6 @@ def test_load_video_of_a_window_has_exactly_its_frames(video):
     ends = [*times, times[-1] + 1]
     single, stretches = zip(starts, starts, strict=True), itertools.pairwise(starts)
     for first, last in [*single, *stretches, (starts[1], starts[-1])]:
-        window = (ends[first], ends[last + 1])
-        assert torch.equal(load_video(source, window), frames[first : last + 1])
-
-
-@pytest.mark.long
-def test_load_video_of_every_window_has_exactly_its_frames(video):
-    """All windows between eight places."""
-    source, frames, times = video
-    ends = [*times, times[-1] + 1]
-    starts = range(0, len(times), max(1, len(times) // 7))
-    for first, last in itertools.combinations(starts, 2):
         window = (ends[first], ends[last + 1])
         assert torch.equal(load_video(source, window), frames[first : last + 1])
 
@@ -308,20 +295,6 @@ def test_filters_do_what_they_say(options, shape):
 
 
 @pytest.mark.parametrize(
-    ("description", "expected"),
-    [
-        ("hflip", [("hflip", "")]),
-        ("scale=w=3:h=4, format=gray", [("scale", "w=3:h=4"), ("format", "gray")]),
-        ("drawtext='a,b;c':x=1", [("drawtext", "a,b;c:x=1")]),
-        ("select=eq(n\\,3)", [("select", "eq(n,3)")]),
-    ],
-)
-def test_parse_filters_unquotes_as_ffmpeg_does(description, expected):
-    """Commas, semicolons and brackets may be quoted."""
-    assert parse_filters(description) == expected
-
-
-@pytest.mark.parametrize(
     ("description", "error", "match"),
     [
         ("nonsense=3", ValueError, "FFmpeg refuses 'nonsense=3'"),
@@ -337,16 +310,6 @@ def test_bad_filters_are_refused(description, error, match):
     """With FFmpeg's reason."""
     with pytest.raises(error, match=match):
         load_video(EXAMPLE, filter_desc=description)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.text(alphabet="ab=:,'\\ []", max_size=12))
-def test_parse_filters_survives_any_text(text):
-    """It ends, with filters that have names or with a ValueError."""
-    try:
-        assert all(name for name, _ in parse_filters(text))
-    except ValueError:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from _videos import KINDS, REAL, decode_plainly, write_video
 from hypothesis import given, settings, strategies as st
-from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
@@ -69,26 +68,6 @@ def test_clip_frames_equal_a_plain_decode(video):
         places = [on_display(times, moment) for moment in moments]
         assert torch.equal(clip.frames, frames[places])
         assert clip.timestamps.tolist() == pytest.approx([times[place] for place in places])
-
-
-@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
-def test_resized_clips_are_close_to_antialiased_interpolation(path):
-    """swscale: 42 dB at least; antialias: one level at most."""
-    moments = [0.3, 0.9, 2.0, 4.4, 5.0]
-    plain = decode_plainly(path)
-    frames = plain.frames[[on_display(plain.times, moment) for moment in moments]]
-    for width, height in ((224, 224), (112, 112)):
-        exact = interpolate(
-            frames.permute(0, 3, 1, 2).float(), (height, width), mode="bilinear", antialias=True
-        )
-        exact = exact.permute(0, 2, 3, 1).round()
-        quick = load_clip(path, lambda info: moments, width=width, height=height)
-        error = (quick.frames.float() - exact).square().mean()
-        assert 10 * torch.log10(255**2 / error) >= 42
-        close = load_clip(
-            path, lambda info: moments, width=width, height=height, resize="antialias"
-        )
-        assert (close.frames.float() - exact).abs().max() <= 1
 
 
 def test_sizes_of_clips():

@@ -2,10 +2,8 @@
 error. What is right is what a decode of the whole file gives, from its first packet on."""
 
 import io
-import logging
 import pickle
 import random
-from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -29,10 +27,7 @@ from spdl_torch.io import (
     strided_frames,
     uniform_frames,
 )
-from spdl_torch.io._video import incoming, reading, slowness
-from spdl_torch.io._video.codec import VideoCodec
-from spdl_torch.io._video.entry import is_entry, is_hidden
-from spdl_torch.io._video.segment import ends_with_segment
+from spdl_torch.io._video import reading
 
 SHORT = (
     "MPEG program stream, MPEG-2",
@@ -65,7 +60,6 @@ BROKEN = (
     ("raw MPEG-4", "cut at the front"),
     ("AVI, H.264", "cut at the end"),
 )
-EXAMPLE = write_video(Kind("mp4", "mpeg4", num_frames=2))
 ALL = [(kind, variant) for kind in KINDS for variant in VARIANTS]
 
 
@@ -221,18 +215,6 @@ def test_side_data_that_pyav_does_not_know_does_no_harm():
     assert (frames.int() - torch.stack(pictures).int()).abs().max() <= 2
 
 
-def test_reading_without_a_list_of_packets_is_said_once(monkeypatch, caplog):
-    """For the first such file, where it costs much."""
-    monkeypatch.setattr(incoming, "_SLOW_BYTES", 100)
-    monkeypatch.setattr(slowness, "_said", set())
-    content = decoded("transport stream, H.264").content
-    with caplog.at_level(logging.WARNING, "spdl_torch.io"):
-        for _ in range(2):
-            load_video(content, (0.8, 0.9))
-    (record,) = caplog.records
-    assert "<bytes>: mpegts has no list of its packets" in record.getMessage()
-
-
 def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
     """Where the packets of a window do not tell its frames."""
     kind = "MPEG program stream, MPEG-2"
@@ -242,54 +224,6 @@ def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
     with path.open("rb") as file:
         frames = load_video(file, (times[9], times[12]))
     assert torch.equal(frames, torch.stack(video.frames[9:12]))
-
-
-@pytest.mark.parametrize(
-    ("codec", "content", "entry", "hidden"),
-    [
-        ("vp9", b"\x82\x49", True, False),
-        ("vp9", b"\x84\x00", False, True),
-        ("vp9", b"\x86\x00", False, False),
-        ("vp9", b"\x88\x00", False, False),  # displays a frame from before
-        ("vp9", b"\x84\x00\xc9", False, False),  # one of several frames in the packet
-        ("vp8", b"\x10\x02\x00", True, False),
-        ("vp8", b"\x11\x02\x00", False, False),
-        ("vp8", b"\x01\x02\x00", False, True),
-        ("vvc", b"\0\0\0\1\0\x39\0\0", True, False),
-        ("vvc", b"\0\0\0\1\0\x51\0\0", False, False),  # a refresh that takes several frames
-        ("h264", b"\0\0\0\1\x06\x06\x01\xc0\x80\0\0\1\x41\x9a", True, False),
-        ("h264", b"\0\0\0\1\x06\x06\x01\x80\x80\0\0\1\x41\x9a", False, False),  # not exact
-        ("h264", b"\0\0\0\1\x06\x06\x01\x0c\x80\0\0\1\x41\x9a", False, False),  # some frames later
-        ("hevc", b"\0\0\0\1\x2a\x01\0\0", True, False),
-        ("hevc", b"\0\0\0\1\x02\x01\0\0", False, False),
-        ("h263", bytes.fromhex("00008002080419d3"), True, False),
-        ("h263", bytes.fromhex("000080060a0800ce"), False, False),
-        ("h263", bytes.fromhex("000080021ca8210012401101"), True, False),  # with options
-        ("h263", bytes.fromhex("000080061ca8210492402101"), False, False),
-        ("h263", b"no picture's beginning", False, False),
-        ("flv", bytes.fromhex("0000840020181119"), True, False),
-        ("flv", bytes.fromhex("0000840420183400"), False, False),
-        ("flv", b"no picture's beginning", False, False),
-        ("theora", b"\x2f\x80", True, False),
-        ("theora", b"\x6f\x80", False, False),
-        ("ffv1", b"\xfc\x28", True, False),
-        ("ffv1", b"\x7c\xa8", False, False),
-        ("av1", b"\x12\0\x0a\x01\0\x32\x02\x10\0", True, False),
-        ("av1", b"\x12\0\x32\x02\x30\0", False, False),
-        ("av1", b"\x12\0\x1a\x02\x80\0", False, False),  # displays a frame from before
-    ],
-)
-def test_headers_say_where_decoding_may_begin(codec, content, entry, hidden):
-    """Whatever the container says."""
-    packet = av.Packet(content)
-    packet.is_keyframe = True
-    with av.open(io.BytesIO(EXAMPLE)) as container:
-        described = VideoCodec.of(container.streams.video[0])
-    described = replace(described, name=codec, extradata=None)
-    assert is_entry(packet, described) == entry
-    assert is_hidden(packet, described) == hidden
-    packet.is_keyframe = False
-    assert not is_entry(packet, described)
 
 
 def remuxed(content, container, *, first=0, keys=None):
@@ -476,18 +410,3 @@ def test_pictures_that_change_their_size_are_decoded_from_anywhere(container, si
     with pytest.raises(DecodeError, match=r"^<bytes>: the frames change .* Give width and height"):
         load_clip(content, lambda _: [0.1, 0.3])
     assert load_clip(content, lambda _: [0.1, 0.3], width=8, height=8).frames.shape == (2, 8, 8, 3)
-
-
-def test_what_is_appended_to_matroska_is_found_and_the_end_of_others_is_not_read(tmp_path):
-    """The file's own size says which is which; one that was written to a pipe has none."""
-    content = decoded("Matroska, H.264 variable rate").content
-    live = write_video(Kind("matroska", "mpeg4", muxer={"live": "1"}))
-    for kind, whole in (("whole", True), ("appended", False), ("cut", False), ("live", False)):
-        data = {"appended": content + content, "cut": content[:-1], "live": live}.get(kind, content)
-        (path := tmp_path / f"{kind}.mkv").write_bytes(data)
-        with av.open(f"file:{path}") as by_name, av.open(io.BytesIO(data)) as in_memory:
-            assert ends_with_segment(by_name) == ends_with_segment(in_memory) == whole
-        with av.open(Pipe(data)) as unknown:
-            assert not ends_with_segment(unknown)
-    with pytest.raises(DecodeError, match="glued together"):
-        load_video(tmp_path / "appended.mkv", (0.2, 0.3))

@@ -41,54 +41,6 @@ def gets_waiting(channel):
 # -- ends
 
 
-def test_get_after_finish_drains_then_ends():
-    """finish() delivers what is inside, then every get raises EndOfChannel."""
-    channel = Channel(3)
-    channel.put(1)
-    channel.put(None)
-    channel.finish()
-    assert [channel.get(), channel.get()] == [1, None]
-    for _ in range(2):
-        with pytest.raises(EndOfChannel, match=r"^$"):
-            channel.get()
-
-
-def test_put_after_finish_is_refused():
-    """Nothing can be put into a finished channel, also while it still holds items."""
-    channel = Channel(3)
-    channel.put(1)
-    channel.finish()
-    with pytest.raises(ChannelClosed, match=r"^$"):
-        channel.put(2)
-    assert drain(channel) == [1]
-
-
-def test_close_discards_and_counts():
-    """close() refuses both sides at once and reports what was inside."""
-    channel = Channel(3)
-    channel.put(1)
-    channel.put(2)
-    channel.close()
-    channel.close()
-    assert channel.closed
-    assert len(channel) == 2
-    with pytest.raises(ChannelClosed, match=r"^$"):
-        channel.get()
-    with pytest.raises(ChannelClosed, match=r"^$"):
-        channel.put(3)
-    assert len(channel) == 2
-
-
-def test_close_counts_items_before_their_turn():
-    """Items that came early are discarded, not forgotten; skipped numbers do not count as items."""
-    channel = Channel(4)
-    channel.put_at(1, "b")
-    channel.skip(2)
-    assert len(channel) == 1
-    channel.close()
-    assert len(channel) == 1
-
-
 @pytest.mark.parametrize("capacity", [0, -1])
 def test_capacity_below_one_is_refused(capacity):
     """A channel holds at least one item."""
@@ -121,17 +73,6 @@ def test_end_while_producers_are_blocked(end):
         assert isinstance(put.exception(PATIENCE_SECONDS), ChannelClosed)
     if end == "finish":
         assert drain(channel) == [0]
-
-
-def test_finish_while_several_getters_share_the_last_items():
-    """Items left at finish() go to waiting getters; the others see the end."""
-    channel = Channel(4)
-    gets = [in_thread(drain, channel) for _ in range(3)]
-    until(lambda: gets_waiting(channel) == 3)
-    for n in range(4):
-        channel.put(n)
-    channel.finish()
-    assert sorted(n for get in gets for n in result_of(get)) == [0, 1, 2, 3]
 
 
 # -- timeouts
@@ -174,60 +115,6 @@ def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
 
 
 # -- order
-
-
-def test_put_at_restores_the_order():
-    """Items leave by their numbers, whatever their arrival."""
-    channel = Channel(4)
-    for seq in (2, 1, 3, 0):
-        channel.put_at(seq, seq)
-    channel.finish()
-    assert drain(channel) == [0, 1, 2, 3]
-
-
-def test_put_at_keeps_room_for_the_turn():
-    """With room for 3, numbers 1 and 2 fit before number 0, number 3 waits; 0 never does."""
-    channel = Channel(3)
-    channel.put_at(1, 1)
-    channel.put_at(2, 2)
-    late = in_thread(channel.put_at, 3, 3)
-    until(lambda: puts_waiting(channel) == 1)
-    assert len(channel) == 2
-    channel.put_at(0, 0)
-    assert puts_waiting(channel) == 1
-    assert channel.get() == 0
-    result_of(late)
-    channel.finish()
-    assert drain(channel) == [1, 2, 3]
-
-
-def test_put_at_with_more_to_come_stays_at_its_number():
-    """``last=False`` runs stay together and block later numbers until ``skip`` ends them."""
-    channel = Channel(4)
-    channel.put_at(1, "b")
-    channel.put_at(0, "a1", last=False)
-    channel.put_at(0, "a2", last=False)
-    channel.skip(0)
-    channel.finish()
-    assert drain(channel) == ["a1", "a2", "b"]
-
-
-def test_skip_lets_later_numbers_pass():
-    """A dropped item holds nobody up, skipped before or after its turn."""
-    channel = Channel(4)
-    channel.skip(1)
-    channel.put_at(2, 2)
-    assert len(channel) == 1
-    channel.skip(0)
-    assert channel.get() == 2
-
-
-def test_get_numbered_counts_the_items():
-    """Numbers follow the order of taking, from 0."""
-    channel = Channel(3)
-    for item in "abc":
-        channel.put(item)
-    assert [channel.get_numbered() for _ in range(3)] == [(0, "a"), (1, "b"), (2, "c")]
 
 
 def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
@@ -532,41 +419,6 @@ def clock(monkeypatch):
     modules = channel_module, capacity_module, stats_module, waits_module
     clock.install(monkeypatch, *modules)
     return clock
-
-
-def test_counters_include_the_wait_that_is_still_open(clock):
-    """A silent producer and a blocked consumer show: occupancy 0 and the wait so far (D1)."""
-    channel = Channel(2)
-    get = in_thread(channel.get)
-    until(lambda: gets_waiting(channel) == 1)
-    clock.advance(500)
-    counters = channel.counters()
-    assert counters.get_wait[:2] == (500, 1)
-    assert counters.empty_ns == counters.elapsed_ns == 500
-    stats = stats_module.queue_stats(counters)
-    assert stats.occupancy_rate == 0.0
-    assert stats.ave_get_time == pytest.approx(500e-9)
-    assert stats.num_items == 0
-    channel.put(1)
-    result_of(get)
-    lap = channel.counters().since(counters)
-    assert lap.get_wait[:2] == (0, 0)
-    assert lap.num_got == 1
-
-
-def test_counters_include_the_put_that_is_still_waiting(clock):
-    """A consumer that stands still shows in the open put wait and full occupancy."""
-    channel = Channel(1)
-    channel.put(0)
-    put = in_thread(channel.put, 1)
-    until(lambda: puts_waiting(channel) == 1)
-    clock.advance(300)
-    counters = channel.counters()
-    assert counters.put_wait[:2] == (300, 1)
-    assert counters.empty_ns == 0
-    assert stats_module.queue_stats(counters).occupancy_rate == 1.0
-    channel.close()
-    assert isinstance(put.exception(PATIENCE_SECONDS), ChannelClosed)
 
 
 def test_occupancy_is_the_share_of_time_with_an_item(clock):

@@ -493,20 +493,6 @@ def test_task_hook_overridden_around_the_base_still_counts(op, asynchronous):
 # -- truth
 
 
-def test_names_are_stable_over_builds():
-    """The same builder gives the same names in every epoch."""
-    builder = PipelineBuilder().add_source(range(3)).pipe(same, concurrency=10, name="decode")
-    builder.add_sink()
-    for _ in range(3):
-        run = run_of(builder.build())
-        assert [queue.name for queue in run.queues()] == [
-            "0:0:src_queue",
-            "0:1:decode[10]_queue",
-            "0:2:sink_queue",
-        ]
-        assert [str(stage.info) for stage in run.stages] == ["0:1:decode[10]"]
-
-
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
@@ -617,13 +603,6 @@ def test_figures_of_a_run_that_is_over_stay(clock, end):
     assert stats.elapsed > 0
     assert str(p.report()) == report
     assert [queue_stats(queue.counters()) for queue in run_of(p).queues()] == queues
-
-
-def test_stats_of_a_new_pipeline_are_zero():
-    """Asking before the start is not an error."""
-    stats = pipeline_of(range(3), same).snapshot()
-    assert stats.elapsed == 0
-    assert stats.stages[0].tasks.num_tasks == 0
 
 
 def test_dropped_items_are_counted():

@@ -31,7 +31,7 @@ from _gates import (
 from _inside import lock_of, run_of
 
 from spdl_torch.engine.threads import thread_group
-from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped
+from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineStopped
 
 
 def same(item):
@@ -128,16 +128,6 @@ def test_iterating_a_second_time_is_refused():
         p.start()
 
 
-def test_iterating_after_stop_is_refused():
-    """As after the end."""
-    p = pipeline_of(range(3), same)
-    p.stop()
-    with pytest.raises(PipelineStopped, match="runs only once"):
-        p.get_iterator()
-    with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
-        p.get_item()
-
-
 def test_start_twice_is_refused():
     """The second start says that the first one holds."""
     with pipeline_of(CountingSource(), same).auto_stop() as p:
@@ -178,16 +168,6 @@ def test_get_item_timeout_is_resumable():
             next(p.get_iterator(timeout=0.001))
         op.open()
         assert [p.get_item(PATIENCE_SECONDS), p.get_item()] == [0, 1]
-
-
-def test_empty_source_ends_at_once():
-    """No item is not an error."""
-    assert list(pipeline_of([], same)) == []
-
-
-def test_pipeline_without_stages_passes_items_on():
-    """Source and sink alone are a prefetcher."""
-    assert list(pipeline_of(range(100))) == list(range(100))
 
 
 # -- stop
@@ -279,14 +259,6 @@ def test_stop_by_an_op_does_not_wait_for_itself():
     p.stop()
     assert state_of(p) == "closed"
     assert spdl_threads() == []
-
-
-def test_stop_before_start_and_twice_is_harmless():
-    """stop() is idempotent in every state."""
-    p = pipeline_of(range(3), same)
-    p.stop()
-    p.stop()
-    assert state_of(p) == "closed"
 
 
 def test_stop_from_many_threads_at_once():
@@ -461,43 +433,12 @@ def test_outputs_of_a_generator_are_freed_one_by_one(pool):
             until(lambda: references[0]() is None)
 
 
-def test_threads_do_not_keep_the_pipeline_alive():
-    """Nothing that a thread holds refers to the object in the user's hand."""
-    p = pipeline_of(CountingSource(), same, concurrency=2)
-    p.get_item()
-    gone = weakref.ref(p)
-    gc.disable()
-    try:
-        del p
-        assert gone() is None
-    finally:
-        gc.enable()
-    join_spdl_threads()
-
-
 @pytest.mark.parametrize("how", ["break", "end", "stop"])
-def test_1000_rounds_leave_threads_and_files_flat(how):
-    """Create, iterate, leave, a thousand times over three ways."""
+def test_rounds_leave_threads_and_files_flat(how):
+    """Create, iterate, leave, again and again, with a thread or coroutines."""
     with no_leak():
-        for _ in range(334):
-            p = pipeline_of(range(8), same, concurrency=2, sink=1)
-            for item in p:
-                if how != "end" and item >= 3:
-                    break
-            if how == "stop":
-                p.stop()
-        del p
-
-
-@pytest.mark.parametrize("how", ["break", "end", "stop"])
-def test_rounds_with_an_async_stage_leave_threads_and_files_flat(how):
-    """Event loops give their descriptors back."""
-
-    async def op(item):
-        return item
-
-    with no_leak():
-        for _ in range(60):
+        for number in range(100):
+            op = asame if number % 5 == 0 else same
             p = pipeline_of(range(8), op, concurrency=2, sink=1)
             for item in p:
                 if how != "end" and item >= 3:
@@ -745,17 +686,3 @@ print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "[0, 1, 2, 3, 4]"
     assert out.splitlines()[-1] == "exit 0"
-
-
-def test_failure_does_not_leak_threads():
-    """A pipeline that failed has ended its threads when the failure is raised."""
-
-    def op(item):
-        raise Boom(item)
-
-    with no_leak():
-        p = pipeline_of(CountingSource(), op, concurrency=4, build={"max_failures": 3})
-        with pytest.raises(PipelineFailure, match="max_failures is 3"):
-            list(p)
-        assert [t.name for t in spdl_threads()] in ([], ["spdl-src"])
-        assert state_of(p) == "closed"

@@ -10,7 +10,6 @@ from _inside import run_of
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine.recorder.flight_recorder import (
-    FlightRecorder,
     RecordingSession,
     live_recorders,
 )
@@ -59,20 +58,6 @@ def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
     for turn in turns:
         assert turn.since_ns + 3 == turn.started_ns + 2 == turn.ended_ns + 1 == turn.done_ns
         assert (turn.cpu_ns, turn.output, turn.num_before, turn.num_after) == (4, 5, -1, 7)
-
-
-def test_parts_keep_their_names():
-    """A part differs from a turn, and from a part of another name."""
-    ring = Ring(10, 0)
-    ring.add_part("fetch", 1, 3, 2)
-    ring.add_part("collate", 3, 4, 1)
-    ring.add(0, 1, 4, 4, 3, 0, 0, None, None)
-    ring.add_part("fetch", 5, 6, 1)
-    turns, parts, _ = ring.read()
-    assert len(turns) == 1
-    assert [(p.name, p.started_ns, p.ended_ns, p.cpu_ns) for p in parts] == [
-        *(("fetch", 1, 3, 2), ("collate", 3, 4, 1), ("fetch", 5, 6, 1))
-    ]
 
 
 # -- a pipeline's timeline ---------------------------------------------------------------------
@@ -291,22 +276,6 @@ def test_a_session_keeps_what_ran_in_it():
     del recorders, session
     gc.collect()
     assert not {r.number for r in live_recorders()} & set(numbers)
-
-
-def test_sessions_may_overlap():
-    """The finest level that is asked for is in force, until the last who asked has ended."""
-    recorder = FlightRecorder("test")
-    ring = recorder.new_ring("stage", 1)
-    batch_level = ring.shortest_ns
-    first, second, third = (RecordingSession(level) for level in ("item", "batch", "item"))
-    assert ring.shortest_ns == 0
-    third.end()
-    assert ring.shortest_ns == 0
-    first.end()
-    assert ring.shortest_ns == batch_level > 0
-    second.end()
-    assert ring.shortest_ns == batch_level
-    assert recorder.new_ring("stage", 1).shortest_ns == batch_level
 
 
 def test_what_is_read_while_threads_write_is_whole():

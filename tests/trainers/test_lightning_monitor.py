@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gc
-import itertools
 import os
 import re
 import sqlite3
 import sys
-import threading
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import _warm
 import pytest
@@ -25,16 +20,8 @@ from _wandb_file import wandb_history
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.__main__ import main
 from spdl_torch.autotune import PerfParams, tuning
-from spdl_torch.engine.stats.perf_stats import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
 from spdl_torch.observe import (
-    log_stats_summary,
     pipelines_of_file,
     query_event_stats,
     query_task_stats,
@@ -43,9 +30,6 @@ from spdl_torch.observe import (
     summarize,
 )
 from spdl_torch.observe.store.epoch_watchers import watchers_of
-from spdl_torch.observe.store.recording import path_of_rank
-from spdl_torch.observe.verdict.epoch_intervals import EpochIntervals
-from spdl_torch.observe.verdict.intervals import after_pause, interval_between, sum_of_intervals
 from spdl_torch.pipeline import PipelineBuilder
 
 lightning, modules, callbacks, loggers_of, utilities, monitors = later(
@@ -469,17 +453,13 @@ COLLECTIONS = {
 }
 
 
-def splits_of_collections():
-    """Every collection in training and in one of the loops that evaluate, by turns: these have
-    their loaders in one way. The other rows are long forms."""
-    evaluations = ("val", "test", "predict")
-    for number, kind in enumerate(COLLECTIONS):
-        for split in ("train", *evaluations):
-            is_short = split in ("train", evaluations[number % 3])
-            yield pytest.param(kind, split, marks=[] if is_short else [pytest.mark.long])
-
-
-@pytest.mark.parametrize(("kind", "split"), list(splits_of_collections()))
+@pytest.mark.parametrize(
+    ("kind", "split"),
+    [
+        *(("list", "val"), ("dict", "test"), ("nested", "train"), ("combined", "train")),
+        *(("longest", "train"), ("pipelines", "predict"), ("only one", "train")),
+    ],
+)
 def test_every_loader_is_found_wherever_it_is(tmp_path, kind, split):
     """In the loggers under its name, in the file under its number, with all of its items."""
     make, names = COLLECTIONS[kind]
@@ -520,7 +500,7 @@ def runs_in(path):
         return connection.execute(query).fetchall()
 
 
-@pytest.mark.parametrize("every", [0, 1, 3, 100])
+@pytest.mark.parametrize("every", [0, 3])
 def test_totals_of_the_file_are_what_was_loaded(tmp_path, every):
     """To the item, however often figures are logged; the sanity check is left out."""
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
@@ -555,17 +535,7 @@ SHORT_ONES = {
 
 
 @pytest.mark.parametrize(
-    ("short", "every"),
-    [
-        *((short, every) for short in SHORT_ONES for every in (0, 2, 7)),
-        # Whether figures are logged at every step or at none is the monitor's matter alone.
-        *((short, every) for short in ("workers", "pipeline") for every in (1, 100)),
-        *(
-            pytest.param(short, every, marks=pytest.mark.long)
-            for short in ("none", "persistent")
-            for every in (1, 100)
-        ),
-    ],
+    ("short", "every"), [("none", 7), ("workers", 1), ("persistent", 2), ("pipeline", 100)]
 )
 def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short, every):
     """To the item, wherever in a pass figures are logged: three passes in each of two epochs."""
@@ -606,20 +576,6 @@ def test_loader_of_training_and_validation_counts_once_in_each(tmp_path, make, v
     assert sum(lengths) <= 8
 
 
-def test_window_of_a_loader_that_starts_again_has_all_its_passes(tmp_path):
-    """What is logged covers the steps since the last time, however many passes these were; a loader
-    without statistics is passed over."""
-    pair = {
-        "long": DataLoader(Points(27), batch_size=3, stats=False),
-        "short": DataLoader(Points(6), batch_size=3),
-    }
-    monitor = monitors.PipelineStatsMonitor()
-    runs = trainer(tmp_path, monitor, log_every_n_steps=3, max_epochs=1)
-    with logged_lengths(monitor) as lengths:
-        runs.fit(modules.Plain(), utilities.CombinedLoader(pair, "max_size_cycle"))
-    assert lengths == [3, 3, 3]
-
-
 def test_every_call_of_the_trainer_is_a_run(tmp_path):
     """Closed after each."""
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
@@ -636,25 +592,6 @@ def test_every_call_of_the_trainer_is_a_run(tmp_path):
     assert pipelines_of_file(tmp_path / "s.db") == {0: "predict"}
 
 
-def test_verdict_is_of_the_time_in_which_training_ran():
-    """A pause for validation does not count as time in which training did not wait."""
-    dataset = streamed()
-    list(dataset)
-    report = dataset.report()
-
-    def at(elapsed, waited):
-        figures = replace(report.stats, elapsed=elapsed, consumer_wait_ratio=waited / elapsed)
-        return replace(report, stats=figures)
-
-    intervals = EpochIntervals()
-    assert intervals.end(at(10.0, 4.0))
-    assert not intervals.end(at(10.0, 4.0)), "no time has passed"
-    intervals.before = at(90.0, 4.0)
-    assert intervals.end(at(100.0, 12.0))
-    assert [each.elapsed for each in intervals.unlogged] == [10.0, 10.0]
-    assert intervals.report().verdict.wait_ratio == pytest.approx(0.6)
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 def test_file_is_complete_when_training_fails(tmp_path, error):
     """It holds the run up to the failure, and the run has an end."""
@@ -664,62 +601,6 @@ def test_file_is_complete_when_training_fails(tmp_path, error):
         runs.fit(modules.Failing(error), DataLoader(Points(), batch_size=3))
     assert num_loaded(tmp_path / "s.db") == {"0:1:fetch": 9, "0:2:collate": 3}
     assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
-
-
-class Slow(Points):
-    """Waits, as for storage, and has the garbage collector clean up again and again."""
-
-    def __getitem__(self, index):
-        threading.Event().wait(0.01)
-        gc.collect()
-        return super().__getitem__(index)
-
-
-def test_verdict_of_the_file_is_the_one_that_was_logged(tmp_path, monkeypatch, capsys):
-    """Cause, stage and percentage, though validation ran in between; the commands read it."""
-    messages = []
-    monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
-    for module in ("causes", "demands", "verdict"):  # the run takes about two seconds
-        monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
-    path = tmp_path / "s.db"
-    monitor = monitors.PipelineStatsMonitor(db_path=path)
-    runs = trainer(tmp_path, monitor, max_epochs=1, val_check_interval=2)
-    loader = DataLoader(Slow(), batch_size=3, num_workers=2, isolation="thread")
-    runs.fit(modules.Plain(), loader, ours())
-    report = report_of_file(path)
-    assert report.pooled == ("fetch", "collate")
-    verdict = report.verdict
-    place = f"The workers live {report.placement}"
-    lines = [f"data: {verdict.finding} {verdict.action}", *verdict.remarks, place]
-    assert messages == ["\n".join(lines)]
-    assert "Garbage collection takes" in messages[0]
-    assert main(["report", str(path)]) == 0
-    assert verdict.finding in " ".join(capsys.readouterr().out.split())  # lines are wrapped
-    log_stats_summary(path, write=messages.append)
-    assert "Stage: 0:1:fetch[2]\n    Total tasks processed: 12\n" in messages[-1]
-
-
-def test_picture_says_what_the_report_says(tmp_path):
-    """The same verdict with the same probes, for every loader."""
-    pytest.importorskip("matplotlib")
-    from spdl_torch.observe.plot.bottleneck import find_bottlenecks
-    from spdl_torch.observe.plot.data import load
-
-    path = tmp_path / "s.db"
-    monitor = monitors.PipelineStatsMonitor(db_path=path)
-    loader = DataLoader(Slow(), batch_size=3, num_workers=2)
-    trainer(tmp_path, monitor, max_epochs=1).fit(modules.Plain(), loader, ours())
-    recording = load(path, stages=None, start_time=None, end_time=None, run_id=None)
-    expected = [report_of_file(path, pipeline=number).verdict.finding for number in (0, 1)]
-    assert [finding.text for finding in find_bottlenecks(recording).values()] == expected
-
-
-def test_path_of_a_rank_is_its_own():
-    """With several ranks, or if the user says where the number goes."""
-    assert path_of_rank("logs/data.db", 0, 1) == Path("logs/data.db")
-    assert path_of_rank("logs/data.db", 3, 8) == Path("logs/data.rank3.db")
-    assert path_of_rank("logs/{rank}/data", 3, 8) == Path("logs/3/data")
-    assert path_of_rank(Path("d{rank}.db"), 0, 1) == Path("d0.db")
 
 
 # -- resuming --------------------------------------------------------------------------------------
@@ -822,52 +703,3 @@ def test_ranks_are_compared_where_one_of_them_has_nothing_to_log(tmp_path):
         assert row["data/b/wait_ratio_min"] == row["data/b/wait_ratio_max"]
         assert "data/b/wait_ratio" not in row
         assert row["data/a/wait_ratio_min"] <= row["data/a/wait_ratio_max"]
-
-
-def test_work_of_a_pause_counts_and_its_time_does_not():
-    """Training pauses for a validation while the loader goes on to load ahead."""
-
-    def reading(num_tasks, elapsed, busy_time, waited):
-        tasks = TaskPerfStats(num_tasks, 0, 0.5, 1.0, 1.0, elapsed, 0.25, 0.5, busy_time)
-        queue = QueuePerfStats(elapsed, num_tasks, 0.0, 0.0, 0.0)
-        stage = StageStats("fetch", 1, tasks, queue, 0, busy_time / elapsed, 0.0, 0.0)
-        return PipelineStats(elapsed, waited / elapsed, (stage,))
-
-    begin, end = reading(4, 10.0, 2.0, 1.0), reading(10, 30.0, 5.0, 21.0)
-    behind = reading(16, 40.0, 8.0, 23.0)
-    whole = sum_of_intervals([begin, interval_between(after_pause(begin, end), behind)])
-    (stage,) = whole.stages
-    assert (stage.tasks.num_tasks, stage.queue.num_items) == (16, 16)
-    assert (stage.tasks.ave_time, stage.tasks.ave_cpu_time) == (0.5, 0.25)
-    assert (whole.elapsed, stage.tasks.elapsed, stage.tasks.busy_time) == (20.0, 20.0, 5.0)
-    assert whole.consumer_wait_ratio * whole.elapsed == pytest.approx(3.0)
-    # The pass may end in the pause: no time has passed since, and the counts are kept.
-    last = interval_between(after_pause(begin, end), end)
-    assert (last.elapsed, last.stages[0].tasks.num_tasks) == (0.0, 6)
-    assert after_pause(end, begin) is begin, "another run"
-
-
-def test_laps_of_a_run_add_up_to_it():
-    """Counts and seconds of the parts are those of the whole."""
-    dataset = streamed()
-    readings = [None, *(dataset.snapshot() for _ in dataset)]
-    laps = [interval_between(before, after) for before, after in itertools.pairwise(readings)]
-    whole = readings[-1]
-    assert sum(lap.elapsed for lap in laps) == pytest.approx(whole.elapsed)
-    waited = sum(lap.consumer_wait_ratio * lap.elapsed for lap in laps)
-    assert waited == pytest.approx(whole.consumer_wait_ratio * whole.elapsed)
-    for number, stage in enumerate(whole.stages):
-        parts = [lap.stages[number] for lap in laps]
-        assert sum(part.tasks.num_tasks for part in parts) == stage.tasks.num_tasks
-        busy = sum(part.tasks.busy_time for part in parts)
-        assert busy == pytest.approx(stage.tasks.busy_time)
-        assert all(0 <= part.busy_ratio <= 1 for part in parts)
-    assert interval_between(whole, laps[0]) is laps[0], "of another run"
-    again = sum_of_intervals(laps)
-    assert again.elapsed == pytest.approx(whole.elapsed)
-    assert again.consumer_wait_ratio == pytest.approx(whole.consumer_wait_ratio)
-    for one, other in zip(again.stages, whole.stages, strict=True):
-        # Not the CPU time: that of very short tasks is estimated, from some of them.
-        for figure in ("num_tasks", "num_failures", "ave_time", "busy_time"):
-            assert getattr(one.tasks, figure) == pytest.approx(getattr(other.tasks, figure)), figure
-        assert one.queue.num_items == other.queue.num_items
