@@ -224,7 +224,9 @@ def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source)
     loader.state_dict()
     *_, state = [stored(loader) for _ in loader]
     assert rest(16, state) == []
-    with pytest.raises(ValueError, match=r"num_source: resuming makes .* but it ended after"):
+    # A state that takes long is taken less often, and has the items since beside it.
+    match = r"(num_source|num_after): resuming makes .* but it ended after"
+    with pytest.raises(ValueError, match=match):
         rest(4, state)
 
 
