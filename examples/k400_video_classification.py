@@ -19,7 +19,8 @@ where the codec allows it. Batches are uint8 until they are on the device, where
 
 A video that is damaged or gone ends the run with its name (``--on-error raise``), or is left out,
 named and counted (``skip``): batches are then smaller, no other video takes its place, and
-validation is over the videos that are left.
+validation is over the videos that are left. Training leaves out what does not fill a last batch,
+other videos in each epoch, and says how many.
 
 It prints a line for the data, and after each epoch the loss, accuracies, videos per second (of
 all processes, loading and model together) and the number of skipped videos; ``--predictions``
@@ -320,6 +321,10 @@ class Classifier(lightning.LightningModule):
         if "loss" in figures:
             line += ", loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}".format(**figures)
             line += f", {figures['videos_per_second']:.1f} videos/s"
+            num_left = len(self.trainer.datamodule.listings[split].videos)
+            num_left -= int(figures["videos"] + figures["skipped"])
+            if split == "train" and num_left > 0:
+                line += f", {num_left} left out, which would not fill a batch"
         if self.trainer.is_global_zero:
             print(f"{line}, {figures['skipped']:.0f} skipped", flush=True)
 

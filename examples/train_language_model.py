@@ -186,7 +186,7 @@ def train(options: argparse.Namespace, group: Ranks) -> None:
             f"--batch-size: {options.batch_size} passages for each of {group.world_size} rank(s) "
             f"are more than the {len(corpus)} that there are."
         )
-    group.say(f"{len(corpus):,} passages, {len(tokenizer):,} tokens")
+    group.say(f"{len(corpus):,} passages, a vocabulary of {len(tokenizer):,} tokens")
     torch.manual_seed(options.seed)
     model = LanguageModel(len(tokenizer), options.context, options.width, options.num_layers)
     model.to(options.device)
@@ -213,7 +213,9 @@ def train(options: argparse.Namespace, group: Ranks) -> None:
             f"{tokens / batches.seconds:,.0f} tokens/s  {batches}"
         )
     beginning = tokenizer.encode(corpus[0])[:4]
-    group.say(f"after {tokenizer.decode(beginning)!r}: {go_on(model, tokenizer, beginning)!r}")
+    more = go_on(model, tokenizer, beginning)
+    said = repr(more) if more else "nothing, the model ends the passage there"
+    group.say(f"after {tokenizer.decode(beginning)!r}: {said}")
 
 
 @torch.no_grad()
