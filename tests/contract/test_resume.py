@@ -595,10 +595,10 @@ def test_a_state_is_not_taken_from_what_is_no_state():
     for bad in ({}, None, {"epoch": 3}):
         with pytest.raises(ValueError, match=r"what DataLoader\.state_dict"):
             loader.load_state_dict(bad)
-    with pytest.raises(ValueError, match="version 99, this release knows up to 3"):
+    with pytest.raises(ValueError, match="version 99, this release knows up to 4"):
         loader.load_state_dict({**loader.state_dict(), "version": 99})
-    with pytest.raises(ValueError, match=r"version 2, .* DataLoader knows version 3 alone"):
-        loader.load_state_dict({**loader.state_dict(), "version": 2})
+    with pytest.raises(ValueError, match=r"version 3, .* DataLoader knows version 4 alone"):
+        loader.load_state_dict({**loader.state_dict(), "version": 3})
     for wrong in ({"something": 1}, {"workers": [{"item": 3}]}, {"workers": [3]}, {"ahead": 2}):
         with pytest.raises(ValueError, match="not a state of a DataLoader"):
             loader.load_state_dict({**loader.state_dict(), **wrong})

@@ -3,6 +3,7 @@ been."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from contextlib import nullcontext
@@ -319,8 +320,7 @@ class Reusing:
 @in_every_seat
 @pytest.mark.parametrize("taken_at", [0, 1, 2])
 def test_a_list_that_a_stateful_sampler_reuses_is_kept_as_it_was(seat, taken_at):
-    """Whatever is drawn ahead for a state: the running loop, its state and a second one of that
-    have each batch once."""
+    """The running loop, its state and a second one of that have each batch once."""
     expected = [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(4)]
     first = seat.loader(Rows(12), batch_sampler=Reusing(), collate_fn=indices_alone)
     batches = iter(first)
@@ -333,6 +333,20 @@ def test_a_list_that_a_stateful_sampler_reuses_is_kept_as_it_was(seat, taken_at)
         batches = iter(second)
         state = second.state_dict()
         assert [*batches] == expected[taken_at:]
+
+
+@pytest.mark.parametrize("sampler", [Position, Deck])
+@in_seats(NONE, THREADS)
+def test_an_epoch_resumed_after_each_batch_ends_with_its_samplers_length(seat, sampler):
+    """Once restored, a sampler that has given its last index would begin another order."""
+    expected, got, state = plain(seat.loader(list(range(12)), 3, sampler=sampler(12))), [], None
+    for _ in range(5):
+        loader = seat.loader(list(range(12)), 3, sampler=sampler(12))
+        if state is not None:
+            loader.load_state_dict(state)
+        got += plain(itertools.islice(loader, 1))
+        state = stored(loader)
+    assert got == expected
 
 
 class GoesOn:
@@ -365,7 +379,7 @@ class BeginsAnew(GoesOn):
 @pytest.mark.parametrize("sampler", [GoesOn, BeginsAnew])
 @in_seats(NONE, THREADS)
 def test_a_question_changes_no_epoch_after_a_break(seat, sampler, options):
-    """For an answer an index is drawn ahead: the next epoch has it, where the sampler goes on."""
+    """Where the sampler goes on, and where it begins anew."""
 
     def epochs_of(*, asks):
         loader, epochs = seat.loader(list(range(24)), sampler=sampler(), **options), []
@@ -386,8 +400,8 @@ def test_a_question_changes_no_epoch_after_a_break(seat, sampler, options):
 
 
 @pytest.mark.parametrize("num_batches", [0, 1])
-def test_an_index_that_the_next_epoch_has_is_in_its_state(num_batches):
-    """It was drawn for a state of the epoch before."""
+def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
+    """Where its last one was left, before its first batch and after it."""
     loader = DataLoader(list(range(24)), 3, sampler=GoesOn())
     next(iter(loader))
     loader.state_dict()

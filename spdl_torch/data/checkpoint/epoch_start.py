@@ -43,8 +43,8 @@ class SamplerState(NamedTuple):
     """None = it keeps none."""
     pending: tuple[Any, ...] = ()
     """The indices that were drawn and not handed out."""
-    ended: bool = False
-    """Whether those are the last ones of the epoch."""
+    left: int | None = None
+    """The number of indices that it gives after those in this epoch; None = unknown."""
 
 
 class EpochStart(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 
 from ...scopes import scope
 from ..rng.patches import drawn_from
-from ..sampling.sampler_chain import epoch_of, has_length, nested_samplers, shard_of, unshared
+from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of, unshared
 from .epoch_start import SamplerState
 from .last_indices import NUM_LAST, differing_order, last_of
 from .user_state import give_state, keeps_state, state_of
@@ -147,30 +147,21 @@ def _restore_samplers(loader: Any, resume: ResumeState) -> None:
 
 
 def drawing_of(
-    index_sampler: Any, indices: Iterator[Any], resume: ResumeState | None, last: Drawing | None
+    index_sampler: Any, indices: Iterator[Any], resume: ResumeState | None
 ) -> Drawing | None:
     """Return the indices of the epoch, from ``resume`` on, of a sampler that keeps its own state;
-    None = it keeps none. ``last``: those of the last epoch."""
-    samplers = list(nested_samplers(index_sampler))
-    sampler = stateful_sampler(samplers)
+    None = it keeps none."""
+    sampler = stateful_sampler(list(nested_samplers(index_sampler)))
     if sampler is None:
         return None
     from .drawing import Drawing
+    from .made_by import length_of
 
-    may_go_on = _is_endless(samplers) and (last is None or last.may_go_on)
-    draw = partial(Drawing, sampler, indices, partial(iter, index_sampler), may_go_on=may_go_on)
-    if resume is None:
-        return draw(pending=last.left_over() if may_go_on and last is not None else ())
-    if resume.finished or resume.sampler.state is None:
-        return draw(may_go_on=may_go_on and resume.epoch < 0)  # else an epoch of it has ended
+    draw = partial(Drawing, sampler, indices, partial(iter, index_sampler))
+    if resume is None or resume.finished or resume.sampler.state is None:
+        return draw(length_of(index_sampler))
     saved = resume.sampler
-    return draw(pending=map(_unpacked, saved.pending), restored=saved.state, ended=saved.ended)
-
-
-def _is_endless(samplers: list[Any]) -> bool:
-    """Return whether the samplers have neither a length nor epochs, as those that never end."""
-    has_epochs = any(callable(getattr(each, "set_epoch", None)) for each in samplers)
-    return not (has_epochs or has_length(samplers[0]))
+    return draw(saved.left, pending=map(_unpacked, saved.pending), restored=saved.state)
 
 
 def skipped(

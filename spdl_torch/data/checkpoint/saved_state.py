@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .last_indices import LastIndices
 
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,9 @@ _FIELDS = {
     ),
     "sampler": _ANYTHING,
     "pending": Field("a list of indices", _is_sequence),
-    "sampler_ended": _FLAG,
+    "sampler_left": Field(
+        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+    ),
     "last_indices": Field(
         f"a list of at most {NUM_LAST} numbers or text",
         lambda value: (
@@ -181,7 +183,7 @@ _LISTS = ("ahead", "generators", "pending", "last_indices")
 _PARTS: dict[str, tuple[type, dict[str, str]]] = {
     "sampler": (
         SamplerState,
-        {"state": "sampler", "pending": "pending", "ended": "sampler_ended"},
+        {"state": "sampler", "pending": "pending", "left": "sampler_left"},
     ),
     "base": (
         BaseSeed,

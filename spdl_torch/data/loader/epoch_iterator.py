@@ -113,8 +113,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._num_samples_submitted = self._num_taken = 0
         self._resume = None if resume is None or resume.finished else resume
         self._begins_late = self._resume is None and inspect.isgenerator(self._sampler_iter)
-        last = None if known.progress is None else known.progress.drawing
-        drawing = drawing_of(self._index_sampler, self._sampler_iter, resume, last)
+        drawing = drawing_of(self._index_sampler, self._sampler_iter, resume)
         if drawing is not None:
             self._sampler_iter = drawing
         first, before_first = [None], list[torch.Tensor]()
@@ -124,7 +123,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 streams_seed = self._resume.seed_of_rest()
             start, self._num_samples_submitted = self._skipped_to(self._resume)
             is_before_order = redrawn.is_before_order(self._resume)
-            if not self._num_workers and drawing is None:  # else indices are drawn ahead anyway
+            if not self._num_workers:  # else indices are drawn ahead anyway
                 before_first = [each.get_state() for each in generators_of(loader)[1:]]
             first = self._draw_first_index(drawing)
             if is_before_order:
@@ -223,8 +222,8 @@ class EpochIterator(_BaseDataLoaderIter):
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
-        if drawing is not None:
-            return drawing.look_ahead()
+        if drawing is not None:  # its own state says where it stands, and nothing is drawn
+            return [] if drawing.is_over else [None]
         try:
             first = unshared(next(self._sampler_iter, _END))
         except BaseException as error:
