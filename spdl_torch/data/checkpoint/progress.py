@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...named_tuples import NamedTuple
 from .epoch_start import SamplerState
-from .last_indices import NUM_LAST, last_of
+from .last_indices import NUM_LAST, checksum_of, last_of
 from .resume_state import encoded, packed_index
 from .user_state import WorkerState
 
@@ -213,7 +213,7 @@ class Progress:
             ahead=so_far.ahead,
             sampler_epoch=self.sampler_epoch,
             sampler=sampler,
-            last_indices=self._last_before(so_far.num_in_order),
+            order=checksum_of(self._last_before(so_far.num_in_order)),
             generators=tuple(map(encoded, self.begun.generators)),
             base=self.begun.base,
             workers=so_far.workers,

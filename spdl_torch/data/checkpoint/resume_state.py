@@ -20,13 +20,14 @@ from ...scopes import scope
 from ..rng.patches import drawn_from
 from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of, unshared
 from .epoch_start import SamplerState
-from .last_indices import NUM_LAST, differing_order, last_of
+from .last_indices import NUM_LAST, checksum_of, last_of, other_order, tell_order
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .drawing import Drawing
+    from .last_indices import LastIndices
     from .saved_state import ResumeState
 
 
@@ -171,17 +172,18 @@ def skipped(
     count: Callable[[Any], int],
     *,
     in_batches: bool,
-) -> tuple[int, int]:
+) -> tuple[int, int, LastIndices]:
     """Skip the samples that were handed out.
 
-    Returns: the samples of all ranks before the rest; the local samples that were skipped.
-        ``count`` returns the number of samples of an index; ``in_batches``: see ``last_of``.
+    Returns: the samples of all ranks before the rest; the local samples that were skipped; the last
+        indices of those. ``count`` returns the number of samples of an index; ``in_batches``: see
+        ``last_of``.
 
     Raises: ValueError: the state's position is not between two batches here, or the sampler gives
         other indices before it.
     """
     if resume.sampler.state is not None or any(hasattr(s, "start_at") for s in samplers):
-        return resume.num_samples, 0
+        return resume.num_samples, 0, ()
     world, _ = shard_of(samplers[0])
     target, rest = divmod(resume.num_samples, world)
     passed, last = 0, deque[Any](maxlen=NUM_LAST)
@@ -205,9 +207,10 @@ def skipped(
             "global batch, batch_size times ranks, as it was, and the dataset."
         )
     here = last_of(last, in_batches=in_batches)
-    if differing := differing_order(resume.last_indices_of(samplers[0]), here, samplers):
-        raise ValueError(differing)
-    return 0, target
+    is_known = resume.order is not None and tell_order(samplers[0])
+    if is_known and resume.order != checksum_of(here):
+        raise other_order(samplers)
+    return 0, target, here
 
 
 def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeState:

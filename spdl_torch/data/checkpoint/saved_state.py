@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..rng.keys import epoch_seed
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
 from .epoch_start import BaseSeed, SamplerState
-from .last_indices import NUM_LAST, tell_order
 from .made_by import FIELDS as MADE_BY_FIELDS
 from .user_state import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from .last_indices import LastIndices
 
 _VERSION = 4
 
@@ -44,8 +41,9 @@ class ResumeState:
     (``in_order=False``)."""
     sampler_epoch: int | None = None
     sampler: SamplerState = field(default_factory=SamplerState)
-    last_indices: LastIndices = ()
-    """The last indices of those samples, by which the order is known again when it is drawn."""
+    order: int | None = None
+    """The checksum of the last indices of those samples, by which the order is known again when it
+    is drawn; None = nothing is known of them."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
     base: BaseSeed = field(default_factory=BaseSeed)
@@ -64,8 +62,7 @@ class ResumeState:
         values = copy.deepcopy({**state})
         values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
         del values["version"]
-        required = [name for name in _FIELDS if name not in _OPTIONAL]
-        check_fields(values, _FIELDS, required, "DataLoader")
+        check_fields(values, _FIELDS, tuple(_FIELDS), "DataLoader")
         check_fields(values["made_by"], MADE_BY_FIELDS, (), "DataLoader", "made_by.")
         workers = values["workers"]
         for number, worker in enumerate(workers):
@@ -87,10 +84,6 @@ class ResumeState:
             given = {own: values.pop(named) for own, named in names.items() if named in values}
             values[name] = part(**given)
         return cls(**values)
-
-    def last_indices_of(self, index_sampler: Any) -> LastIndices:
-        """Return the last indices if they say something of the sampler's order; else ()."""
-        return self.last_indices if tell_order(index_sampler) else ()
 
     @property
     def has_streams_anew(self) -> bool:
@@ -136,6 +129,9 @@ def _is_sequence(value: Any) -> bool:
 
 
 _NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+_OPTIONAL = Field(
+    "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+)
 _FLAG = Field("true or false", is_flag)
 _ANYTHING = Field("anything", lambda _: True)
 
@@ -148,22 +144,11 @@ _FIELDS = {
         "a list of whole numbers >= 0",
         lambda value: _is_sequence(value) and all(is_whole_number(each) for each in value),
     ),
-    "sampler_epoch": Field(
-        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
-    ),
+    "sampler_epoch": _OPTIONAL,
     "sampler": _ANYTHING,
     "pending": Field("a list of indices", _is_sequence),
-    "sampler_left": Field(
-        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
-    ),
-    "last_indices": Field(
-        f"a list of at most {NUM_LAST} numbers or text",
-        lambda value: (
-            _is_sequence(value)
-            and len(value) <= NUM_LAST
-            and all(type(each) in (int, str) for each in value)
-        ),
-    ),
+    "sampler_left": _OPTIONAL,
+    "order": _OPTIONAL,
     "generators": Field(
         "a list of text",
         lambda value: _is_sequence(value) and all(isinstance(each, str) for each in value),
@@ -179,7 +164,7 @@ _FIELDS = {
     "dataset": _ANYTHING,
     "made_by": Field("a dict", lambda value: isinstance(value, dict)),
 }
-_LISTS = ("ahead", "generators", "pending", "last_indices")
+_LISTS = ("ahead", "generators", "pending")
 _PARTS: dict[str, tuple[type, dict[str, str]]] = {
     "sampler": (
         SamplerState,
@@ -191,8 +176,6 @@ _PARTS: dict[str, tuple[type, dict[str, str]]] = {
     ),
 }
 """What several fields of a state say together, and the names that they have there."""
-_OPTIONAL = ("last_indices",)
-"""Without it less is compared, and nothing else changes."""
 _WORKER_FIELDS = {
     "num_items": _NUMBER,
     "ended": _FLAG,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
     from ..checkpoint.drawing import Drawing
+    from ..checkpoint.last_indices import LastIndices
     from ..checkpoint.resume_state import Redrawn
     from ..checkpoint.saved_state import ResumeState
     from .base_loader import BaseLoader
@@ -116,12 +117,12 @@ class EpochIterator(_BaseDataLoaderIter):
         drawing = drawing_of(self._index_sampler, self._sampler_iter, resume)
         if drawing is not None:
             self._sampler_iter = drawing
-        first, before_first = [None], list[torch.Tensor]()
+        first, passed, before_first = [None], (), list[torch.Tensor]()
         if self._resume is not None:
             seed = streams_seed = self._resume.epoch_seed
             if loader.rng == "worker":
                 streams_seed = self._resume.seed_of_rest()
-            start, self._num_samples_submitted = self._skipped_to(self._resume)
+            start, self._num_samples_submitted, passed = self._skipped_to(self._resume)
             is_before_order = redrawn.is_before_order(self._resume)
             if not self._num_workers:  # else indices are drawn ahead anyway
                 before_first = [each.get_state() for each in generators_of(loader)[1:]]
@@ -137,7 +138,7 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         self._begun_from = self._worker_states(resume)
         self._progress = known.progress = self._new_progress(
-            loader, seed, resume, redrawn, drawing, before_first, nothing_left=not first
+            loader, seed, resume, redrawn, drawing, passed, before_first, nothing_left=not first
         )
 
     def _new_seed(self, loader: BaseLoader[Any]) -> tuple[int, int]:
@@ -158,6 +159,7 @@ class EpochIterator(_BaseDataLoaderIter):
         resume: ResumeState | None,
         redrawn: Redrawn,
         drawing: Drawing | None,
+        passed: LastIndices,
         before_first: list[torch.Tensor],
         *,
         nothing_left: bool,
@@ -165,16 +167,13 @@ class EpochIterator(_BaseDataLoaderIter):
         """Return the progress of an epoch whose beginning is known."""
         known, within = loader._state.position, self._resume
         before = known.progress
-        last = None
-        if tell_order(self._index_sampler):
-            last = () if within is None else within.last_indices
         begun = EpochStart(
             epoch=known.num_epochs_begun - 1,
             epoch_seed=seed,
             start=self._key.start,
             world=self._key.num_replicas,
             in_batches=self._auto_collation,
-            before=last,
+            before=passed if tell_order(self._index_sampler) else None,
             nothing_left=nothing_left,
             before_first=before_first,
             generators=redrawn.states,
@@ -200,10 +199,10 @@ class EpochIterator(_BaseDataLoaderIter):
         assert state in FOLLOWING[self._state], f"{self._state} cannot become {state}"
         self._state = state
 
-    def _skipped_to(self, resume: ResumeState) -> tuple[int, int]:
+    def _skipped_to(self, resume: ResumeState) -> tuple[int, int, LastIndices]:
         """Skip what the trainer has already received; return as ``skipped``."""
         if isinstance(self._dataset, IterableDataset):
-            return 0, 0  # the workers skip in their own iterables
+            return 0, 0, ()  # the workers skip in their own iterables
         if self._auto_collation and not all(map(is_packed_batch, resume.sampler.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
