@@ -52,10 +52,9 @@ class SampleStreams:
     There are two ways to seed torch's generator for a sample, with the same bits. *Watching*: the
     dispatch key sees each draw, which takes 2 µs, and asks here. *Seeding*: every sample begins
     with the default generator seeded, which takes 2 µs too, and all draws are torch's own. That is
-    for the main thread, while the program has no other (but daemons) and samples do draw: now and
-    then the key looks whether they still do. There it is installed when that is due for the first
-    time, and no first batch waits for it. Where torch lacks it, the main thread goes on seeding,
-    and others cannot have streams.
+    for the main thread, while the program has no other (but daemons) and samples do draw. There the
+    key is installed when it is first to be seen whether they do, and no first batch waits for it.
+    Where torch lacks it, the main thread goes on seeding, and others cannot have streams.
 
     number: the worker's.
     """

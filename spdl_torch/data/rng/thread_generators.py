@@ -110,8 +110,6 @@ class NumpyStream:
         self.at = place
 
 
-_LOOK_EVERY = 64
-"""The interval, in batches (or samples without batches), at which draws are looked for."""
 _MOST_UNSEEN, _BATCH_UNSEEN = 2_000, 8
 """The samples of a program after which draws are looked for the first time: seeding for as many
 takes 4 ms, and the means of seeing draws 7 to 15, which would keep the first batch waiting. A batch
@@ -133,8 +131,8 @@ if hasattr(os, "register_at_fork"):
 class Borrowing:
     """The choice, batch by batch, whether samples draw from the default generator itself.
 
-    That is for the main thread, while the program has no other (but daemons) and samples do draw:
-    now and then it is looked whether they still do.
+    That is for the main thread, while the program has no other (but daemons), and where samples do
+    draw: in the first batch in which that can be seen, or in any later one.
     """
 
     def __init__(self) -> None:
@@ -143,15 +141,10 @@ class Borrowing:
         self.looks = False
         """Whether draws are looked for in this batch."""
         self.has_drawn = True
-        """Whether a sample has drawn since they were last looked for. Whoever sees a draw says
-        so."""
+        """Whether a sample has drawn, as far as is known. Whoever sees a draw says so."""
         self.is_blind = False
         """Whether nobody sees draws yet, so that all that may draw begins with it seeded."""
-        self._is_main = False
-        self._was_blind = False  # in the last batch; the thread may have entered anew since
-        self._num_batches = self._num_threads = 0
-        self._has_company = False
-        self._is_keyless = False
+        self._is_main = self._has_looked = self._is_keyless = False
 
     def enter(self, *, are_seen: bool) -> None:
         """Begin on the calling thread. ``are_seen``: whether draws can be seen without delay."""
@@ -163,15 +156,12 @@ class Borrowing:
         if not self._is_main:  # as on all workers
             self.is_on = self.looks = False
             return
-        self._num_batches += 1
         self.is_blind = self._may_be_blind(are_seen)
-        was_blind, self._was_blind = self._was_blind, self.is_blind
         self.note_unseen(_BATCH_UNSEEN)
-        self.is_on = self.is_blind or (self.has_drawn and self._is_alone())
-        is_due = was_blind or self._num_batches % _LOOK_EVERY == 1
-        self.looks = self.is_on and is_due and not self.is_blind
+        self.is_on = self.is_blind or (self.has_drawn and not _others_may_draw())
+        self.looks = self.is_on and not self.is_blind and not self._has_looked
         if self.looks:
-            self.has_drawn = False  # until the first draw
+            self.has_drawn, self._has_looked = False, True  # until the first draw
 
     def note_unseen(self, num_samples: int) -> None:
         """Count samples for which it is seeded."""
@@ -189,16 +179,7 @@ class Borrowing:
     def _may_be_blind(self, are_seen: bool) -> bool:
         if are_seen:
             return self._is_keyless
-        return _num_unseen < _MOST_UNSEEN and self._is_alone()
-
-    def _is_alone(self) -> bool:
-        """Return whether the default generator is this thread's alone. A thread that begins is
-        noticed at the next batch; one that takes the place of another, within ``_LOOK_EVERY``."""
-        count = threading.active_count()  # 0.1 µs; going through the threads takes ten times that
-        if count != self._num_threads or self._num_batches % _LOOK_EVERY == 1:
-            self._num_threads = count
-            self._has_company = count > 1 and _others_may_draw()
-        return not self._has_company
+        return _num_unseen < _MOST_UNSEEN and not _others_may_draw()
 
 
 def _others_may_draw() -> bool:
@@ -207,5 +188,7 @@ def _others_may_draw() -> bool:
     Daemons (progress bars' and loggers' threads, our own) are taken for helpers that draw nothing:
     checking each of their calls would cost every program that has one.
     """
+    if threading.active_count() == 1:  # 0.1 µs; going through the threads takes ten times that
+        return False
     own = threading.get_ident()
     return any(not each.daemon and each.ident != own for each in threading.enumerate())
