@@ -25,6 +25,7 @@ from ...objects.datasets import nested_datasets
 from ...scopes import scope
 from . import dispatch
 from .keys import COLLATE, ITERABLE, TORCH, WORKER, BatchSeeds, Purpose, StreamKey
+from .owned import set_state, state_of
 from .patches import can_see_draws, install, install_functions, of_thread, without_key
 from .thread_generators import Borrowing, NumpyStream, PythonStream, TorchStream
 
@@ -274,12 +275,13 @@ class SampleStreams:
 
     def _leave(self, place: int) -> None:
         own = self._own_generators()
-        self._left[place] = [each.state() if each.at == place else None for each in own]
+        self._left[place] = [state_of(each.generator) if each.at == place else None for each in own]
 
     def _go_on(self, place: int) -> None:
         for each, state in zip(self._own_generators(), self._left.get(place, ()), strict=False):
             if state is not None:
-                each.go_on(place, state)
+                set_state(each.generator, state)
+                each.at = place
 
     def _own_generators(self) -> tuple[TorchStream | PythonStream | NumpyStream, ...]:
         return self._torch, self._python, self._numpy

@@ -10,7 +10,7 @@ import _random
 import os
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -46,15 +46,6 @@ class TorchStream:
         self.generator.manual_seed(seeds.seed(place, TORCH))
         self.at = place
 
-    def state(self) -> torch.Tensor:
-        """Return the generator's state."""
-        return self.generator.get_state()
-
-    def go_on(self, place: int, state: torch.Tensor) -> None:
-        """Go on with the stream of a place where it was left."""
-        self.generator.set_state(state)
-        self.at = place
-
 
 class PythonStream:
     """The thread's generator of ``random``."""
@@ -74,15 +65,6 @@ class PythonStream:
         generator.gauss_next = None  # type: ignore[attr-defined]  # Random's, without a type
         self.at = place
 
-    def state(self) -> Any:
-        """Return the generator's state."""
-        return self.generator.getstate()
-
-    def go_on(self, place: int, state: Any) -> None:
-        """Go on with the stream of a place where it was left."""
-        self.generator.setstate(state)
-        self.at = place
-
 
 class NumpyStream:
     """The thread's generator of ``numpy.random``."""
@@ -98,15 +80,6 @@ class NumpyStream:
         if not hasattr(self, "generator"):
             self.generator = np.random.RandomState(0)
         self.generator.seed(seeds.for_numpy(place))
-        self.at = place
-
-    def state(self) -> Any:
-        """Return the generator's state."""
-        return self.generator.get_state()
-
-    def go_on(self, place: int, state: Any) -> None:
-        """Go on with the stream of a place where it was left."""
-        self.generator.set_state(state)
         self.at = place
 
 
