@@ -6,17 +6,14 @@ import gc
 import itertools
 import pickle
 import threading
-from pathlib import Path
 
-import _warm
 import pytest
 import torch
 import torch.utils.data as torch_data
-from _folders import HELPERS
 from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from _loader_helpers import run_script
 from hypothesis import given, strategies as st
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler
 
 import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
@@ -390,29 +387,6 @@ def test_pass_fails_when_the_rank_cannot_be_known(monkeypatch):
     assert list(dataset_of(range(4), num_replicas=2, rank=1)) == [1, 3]
 
 
-def _rank_main(rank, folder):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2
-    )
-    torch.distributed.barrier()  # gloo fails where the other one is gone before both are connected
-    dataset = dataset_of(range(7), double, tail="uneven")
-    torch.save([len(dataset), *dataset], f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_rank_comes_from_the_process_group(tmp_path):
-    """Two real ranks divide the source between them."""
-    folders = [str(HELPERS), str(Path(__file__).parent)]
-    code = f"import sys; sys.path[:0] = {folders!r}; import test_dataset; "
-    code += f"test_dataset._rank_main(int(sys.argv[1]), {str(tmp_path)!r})"
-    with _warm.start(["-c", code, 0]) as first, _warm.start(["-c", code, 1]) as second:
-        for rank in (first, second):
-            _, errors = rank.communicate(timeout=50)
-            assert rank.returncode == 0, errors
-    assert torch.load(tmp_path / "0.pt") == [4, 0, 4, 8, 12]
-    assert torch.load(tmp_path / "1.pt") == [3, 2, 6, 10]
-
-
 @pytest.mark.parametrize("loader_class", [torch_data.DataLoader, spdl_torch.DataLoader])
 def test_loader_passes_its_items_on(loader_class):
     """``batch_size=None``: what the pipeline makes is the batch, and len() is the dataset's."""
@@ -437,11 +411,6 @@ def test_workers_divide_the_source(loader_class):
 
 
 # -- as an object ----------------------------------------------------------------------------------
-
-
-def test_it_is_an_iterable_dataset():
-    """torch's and Lightning's checks hold."""
-    assert isinstance(dataset_of([1]), IterableDataset)
 
 
 def test_pickle_runs_on_its_own():
@@ -477,12 +446,6 @@ def test_argument_is_refused_when_it_makes_no_sense(options, message):
     """At construction, not in the first pass."""
     with pytest.raises(ValueError, match=message):
         dataset_of([1], **options)
-
-
-def test_definition_is_refused_when_it_is_not_complete():
-    """The builder's own message."""
-    with pytest.raises(RuntimeError, match="no sink; call add_sink"):
-        PipelineDataset(PipelineBuilder().add_source([1]))
 
 
 def fail_from_20(number):

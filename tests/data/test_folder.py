@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision import datasets, transforms as v1
 from torchvision.transforms import v2
 
-import spdl_torch
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
 from spdl_torch.data.rng.keys import StreamKey
 from spdl_torch.data.rng.streams import SampleContexts, SampleStreams, contexts_of_part
@@ -250,31 +249,6 @@ def test_box_without_a_pixel_is_black_as_pillows(tmp_path, size, ratio, suffix):
             assert_same([dataset[0], *dataset.__getitems__([0, 0])], [(expected, target)] * 3)
 
 
-def noted(function, calls):
-    """The function, which notes that it is called."""
-
-    def call(*args):
-        calls.append(function.__name__)
-        return function(*args)
-
-    return call
-
-
-@pytest.mark.parametrize("name", ["train, v1", "uint8", "train without flip"])
-def test_batch_is_drawn_in_one_call(root, name, monkeypatch):
-    """Each call of torch's releases the GIL, for which threads of many cores then wait: so their
-    number does not depend on that of the samples."""
-    calls = []
-    for function in (kernel.read_files, kernel.draw_boxes, kernel.fill_batch):
-        monkeypatch.setattr(kernel, function.__name__, noted(function, calls))
-    dataset = ImageFolder(root, EVERY[name])
-    dataset.sample_context = lambda k: contextlib.nullcontext(torch.Generator().manual_seed(k))
-    for indices in ([0, 1], [0, 1, 3, 4, 6, 7, 9, 10]):
-        calls.clear()
-        dataset.__getitems__(indices)
-        assert calls == ["read_files", "draw_boxes", "fill_batch"]
-
-
 RANDOM = ["train, v1", "train, v2", "train without flip", "fixed size", "uint8", "sequential"]
 
 
@@ -335,20 +309,6 @@ def test_batch_goes_on_where_a_sample_has_drawn(root, name):
         untouched = dataset.__getitems__([4, 9, 1, 0])
     assert not torch.equal(untouched[1][0], found[0][1][0])
     assert_same(untouched[2:], found[0][2:])
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_no_sample_of_a_batch_is_entered(root, num_workers, monkeypatch):
-    """A context holds the GIL for 20 us; without them a batch's threads hold it half as long."""
-    entered = []
-    monkeypatch.setattr(
-        SampleStreams, "sample_context", lambda streams, place: entered.append(place)
-    )
-    loader = spdl_torch.DataLoader(
-        ImageFolder(root, EVERY["train, v1"]), 4, num_workers=num_workers, isolation="thread"
-    )
-    assert len(list(loader)) == 3
-    assert not entered
 
 
 def test_pickles(root):

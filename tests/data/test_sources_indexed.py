@@ -13,7 +13,7 @@ import fsspec
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
-from test_sources_tar import FORMATS, Interrupted, contents, keys, names, shard_of, tar_of
+from test_sources_tar import FORMATS, contents, keys, names, shard_of, tar_of
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import PerfParams
@@ -112,21 +112,6 @@ def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
             TarShards("memory://indexed/*.tar", index=True)
     finally:
         memory.rm("/", recursive=True)
-
-
-def test_shard_goes_on_when_its_connection_was_lost(tmp_path, monkeypatch):
-    """It is opened again at the next sample, and every sample comes once."""
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr("spdl_torch.data.sources._shard_files._RANGE_BYTES", 0)
-    fsspec.register_implementation("interrupted", Interrupted, clobber=True)
-    index = write_shard(tmp_path / "a.tar", shard_of(0, 18))
-    Interrupted.content, Interrupted.lost_after = index, []
-    source = TarShards("interrupted://a.tar", index=True)
-    Interrupted.content = (tmp_path / "a.tar").read_bytes()
-    half = len(Interrupted.content) // 2
-    Interrupted.lost_after = [half // 2, half, half]
-    assert keys(source) == ALL
-    assert source.num_retries == 3
 
 
 # --- divided ---------------------------------------------------------------------------------
@@ -229,21 +214,6 @@ def test_loader_shuffles_everything(shards, options):
     assert epoch(**options) == epoch()
     assert sorted(epoch()) == ALL
     assert epoch() != ALL
-
-
-def test_list_source_shuffles_everything(shards):
-    """And divides it: other samples in a part every epoch."""
-    source = ListSource(shards).shuffle(0)
-    parts = [keys(source.shard(rank, 4)) for rank in range(4)]
-    assert sorted(joined(parts)) == ALL
-    assert joined(parts) != ALL
-
-
-def test_source_with_an_index_is_still_a_stream(shards):
-    """``as_source`` returns it, and a mixture reads it from the front."""
-    assert as_source(shards) is shards
-    mixed = mix({"a": shards.shuffle(0), "b": shards}, weights={"a": 1, "b": 1})
-    assert sorted(set(keys(mixed))) == ALL
 
 
 def test_shuffled_source_has_no_positions(shards):

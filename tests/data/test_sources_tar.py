@@ -12,19 +12,15 @@ import tarfile
 from itertools import islice
 from pathlib import Path
 
-import fsspec
 import pytest
-from _folders import PHOTOGRAPHS
 from _tars import FORMATS, keys, shard_of, tar_of
 from hypothesis import example, given, strategies as st
-from PIL import Image
 
-from spdl_torch.data.sources import Files, TarShards, read_samples
+from spdl_torch.data.sources import TarShards, read_samples
 from spdl_torch.data.sources._tar import expand_braces
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import decode_image, iter_tarfile
+from spdl_torch.io import iter_tarfile
 from spdl_torch.io._tar import TarReader
-from spdl_torch.pipeline import PipelineBuilder
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300)
 # Of these the standard library itself removes or changes slashes.
@@ -68,31 +64,6 @@ def test_files_are_those_of_the_standard_library(kind, files):
     assert list(iter_tarfile(Pipe(archive))) == expected
     reader = TarReader(io.BytesIO(archive), "x")
     assert list(iter(reader.advance, None)) == [(n, len(c)) for n, c in expected]
-
-
-class Liar(Pipe):
-    """Claims to seek and cannot, as files of the network do at times."""
-
-    def seekable(self):
-        return True
-
-    def seek(self, *args):
-        raise ValueError("no")
-
-
-class OnlyRead:
-    """The least that a file can be."""
-
-    def __init__(self, content):
-        self.read = io.BytesIO(content).read
-
-
-@pytest.mark.parametrize("kind", [Liar, OnlyRead])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_archive_is_read_from_any_file_that_reads(kind, pack):
-    """Seeking is made use of, never needed."""
-    archive = shard_of(0, 9)
-    assert list(iter_tarfile(kind(pack(archive)))) == tarfile_reads(archive)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
@@ -449,92 +420,7 @@ def test_sample_beyond_the_limit_is_refused(tmp_path):
         list(TarShards(tmp_path / "a.tar", max_sample_bytes=300))
 
 
-class Interrupted(fsspec.AbstractFileSystem):
-    """Gives a shard whose connection is lost again and again, a little later each time."""
-
-    protocol = "interrupted"
-    content = b""
-    lost_after = None  # bytes; set by the test
-
-    def _open(self, path, mode="rb", **options):
-        cls, limit = type(self), self.lost_after.pop(0) if self.lost_after else None
-
-        class Lost(io.BytesIO):
-            def read(self, size=-1):
-                if limit is None:
-                    return super().read(size)
-                if self.tell() >= limit:
-                    raise ConnectionResetError("lost")
-                return super().read(min(size, limit - self.tell()))
-
-        return Lost(cls.content)
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_shard_goes_on_when_its_connection_was_lost(pack, monkeypatch):
-    """It is opened again, and every sample comes once."""
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    fsspec.register_implementation("interrupted", Interrupted, clobber=True)
-    Interrupted.content = pack(shard_of(0, 18))
-    half = len(Interrupted.content) // 2
-    Interrupted.lost_after = [half // 2, half, half]
-    source = TarShards("interrupted://a.tar")
-    assert keys(source) == ALL
-    assert source.num_retries == 3
-    Interrupted.lost_after = [0] * 9
-    with pytest.raises(ConnectionResetError, match="lost") as caught:
-        list(TarShards("interrupted://a.tar", retries=2))
-    assert caught.value.__notes__ == ["reading 'interrupted://a.tar' failed after 3 attempts"]
-
-
-def test_shards_are_read_behind_urls():
-    """Globs and braces work there as well."""
-    memory = fsspec.filesystem("memory")
-    for number in range(3):
-        memory.pipe(f"/shards/{number}.tar.gz", gzip.compress(shard_of(6 * number, 6)))
-    try:
-        assert keys(TarShards("memory://shards/*.tar.gz")) == ALL
-        assert keys(TarShards("memory://shards/{0..2}.tar.gz")) == ALL
-        with pytest.raises(FileNotFoundError, match=r"shards/3\.tar"):
-            list(TarShards("memory://shards/3.tar"))
-    finally:
-        memory.rm("/", recursive=True)
-
-
 # --- end to end ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def photographs(tmp_path):
-    """Paths of JPEGs: real ones where the machine has them."""
-    found = sorted(PHOTOGRAPHS.rglob("*.JPEG"))[:24]
-    for number in range(0 if found else 24):
-        found.append(tmp_path / f"{number}.jpg")
-        Image.radial_gradient("L").resize((60 + number, 50)).convert("RGB").save(found[-1])
-    return found
-
-
-def test_shards_become_batches_of_pictures(tmp_path, photographs):
-    """TarShards -> decode -> aggregate, equal to decoding the files; and one shard a worker."""
-    for number in range(3):
-        files = [(f"{path.stem}.jpg", path.read_bytes()) for path in photographs[number::3]]
-        (tmp_path / f"{number}.tar").write_bytes(tar_of(files))
-
-    def decode(sample):
-        return sample["__key__"], decode_image(sample["jpg"])
-
-    one_stream = PipelineBuilder().add_source(TarShards(f"{tmp_path}/*.tar").shuffle(0, 8))
-    side_by_side = (
-        PipelineBuilder().add_source(Files(f"{tmp_path}/*.tar")).pipe(read_samples, concurrency=3)
-    )
-    for builder in (one_stream, side_by_side):
-        builder.pipe(decode, concurrency=2).aggregate(10).add_sink()
-        with (pipeline := builder.build(max_failures=0)).auto_stop():
-            batches = list(pipeline)
-        assert [len(batch) for batch in batches] == [10, 10, 4]
-        pictures = dict(pair for batch in batches for pair in batch)
-        assert len(pictures) == 24
-        assert all(pictures[path.stem].equal(decode_image(path)) for path in photographs)
 
 
 def test_a_tar_without_its_end_still_has_its_last_sample(tmp_path):
@@ -555,11 +441,3 @@ def test_a_tar_without_its_end_still_has_its_last_sample(tmp_path):
     assert got == ["0", "1", "2"]
     path.write_bytes(whole[:-512])  # within the last file
     assert [sample["__key__"] for sample in kept] == ["0", "1"]
-
-
-def test_a_tar_of_zstd_says_what_to_do(tmp_path):
-    """It is not taken for a damaged one."""
-    path = tmp_path / "shard.tar.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
-    with pytest.raises(DecodeError, match=r"shard\.tar\.zst: compressed by zstd"):
-        list(TarShards(str(path), index=False))

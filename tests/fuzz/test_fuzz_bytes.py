@@ -75,25 +75,14 @@ class Campaign:
 def test_damaged_files_are_read_or_refused(tmp_path):
     """The short form: the same inputs in every run; every reader accepts some of them."""
     campaign = Campaign(tmp_path)
-    campaign.run(0, "--count", 80)
+    campaign.run(0, "--count", 40)
     assert not campaign.findings, campaign.complaint()
     assert len(campaign.executions) >= 16
-    assert set(campaign.executions.values()) == {80}
+    assert set(campaign.executions.values()) == {40}
     # Neither is everything refused at the first look, nor nothing found wrong.
     for name, count in campaign.accepted.items():
-        assert count < 80, name
+        assert count < 40, name
     assert len(campaign.accepted) == len(campaign.executions)
-
-
-def test_death_of_the_reader_is_noticed_and_its_input_kept(tmp_path):
-    """A death that was ordered shows that the other tests would notice one."""
-    campaign = Campaign(tmp_path)
-    assert not campaign.run(5, "--count", "3", "--readers", "npy", "--die-at", "6")
-    ((name, number, what, saved),) = campaign.findings
-    assert (name, number) == ("npy", 6)
-    assert "exit code -6" in what
-    assert "Fatal Python error: Aborted" in what
-    assert Path(saved).stat().st_size > 0
 
 
 @pytest.mark.long

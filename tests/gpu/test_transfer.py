@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from _gates import in_thread, result_of
-from _lazy_device import LazyDevice, backends, behind
+from _lazy_device import LazyDevice, backends
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
-from torch.nn.utils.rnn import pack_sequence
-from torch.testing._internal.two_tensor import TwoTensor
-from torchvision import tv_tensors
 
 from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (
@@ -29,7 +24,7 @@ from spdl_torch.io import (
     transfer_tensor,
     transfer_tensor_h2d,
 )
-from spdl_torch.io._transfer import cuda, leaves, runtime, transfer as transfer_module
+from spdl_torch.io._transfer import cuda, runtime, transfer as transfer_module
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES
 
 __all__ = ["backends"]
@@ -348,74 +343,6 @@ def test_batch_is_not_walked_at_the_hand_over(transfer, late):
     assert [moved[0] for moved in rest["late"]] == [transfer.device] * len(late)
 
 
-TENSORS = {
-    "subclass": (lambda: tv_tensors.Image(torch.zeros(3, 4, 4)), 1),
-    "sparse": (lambda: torch.eye(3).to_sparse(), 2),
-    "by rows": (lambda: torch.eye(3).to_sparse_csr(), 3),
-    "by columns": (lambda: torch.eye(3).to_sparse_csc(), 3),
-    "jagged": (lambda: nested(layout=torch.jagged), 2),
-    "wrapper": (lambda: TwoTensor(torch.zeros(2), torch.ones(2)), 2),
-}
-
-
-def nested(**options):
-    return torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], **options)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support", "ignore:The PyTorch API of nested")
-@pytest.mark.parametrize("kind", TENSORS)
-def test_all_memory_of_a_tensor_that_goes_ahead_is_guarded(kind):
-    """Its plain tensors are found, whatever holds them."""
-    make, num_parts = TENSORS[kind]
-    leaf = make()
-    assert leaves.goes_ahead(leaf)
-    parts = leaves.memory_of(leaf)
-    assert all(type(part) is torch.Tensor for part in parts)
-    assert len({part.untyped_storage().data_ptr() for part in parts}) >= num_parts
-
-
-WAYS = {
-    "packed": (lambda: pack_sequence([torch.ones(3), torch.ones(1)]), (True, True)),
-    "gradients": (lambda: torch.ones(3, requires_grad=True), (False, False)),
-    "nested": (nested, (False, False)),
-    "of another library": (lambda: torch.ones(3).to_mkldnn(), (False, False)),
-    "object": (lambda: SimpleNamespace(to=print), (False, False)),
-    "pinnable": (lambda: SimpleNamespace(to=print, pin_memory=print), (False, True)),
-    "recordable": (lambda: SimpleNamespace(to=print, record_stream=print), (True, False)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
-@pytest.mark.parametrize("kind", WAYS)
-def test_leaf_goes_ahead_when_its_memory_can_be_guarded(kind):
-    """Others wait for the thread that trains; pinned, if they can be."""
-    make, (ahead, pinned) = WAYS[kind]
-    leaf = make()
-    assert (leaves.goes_ahead(leaf), leaves.can_be_pinned(leaf)) == (ahead, pinned)
-
-
-class WithKeywords:
-    def to(self, *args, **kwargs):
-        return args, kwargs
-
-
-class WithNonBlocking:
-    def to(self, device, non_blocking=False):
-        return (device,), {"non_blocking": non_blocking}
-
-
-class WithoutNonBlocking:
-    def to(self, device, dtype=None):
-        return (device,), {}
-
-
-@pytest.mark.parametrize("kind", [WithKeywords, WithNonBlocking, WithoutNonBlocking])
-def test_object_is_asked_not_to_wait_when_it_takes_that(kind):
-    """A wait would hold up the thread that trains."""
-    wanted = {} if kind is WithoutNonBlocking else {"non_blocking": True}
-    assert leaves.move(kind(), torch.device("meta")) == ((torch.device("meta"),), wanted)
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -654,19 +581,3 @@ def test_runtime_is_torchs_own():
     assert runtime.new_stream() is None
     with runtime.captures_unharmed():
         pass
-
-
-@pytest.mark.parametrize(("status", "num_calls"), [(0, 2), (201, 1)])
-def test_mode_of_a_thread_is_put_back_when_it_was_changed(monkeypatch, status, num_calls):
-    """If it was not, putting it "back" would change it, for good."""
-    modes = []
-
-    def exchange(mode):
-        modes.append(behind(mode, ctypes.c_int).value)
-        return status
-
-    library = SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(runtime, "cuda_library", lambda: library)
-    with runtime.captures_unharmed():
-        assert len(modes) == 1
-    assert len(modes) == num_calls

@@ -291,7 +291,6 @@ class Fuzzer:
         from spdl_torch.errors import DecodeError
 
         self.folder, self.readers, self.documented = folder, readers, DecodeError
-        self.die_at: int | None = None
         self.executions, self.accepted = Counter(), Counter()
         self.peak_bytes: dict[str, list] = {}
         self.memory = Memory()
@@ -305,8 +304,6 @@ class Fuzzer:
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         self.memory.begin()
         try:
-            if number == self.die_at:
-                os.abort()
             read(content)
             self.accepted[name] += 1
         except self.documented:
@@ -336,7 +333,6 @@ def main():
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100, help="of each reader")
     parser.add_argument("--seconds", type=float, default=0, help="instead of a count")
-    parser.add_argument("--die-at", type=int, help="abort there, to see what is left behind")
     options = parser.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")
@@ -349,7 +345,6 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     fuzzer = Fuzzer(options.folder, readers)
-    fuzzer.die_at = options.die_at
     end = monotonic() + options.seconds
     number = options.first
     for read, seeds, _ in readers.values():

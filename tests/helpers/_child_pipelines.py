@@ -101,10 +101,6 @@ def kill_on_two(item):
     return item
 
 
-def count_to(count):
-    yield from range(count)
-
-
 class Counter:
     """An iterable that knows how often it was iterated."""
 

@@ -25,7 +25,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 NUMBERS = list(range(N))
 
 SHARD = (0, 1)
-COUNTER = 0
 LAST = None
 LOCAL = threading.local()
 VARIABLE = contextvars.ContextVar("VARIABLE", default=None)
@@ -33,8 +32,8 @@ VARIABLE = contextvars.ContextVar("VARIABLE", default=None)
 
 def reset():
     """Set the globals to what they are in a new process."""
-    global SHARD, COUNTER, LAST
-    SHARD, COUNTER, LAST = (0, 1), 0, None
+    global SHARD, LAST
+    SHARD, LAST = (0, 1), None
     os.environ.pop("SPDL_TEST_SHARD", None)
     decimal.getcontext().prec = 28
     np.seterr(over="warn")

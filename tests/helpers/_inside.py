@@ -49,16 +49,6 @@ def seats_of(source):
     return crew_of(source).seats
 
 
-def threads_of(source):
-    """The worker threads, those that have ended among them."""
-    return list(seats_of(source)._threads_of.values())
-
-
-def workers_of(source):
-    """The workers on threads, by number, as long as they have not left."""
-    return seats_of(source)._workers
-
-
 def shift_of(source):
     """The jobs of worker threads in the running epoch."""
     return seats_of(source)._shift

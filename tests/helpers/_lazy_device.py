@@ -22,7 +22,7 @@ import pytest
 import torch
 from _gates import spdl_threads, until
 
-from spdl_torch.io._transfer import batch_memory, cuda, runtime, slabs, transfer
+from spdl_torch.io._transfer import cuda, runtime, slabs, transfer
 
 PATIENCE_SECONDS = 30
 
@@ -505,14 +505,6 @@ class LazyBackend(cuda.CudaBackend):
 def behind(reference, kind):
     """The variable that a function of a C library was given by reference."""
     return ctypes.cast(reference, ctypes.POINTER(kind)).contents
-
-
-class FreeAtOnce(batch_memory.BatchMemory):
-    """Gives memory out again while a copy reads it."""
-
-    def _lent(self, piece, num_bytes):
-        self._freed.append(piece)
-        return super()._lent(piece, num_bytes)
 
 
 def take_until_far_behind(batches, device):

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -303,38 +302,6 @@ def test_load_image_batch_refuses_what_it_cannot_do(paths):
         load_image_batch([], width=8, height=8)
     with pytest.raises(ValueError, match="must be >= 1"):
         load_image(paths[0], 0, 8)
-
-
-def test_kernel_compiles_once_for_many_threads(paths, monkeypatch):
-    """Threads that come together share one compilation, without a warning."""
-    compilations = []
-    compile_kernel = kernel._compile
-    monkeypatch.setattr(kernel, "_compile_tried", False)
-    monkeypatch.setattr(kernel, "_compile", lambda: compilations.append(1) or compile_kernel())
-    barrier = threading.Barrier(4)
-    batches = []
-
-    def load():
-        barrier.wait(timeout=30)
-        batches.append(load_image_batch(paths[:4], width=16, height=16))
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert compilations == [1]
-    assert all(torch.equal(batch, batches[0]) for batch in batches)
-    assert len(batches) == 4
-
-
-def test_default_device_does_not_move_the_batch(paths):
-    """Batches are made in host memory whatever the default device is."""
-    torch.set_default_device("meta")
-    try:
-        assert load_image_batch(paths[:2], width=8, height=8).device.type == "cpu"
-    finally:
-        torch.set_default_device(None)
 
 
 def test_image_loader_in_torchvision_folder(tmp_path):

@@ -2,12 +2,9 @@
 
 import asyncio
 import errno
-import http.server
 import io
 import logging
 import pickle
-import tarfile
-import threading
 from types import SimpleNamespace
 
 import fsspec
@@ -16,7 +13,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.registry import known_implementations
 from hypothesis import given, strategies as st
 
-from spdl_torch.data.sources import Files, TarShards, as_source
+from spdl_torch.data.sources import Files
 from spdl_torch.io import Reader
 from spdl_torch.io._remote import glob_url, is_url, read_url
 from spdl_torch.io._resuming import open_resuming
@@ -76,50 +73,6 @@ def file_systems():
     fsspec.filesystem("memory").rm("/", recursive=True)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves ``files``; the statuses in ``first`` come before the content does."""
-
-    protocol_version = "HTTP/1.1"
-    files = first = None  # set by the fixture
-    num_requests = 0
-
-    def do_GET(self):
-        type(self).num_requests += 1
-        status = self.first.pop(0) if self.first else 200
-        content = self.files.get(self.path)
-        if status == 200 and content is None:
-            status = 404
-        body = content if status == 200 else b""
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def server():
-    """A web server on this machine; its address."""
-    pytest.importorskip("aiohttp")
-    Handler.files, Handler.first, Handler.num_requests = {}, [], 0
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        # Connections are kept for the next read; closing them lets the server's threads end.
-        fs = fsspec.filesystem("http")
-        session = fsspec.asyn.sync(fs.loop, fs.set_session)
-        fsspec.asyn.sync(fs.loop, session.close)
-        type(fs).clear_instance_cache()
-        running.shutdown()
-        thread.join()
-
-
 def reader_of(**options):
     return Reader(backoff_seconds=0, **options)
 
@@ -169,16 +122,6 @@ def test_content_is_read_through_a_chain(tmp_path):
     """fsspec's chained URLs, here a cache in front of another file system."""
     fsspec.filesystem("memory").pipe("/a.bin", b"remote")
     assert Reader()("simplecache::memory://a.bin") == b"remote"
-
-
-def test_content_is_read_from_a_web_server(server):
-    """One request a read; what is missing is a FileNotFoundError."""
-    Handler.files["/a.bin"] = b"x" * 300_000
-    assert Reader()(f"{server}/a.bin") == b"x" * 300_000
-    assert Handler.num_requests == 1
-    with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
-        Reader()(f"{server}/missing.bin")
-    assert Handler.num_requests == 2
 
 
 def open_url(url):
@@ -279,29 +222,6 @@ def test_missing_local_file_is_an_os_error_at_once(tmp_path):
     assert reader.num_retries == 0
 
 
-@pytest.mark.parametrize(("status", "num_requests"), [(503, 3), (429, 3), (403, 1), (400, 1)])
-def test_read_is_repeated_when_a_web_server_is_busy(server, status, num_requests):
-    """Statuses that say "later" are tried again, those that say "no" are not."""
-    Handler.files["/a.bin"] = b"content"
-    Handler.first = [status, status]
-    reader = reader_of()
-    if num_requests == 3:
-        assert reader(f"{server}/a.bin") == b"content"
-    else:
-        with pytest.raises(Exception, match=str(status)):
-            reader(f"{server}/a.bin")
-    assert Handler.num_requests == num_requests
-    assert reader.num_retries == num_requests - 1
-
-
-def test_lost_connection_is_tried_again():
-    """aiohttp's errors of connections are not OSErrors, and pass all the same."""
-    aiohttp = pytest.importorskip("aiohttp")
-    Remote.errors = [aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError("cut")]
-    assert reader_of()("remote://a") == b"a"
-    assert not is_transient(aiohttp.InvalidURL("remote://"))
-
-
 @given(st.integers(1, 30), st.floats(0, 10), st.floats(0, 100))
 def test_wait_doubles_up_to_its_bound(num_failed, backoff, bound):
     """Between half and all of backoff * 2**(n-1), and never more than the bound."""
@@ -376,30 +296,3 @@ def test_pipeline_fails_with_the_error_of_the_file_system():
         list(pipeline)
     assert str(caught.value.exceptions[0]) == "down"
     assert "failed after 3 attempts" in caught.value.exceptions[0].__notes__[0]
-
-
-def test_web_server_feeds_a_pipeline(server):
-    """URLs in, contents out, over connections that are kept."""
-    Handler.files = {f"/{n}.bin": bytes([n]) * 1000 for n in range(40)}
-    names = [f"{server}/{n}.bin" for n in range(40)]
-    reader = reader_of()
-    builder = PipelineBuilder().add_source(as_source(names).shuffle()).pipe(reader, concurrency=8)
-    with (pipeline := builder.add_sink().build()).auto_stop():
-        assert sorted(pipeline) == sorted(Handler.files.values())
-
-
-def test_shard_is_read_from_a_web_server_in_one_request(server):
-    """From front to back, also where the server answers no ranges; passed over as well."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for number in range(300):
-            info = tarfile.TarInfo(f"{number:03d}.bin")
-            info.size = 10_000
-            tar.addfile(info, io.BytesIO(bytes([number % 256]) * info.size))
-    Handler.files = {"/a.tar": buffer.getvalue()}
-    samples = list(TarShards(f"{server}/a.tar"))
-    assert Handler.num_requests == 1
-    assert [sample["bin"][0] for sample in samples] == [n % 256 for n in range(300)]
-    assert list(TarShards(f"{server}/a.tar").iterate(290)) == samples[290:]
-    with pytest.raises(FileNotFoundError, match=r"b\.tar"):
-        list(TarShards(f"{server}/b.tar"))

@@ -9,7 +9,7 @@ import traceback
 import fsspec
 import pytest
 import torch
-from _stores import SLOW_BYTES, HttpStore, S3Store
+from _stores import HttpStore, S3Store
 from _videos import KINDS, write_video
 from hypothesis import given, strategies as st
 
@@ -338,27 +338,6 @@ def test_program_that_says_how_often_s3fs_tries_is_obeyed(way, bucket, monkeypat
     assert bucket.store.num_gets == 3
 
 
-def test_answer_that_trickles_is_read_to_its_end(place):
-    """In one request."""
-    content = bytes(range(256)) * 4
-    place.put("a.bin", content)
-    url = place.url("a.bin")
-    place.store.faults = ["slow"]
-    assert reader_of(place.options)(url) == content
-    assert place.store.num_gets == 1
-
-
-def test_shard_that_trickles_is_read_to_its_end(place):
-    """It is never silent for long, so nothing is asked for again."""
-    place.put("a.tar", content := shard_of(9, size=100))
-    assert len(content) > 100 * SLOW_BYTES
-    place.store.faults = ["slow"]
-    shards = TarShards(place.url("a.tar"), storage_options=place.limit_seconds(5))
-    assert numbers_of(shards) == [*range(9)]
-    assert shards.num_retries == 0
-    assert place.store.num_gets == 1
-
-
 def test_missing_object_is_named(place):
     """At once, as a FileNotFoundError."""
     for error in errors_of_reading(place.url("none.tar"), place.options):
@@ -477,15 +456,3 @@ def test_object_store_is_asked_for_a_block_at_a_time(bucket):
         assert asked <= num_read + 11 * MIB
     assert asked == len(content)
     assert len(ranges) <= 4
-
-
-def test_pipeline_asks_a_store_for_what_its_buffers_hold(web):
-    """As many requests more than results as the stage and its buffers have room for."""
-    for number in range(100):
-        web.put(f"{number}.bin", b"x")
-    names = [web.url(f"{number}.bin") for number in range(100)]
-    builder = PipelineBuilder().add_source(names)
-    builder = builder.pipe(reader_of({}), concurrency=4, buffer_size=2).add_sink(2)
-    with (pipeline := builder.build()).auto_stop():
-        for num_delivered, _ in enumerate(pipeline, 1):
-            assert web.store.num_gets <= num_delivered + 4 + 2 + 2 + 1

@@ -28,7 +28,6 @@ from spdl_torch.observe import (
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.store.stored_run import probes_of_events
 from spdl_torch.observe.verdict.finding import find
 from spdl_torch.pipeline import (
     PipelineBuilder,
@@ -109,25 +108,6 @@ LOADERS = {
 }
 
 
-def test_file_gives_the_advice_of_a_loader_without_workers_again(tmp_path):
-    """No workers are not one worker: what to do, and what any other number would give."""
-    path, no_queue = tmp_path / "s.db", QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
-    fetch = TaskPerfStats(1000, 0, 0.0095, 0.01, 0.01, 10.0, 0.0001, 0.0095, 9.5)
-    collate = TaskPerfStats(200, 0, 0.0005, 0.001, 0.001, 10.0, 0.0005, 0.0005, 0.1)
-    stages = (
-        StageStats("fetch", 1, fetch, no_queue, 0, 0.95, 0.0, 0.0),
-        StageStats("collate", 1, collate, no_queue, 0, 0.01, 0.0, 0.0),
-    )
-    probes = Probes(run_delay_ratio=0.0, num_cores=16, cores_used=0.02, helper_cores=0.0)
-    live = make_report(PipelineStats(10.0, 0.96, stages), probes, pooled=("fetch", "collate"))
-    write(path, *entries_of(live))
-    stored = report_of_file(path)
-    assert stored.verdict == live.verdict
-    assert live.verdict.action.startswith("Raise num_workers from 0 to about")
-    for number in (0, 1, 2, 8):
-        assert str(stored.what_if(num_workers=number)) == str(live.what_if(num_workers=number))
-
-
 def test_file_gives_every_field_of_a_report_again(tmp_path):
     """Of one epoch exactly, in however many intervals it was logged: percentiles, too."""
     path = tmp_path / "s.db"
@@ -170,28 +150,6 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
         assert getattr(one.queue, name) == pytest.approx(getattr(other.queue, name)), name
 
 
-def test_file_gives_the_verdict_on_a_sampler_again(tmp_path):
-    """Over two epochs of different lengths, too."""
-    path, queue = tmp_path / "s.db", QueuePerfStats(10.0, 200, 0.0, 0.0, 0.5)
-    tasks = TaskPerfStats(1000, 0, 1e-4, 1e-4, 1e-4, 10.0, 1e-4, 1e-4, 0.1)
-    stages = tuple(
-        StageStats(name, 2, tasks, queue, 0, 0.01, 0.99, 0.0) for name in ("fetch", "collate")
-    )
-
-    def epoch(seconds, waits, sampling):
-        stats = PipelineStats(seconds, waits, stages)
-        return make_report(stats, Probes(sampling_ratio=sampling), pooled=("fetch", "collate"))
-
-    live = epoch(10.0, 0.8, 0.75)
-    write(path, *entries_of(live))
-    assert report_of_file(path).verdict == live.verdict
-    assert live.verdict.cause is Cause.SAMPLER
-    write(path, *entries_of(live), *entries_of(epoch(30.0, 0.4, 0.15)))
-    stored = report_of_file(path)
-    assert stored.probes.sampling_ratio == pytest.approx((10 * 0.75 + 30 * 0.15) / 40)
-    assert stored.verdict.cause is Cause.SAMPLER
-
-
 @pytest.mark.parametrize("kind", LOADERS)
 def test_file_gives_the_report_again(tmp_path, kind):
     """Cause, stage and finding of the live one, though it was written in laps."""
@@ -226,19 +184,6 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
     dropped = {row["label"]: row["num_dropped"] for row in query_task_stats(path)}
     assert dropped == {"read": 0, "odd": 30, "aggregate(4)": 0}
     assert "odd: the op dropped 30 items (None)." in stored.verdict.remarks
-
-
-def test_probes_of_a_plain_pipeline_are_recorded(tmp_path):
-    """As those of a PipelineDataset are."""
-    builder = PipelineBuilder().add_source(range(4)).pipe(str, name="op").add_sink()
-    with SQLiteStatsWriter(tmp_path / "s.db") as writer:
-        built = builder.build(**recorders(writer.log))
-        with built.auto_stop():
-            list(built)
-    (event,) = query_event_stats(tmp_path / "s.db")
-    probes = report_of_file(tmp_path / "s.db").probes
-    assert probes.num_cores == event.details["num_cores"] == built.report().probes.num_cores
-    assert probes.gc_ratio is not None
 
 
 # -- several pipelines in one run ------------------------------------------------------------------
@@ -346,20 +291,3 @@ def test_entries_are_named_like_those_of_a_pipeline():
 def test_nothing_is_logged_of_nothing():
     """Before the first batch there is no stage."""
     assert entries_of(make_report(PipelineStats(0.0, 0.0, ()))) == []
-
-
-def test_probes_of_several_passes_are_weighed_by_their_time():
-    """Each pass counts with its last reading, which covers all of it."""
-
-    def event(begins, elapsed, gil):
-        probes = {**asdict(Probes(gc_ratio=gil)), "gil_seconds": gil}
-        details = {"pipeline": 0, "name": "", "elapsed": elapsed, "begins": begins}
-        return EventLogEntry(100.0, "probes", {**details, "pooled": ["a"], **probes})
-
-    first = [event(True, 1.0, None), event(False, 2.0, 0.1)]
-    second = [event(True, 2.0, 0.9), event(False, 6.0, 0.5)]
-    assert probes_of_events(first, 0)[0].gil_seconds == 0.1
-    probes, pooled = probes_of_events([*first, *second], 0)
-    assert probes.gil_seconds == pytest.approx((0.1 * 2 + 0.5 * 6) / 8)
-    assert pooled == ("a",)
-    assert probes_of_events(first, 1) == (None, ())

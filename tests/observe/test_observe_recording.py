@@ -6,7 +6,7 @@ import copy
 import math
 import pickle
 import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -118,17 +118,6 @@ def test_readings_meanwhile_double_nothing(tmp_path, kind):
             list(source)
     assert num_fetched(path) == 40 * NUM_ITEMS
     assert sum(e.details["begins"] for e in query_event_stats(path, "probes")) <= 40
-
-
-def test_epochs_would_be_lost_without_their_watcher(tmp_path, monkeypatch):
-    """The control of the two above: what a clock alone would see."""
-    source, path = loader(2), tmp_path / "run.db"
-    watched = "spdl_torch.observe.store.recording.watched"
-    monkeypatch.setattr(watched, lambda source, watcher: nullcontext())
-    with recording(source, path, interval_seconds=NEVER):
-        for _ in range(3):
-            list(source)
-    assert num_fetched(path) < 3 * NUM_ITEMS
 
 
 def test_block_that_raises_keeps_what_there_was(tmp_path):

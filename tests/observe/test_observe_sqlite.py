@@ -220,20 +220,6 @@ def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkey
     assert writer.num_dropped == 0
 
 
-@pytest.mark.parametrize("many", [True, False])
-def test_writer_is_woken_when_many_entries_wait(many, tmp_path):
-    """It does not sleep through its interval while entries pile up; a few wait for its end."""
-    entries = [task_entry(float(number)) for number in range(2 * sqlite_module.MANY_WAIT)]
-    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
-        for entry in entries if many else entries[:10]:
-            writer.log(entry)
-        if many:
-            until(lambda: len(query_task_stats(tmp_path / "s.db")) > sqlite_module.MANY_WAIT)
-        assert query_task_stats(tmp_path / "s.db") or not many
-    assert len(query_task_stats(tmp_path / "s.db")) == (len(entries) if many else 10)
-    assert writer.num_dropped == 0
-
-
 @settings(max_examples=8)
 @given(st.lists(st.sampled_from(["task", "queue", "event", "null", "json"]), max_size=200))
 def test_entries_that_cannot_be_written_take_no_other_with_them(tmp_path_factory, kinds):
@@ -311,24 +297,6 @@ def test_entry_that_cannot_be_written_is_left_out(tmp_path, caplog):
     assert "('a', 1)" in first
     assert "TypeError: keys must be str" in first
     assert last.endswith(f"{len(UNWRITABLE)} entries were not written.")
-
-
-def test_entry_that_cannot_be_written_is_counted_once(tmp_path, monkeypatch, caplog):
-    """Also where the file could not be written when it was seen first."""
-    monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
-    monkeypatch.setattr("spdl_torch.observe.store.schema._is_on_a_network", lambda _: True)
-    writer = SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001)
-    for entry in (*UNWRITABLE.values(), task_entry()):
-        writer.log(entry)
-    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT * FROM run").fetchall()  # rows may be inserted, not committed
-        writer.start()
-        until(lambda: "cannot be written (database is locked)" in caplog.text)
-        assert writer.num_dropped == 0
-    writer.shutdown()
-    assert writer.num_dropped == len(UNWRITABLE)
-    assert len(query_task_stats(tmp_path / "s.db")) == 1
 
 
 def test_report_of_a_file_says_what_is_missing(tmp_path):

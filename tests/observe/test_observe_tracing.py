@@ -1,6 +1,5 @@
 """Traces of real runs: of loaders and pipelines, of a block, and when something goes wrong."""
 
-import copy
 import gzip
 import json
 import logging
@@ -203,13 +202,6 @@ def test_the_trace_of_any_pipeline_is_well_formed(tmp_path_factory, data):
 # -- tracing() ---------------------------------------------------------------------------------
 
 
-def test_tracing_can_be_switched_off(tmp_path):
-    """``enable=False`` does nothing at all, so a flag can be passed on."""
-    with tracing(tmp_path / "run.txt", enable=False):
-        list(DataLoader(MapData(4), num_workers=1))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_tracing_refuses_a_bad_name_before_the_run(tmp_path):
     """Nobody trains for an hour to hear that the file's name is wrong."""
     with pytest.raises(ValueError, match="this is a folder"), tracing(tmp_path):
@@ -311,30 +303,6 @@ def test_report_in_a_trace_of_several_loaders_says_which_one_it_is_of(tmp_path):
     (remark,) = summary.verdict.remarks
     assert "alone, which ran longest of the 2 that the trace shows" in remark
     assert remark in str(load_trace(tmp_path / "run.json").report).replace("\n         ", " ")
-
-
-@pytest.mark.parametrize("kind", ["loader", "dataset"])
-def test_a_copy_is_another_loader_in_a_trace(tmp_path, kind):
-    """It has rows of its own, and the report is of one of the two."""
-    stages = PipelineBuilder().add_source(range(8)).pipe(str).add_sink()
-    loader = DataLoader(MapData(8)) if kind == "loader" else PipelineDataset(stages)
-    with tracing(tmp_path / "run.json"):
-        for each in (loader, copy.copy(loader)):
-            list(each)
-    (summary,) = check_trace(tmp_path / "run.json").reports
-    (remark,) = [each for each in summary.verdict.remarks if "longest" in each]
-    assert "of the 2 that the trace shows" in remark
-
-
-@pytest.mark.parametrize("num_epochs", [1, 2])
-def test_report_in_a_trace_of_one_loader_has_no_such_remark(tmp_path, num_epochs):
-    """However many epochs there are."""
-    loader = DataLoader(MapData(8))
-    with tracing(tmp_path / "run.json"):
-        for _ in range(num_epochs):
-            list(loader)
-    (summary,) = check_trace(tmp_path / "run.json").reports
-    assert not any("longest" in remark for remark in summary.verdict.remarks)
 
 
 def test_tracing_of_nothing_says_so(tmp_path, caplog):

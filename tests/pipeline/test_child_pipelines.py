@@ -10,7 +10,6 @@ import random
 import signal
 import textwrap
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import _warm
@@ -24,7 +23,6 @@ from _child_pipelines import (
     FailsInEpoch,
     NamedQueue,
     Photographs,
-    count_to,
     draw,
     environment,
     fail_on_odd,
@@ -116,12 +114,6 @@ def test_second_loop_ends_the_first():
     assert list(items) == list(range(9))
     with pytest.raises(RuntimeError, match="run_pipeline_in_subprocess: another loop has begun"):
         next(first)
-
-
-def test_builder_is_taken_as_it_is():
-    """SPDL has that too, with a warning."""
-    builder = PipelineBuilder().add_source([1, 2]).pipe(same).add_sink()
-    assert list(run_pipeline_in_subprocess(builder, num_threads=1, daemon=True)) == [1, 2]
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -337,13 +329,6 @@ def test_what_cannot_be_run_there_is_refused_at_once(make, error, match):
         make()
 
 
-def test_executor_of_a_stage_is_named_where_it_cannot_be_sent():
-    """With what to do instead."""
-    match = r"pipes\[0\]\.executor.*leave executor= out"
-    with ThreadPoolExecutor(1) as executor, pytest.raises(pickle.PicklingError, match=match):
-        in_child([1], same, executor=executor)
-
-
 # -- other iterables
 
 
@@ -351,12 +336,6 @@ def test_iterable_is_made_once_and_iterated_for_each_pass():
     """It may count."""
     items = iterate_in_subprocess(Counter, mp_context="forkserver", daemon=True)
     assert [list(items), list(items)] == [[1] * 3, [2] * 3]
-
-
-def test_iterator_is_made_anew_for_each_pass():
-    """SPDL's second pass over a generator is empty."""
-    items = iterate_in_subprocess(functools.partial(count_to, 3), buffer_size=1)
-    assert [list(items), list(items)] == [[0, 1, 2]] * 2
 
 
 # -- ends
@@ -374,12 +353,6 @@ def test_child_ends_when_the_iterable_is_dropped(how):
     assert psutil.pid_exists(pid)
     del items
     until(lambda: not psutil.pid_exists(pid))
-
-
-def test_loop_of_a_dropped_iterable_keeps_the_child():
-    """Until it ends."""
-    loop = iter(in_child(range(50), same))
-    assert list(loop) == list(range(50))
 
 
 PROGRAM = """

@@ -23,7 +23,6 @@ from _inside import check_balance, run_of
 from _stages import add, evaluate, plans
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.engine.stage import epoch_barrier
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -160,20 +159,6 @@ def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
         op.gate.set()
         assert sorted(result_of(loop)) == [0, 1, 2]
         assert sorted(pipeline) == [1000, 1001, 1002]
-
-
-@pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
-def test_without_the_turnstile_the_item_would_be_missed(slow, monkeypatch):
-    """The control: the epoch ends while its first item is in work."""
-    monkeypatch.setattr(epoch_barrier.Turnstile, "_is_idle", lambda self: True)
-    monkeypatch.setattr(epoch_barrier.AsyncTurnstile, "leave", lambda self: self._idle.set())
-    op = slow()
-    pipeline = continuous(Epochs(3), op, concurrency=2)
-    with pipeline.auto_stop():
-        try:
-            assert sorted(pipeline) == [1, 2]
-        finally:
-            op.gate.set()
 
 
 def test_next_epoch_is_under_way_before_it_is_asked_for():
