@@ -19,6 +19,7 @@ import bench.arguments as benchmark
 import pytest
 import torch
 from _folders import ROOT
+from test_surface import MODULES, lists
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 import spdl_torch
@@ -34,11 +35,10 @@ import spdl_torch.spdl.io.utils
 import spdl_torch.spdl.source
 import spdl_torch.testing
 from spdl_torch.__main__ import _parser, main
-from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
-MODULES = sorted((ROOT / "spdl_torch").rglob("*.py"))
+FILES = sorted((ROOT / "spdl_torch").rglob("*.py"))
 LANGUAGES = {"python", "console", "diff", "text"}
 
 
@@ -224,13 +224,8 @@ def documented_words():
 
 def parameters(function):
     """Names of the parameters, without self."""
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
-def members(stats):
-    """Fields and properties of a class of figures."""
-    properties = [n for n, v in vars(stats).items() if isinstance(v, property)]
-    return [field.name for field in fields(stats)] + properties
+    names = inspect.signature(function).parameters
+    return [name for name in names if name != "self" and not name.startswith("_")]
 
 
 def options(parser):
@@ -248,107 +243,47 @@ def public_members(cls):
     return [name for name in vars(cls) if not name.startswith("_")]
 
 
-def exported_by(module):
-    """Its ``__all__``, read: what it is for need not be installed, and is large."""
-    (names,) = (
-        node.value
-        for node in tree_of(module).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
-    return ast.literal_eval(names)
+PARAMETERS_OF = {
+    *("DistributedRandomSampler", "FileList", "Files", "ImageFolder", "MixtureSampler", "ToFloat"),
+    *("PipelineDataset", "Reader", "SQLiteStatsWriter", "TarShards"),
+}
+MEMBERS_OF = {
+    *("CachedDataset", "GroupedDataset", "Mixture", "PerfParams", "Pipeline", "PipelineBuilder"),
+    *("PipelineDataset", "Profile", "Reader", "SQLiteStatsWriter", "TarShards"),
+}
+FIGURES = {"TaskPerfStats", "QueuePerfStats", "StageStats", "PipelineStats"}
 
 
-SPDL = [
-    *("dataloader", "io", "io.utils", "pipeline", "pipeline.defs", "examples.sqlite_stats_logger"),
-    *("source", "source.utils", "source.imagenet", "source.local_directory"),
-]
+def what_is_public(module, names):
+    """A module's names, the parameters of its functions, and what these classes take and have."""
+    yield from names
+    if module in ("spdl_torch.transformers", "spdl_torch.accelerate", "spdl_torch.lightning"):
+        return  # what they are for need not be installed, and is large
+    for name in names:
+        value = getattr(importlib.import_module(module), name)
+        if inspect.isfunction(value) and module in ("spdl_torch.io", "spdl_torch.data"):
+            yield from parameters(value)
+        if name in PARAMETERS_OF:
+            yield from parameters(value.__init__)
+        if name in MEMBERS_OF:
+            yield from public_members(value)
+        if name in FIGURES:
+            yield from (field.name for field in fields(value))
+            yield from (n for n, v in vars(value).items() if isinstance(v, property))
 
-BUILDER = spdl_torch.pipeline.PipelineBuilder
-WHAT_IS_PUBLIC = {
-    "spdl_torch": spdl_torch.__all__,
-    "spdl_torch.accelerate": exported_by(ROOT / "spdl_torch" / "accelerate.py"),
-    "spdl_torch.transformers": ["Trainer", "TrainerMixin", "loader_options"],
-    "spdl_torch.pipeline": spdl_torch.pipeline.__all__,
-    "spdl_torch.io": spdl_torch.io.__all__,
-    "spdl_torch.io's arguments": [
-        parameter
-        for name in spdl_torch.io.__all__
-        if inspect.isfunction(getattr(spdl_torch.io, name))
-        for parameter in parameters(getattr(spdl_torch.io, name))
-    ],
-    "spdl_torch.nn": spdl_torch.nn.__all__,
-    "ToFloat": parameters(spdl_torch.nn.ToFloat.__init__),
-    "SPDL's modules": [
-        name
-        for module in SPDL
-        for name in importlib.import_module(f"spdl_torch.spdl.{module}").__all__
-    ],
-    "spdl_torch.spdl.io.utils": parameters(spdl_torch.spdl.io.utils.tracing),
-    "DistributedRandomSampler": parameters(spdl_torch.spdl.source.DistributedRandomSampler),
-    "spdl_torch.spdl.dataloader": parameters(spdl_torch.spdl.dataloader.DataLoader),
-    "Reader": public_members(spdl_torch.io.Reader),
-    "spdl_torch.data": spdl_torch.data.__all__,
-    "cached": parameters(spdl_torch.data.cached),
-    "CachedDataset": ["dataset", *public_members(spdl_torch.data.CachedDataset)],
-    "ImageFolder": parameters(spdl_torch.ImageFolder.__init__),
-    "Reader's arguments": parameters(spdl_torch.io.Reader.__init__),
-    "mix": parameters(spdl_torch.data.mix),
-    "pack": parameters(spdl_torch.data.pack),
-    "bucket": parameters(spdl_torch.data.bucket),
-    "GroupedDataset": public_members(spdl_torch.data.GroupedDataset),
-    "GroupedStream": ["set_epoch", "dataset", "collate_fn"],
-    "Mixture": public_members(spdl_torch.data.Mixture),
-    "MixtureSampler": parameters(spdl_torch.data.MixtureSampler.__init__),
-    "spdl_torch.data.sources": spdl_torch.data.sources.__all__,
-    "FileList": parameters(spdl_torch.data.sources.FileList.__init__),
-    "Files": [
-        *parameters(spdl_torch.data.sources.Files.__init__),
-        *public_members(spdl_torch.data.sources.Files.__base__),
-    ],
-    "TarShards's members": public_members(spdl_torch.data.sources.TarShards),
-    "TarShards": parameters(spdl_torch.data.sources.TarShards.__init__),
-    "spdl_torch.observe": spdl_torch.observe.__all__,
-    "Profile": public_members(spdl_torch.observe.Profile),
-    "tracing": parameters(spdl_torch.observe.tracing),
-    "flight_recorder": parameters(spdl_torch.observe.flight_recorder),
-    "spdl_torch.autotune": spdl_torch.autotune.__all__,
-    "PerfParams": public_members(spdl_torch.autotune.PerfParams),
-    "PerfParams.estimate": parameters(spdl_torch.autotune.PerfParams.estimate),
-    "SQLiteStatsWriter": [
-        *parameters(spdl_torch.observe.SQLiteStatsWriter.__init__),
-        *public_members(spdl_torch.observe.SQLiteStatsWriter),
-    ],
+
+PUBLIC = {
+    **{each: list(what_is_public(each, lists()[each])) for each in MODULES},
     "DataLoader": parameters(spdl_torch.DataLoader.__init__),
-    "DataLoader's members": [
-        *("snapshot", "report", "profile", "headspace"),
-        *("state_dict", "load_state_dict"),
-    ],
-    "spdl_torch.testing": spdl_torch.testing.__all__,
-    "PipelineDataset": parameters(spdl_torch.PipelineDataset.__init__),
-    "PipelineDataset's members": public_members(spdl_torch.PipelineDataset),
-    "PipelineBuilder": public_members(BUILDER),
-    "PipelineBuilder.pipe": parameters(BUILDER.pipe),
-    "PipelineBuilder.build": parameters(BUILDER.build),
-    "PipelineBuilder.add_source": parameters(BUILDER.add_source),
-    "run_pipeline_in_subprocess": parameters(spdl_torch.data.run_pipeline_in_subprocess),
-    "SubprocessIterable": public_members(spdl_torch.data.subprocesses.pipelines.SubprocessIterable),
-    "cache_iterator": parameters(spdl_torch.pipeline.cache_iterator),
-    "StatsQueue": ["stage_hook", "interval_stats_callback"],
-    "Pipeline": public_members(spdl_torch.pipeline.Pipeline),
-    "StageInfo": [field.name for field in fields(spdl_torch.pipeline.StageInfo)],
-    "TaskPerfStats": members(TaskPerfStats),
-    "QueuePerfStats": members(QueuePerfStats),
-    "StageStats": members(StageStats),
-    "PipelineStats": members(PipelineStats),
     "the command line": list(options(_parser())),
     "the benchmark": list(options(benchmark.parser())),
 }
 
 
-@pytest.mark.parametrize("what", WHAT_IS_PUBLIC)
+@pytest.mark.parametrize("what", PUBLIC)
 def test_name_is_in_the_reference_when_it_is_public(what):
     """Names, arguments, fields and options can all be looked up."""
-    names = WHAT_IS_PUBLIC[what]
+    names = PUBLIC[what]
     assert names, f"{what}: the test found nothing to check"
     missing = [name for name in names if name not in documented_words()]
     assert not missing, f"of {what}, not in docs/reference: {missing}"
@@ -369,7 +304,7 @@ def test_loader_shows_nothing_that_is_neither_torch_s_nor_in_the_reference():
 def test_docstring_is_there_when_others_use_a_name():
     """Modules, and the classes and functions without an underscore, say what they are."""
     missing = []
-    for module in MODULES:
+    for module in FILES:
         tree = tree_of(module)
         nodes = [
             node
