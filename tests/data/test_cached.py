@@ -250,29 +250,6 @@ def test_kill_while_the_cache_is_written_leaves_no_bad_item_200_times(tmp_path, 
     assert_kills_leave_no_bad_item(str(tmp_path / str(turn)), 20)
 
 
-def put_share(folder, first, done):
-    """What one of several programs does at once."""
-    store = Store(folder, num_numbers=60)
-    for number in [*range(first, 60), *range(first)]:
-        if store.get(number, 0) is None:
-            store.put(number, 0, [content_of(number)])
-    done.put(all(store.get(n, 0) == content_of(n) for n in range(60)))
-
-
-def test_programs_fill_one_cache_at_once(tmp_path):
-    """Each finds everything right, also what it did not put itself."""
-    done = forked.SimpleQueue()
-    children = [
-        forked.Process(target=put_share, args=(str(tmp_path), first, done)) for first in (0, 0, 30)
-    ]
-    for child in children:
-        child.start()
-    assert [done.get() for _ in children] == [True] * 3
-    for child in children:
-        child.join()
-    assert Store(str(tmp_path), num_numbers=60).num_entries < 60 * 3
-
-
 def fill_full_disk(folder, sent):
     """Put contents where files may have 30 kB: as a full disk, with a real error of the system."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))

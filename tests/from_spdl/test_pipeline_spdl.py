@@ -371,30 +371,6 @@ def test_build_that_fails_leaves_nothing_to_stop_at_exit(tmp_path):
     assert [row.event_name for row in rows] == ["the end"]
 
 
-def test_thread_group_that_cannot_stop_does_not_keep_others_from_it():
-    """At exit each is asked by itself; what one raised is logged."""
-    code, out, err = run_child(
-        """
-        import threading
-        from spdl_torch.engine.threads.thread_group import ThreadGroup
-        groups, is_done = [], threading.Event()
-        def broken():
-            raise ValueError("mine")
-        for _ in range(3):
-            bad, good = ThreadGroup(broken), None
-            bad.spawn("bad", lambda: None)
-            groups.append(bad)
-        def last_words():
-            is_done.wait()
-            print("the last rows")
-        writer = ThreadGroup(is_done.set, stops_last=True)
-        writer.spawn("writer", last_words)
-        """
-    )
-    assert (code, out) == (0, "the last rows\n")
-    assert err.count("ValueError: mine") == 3
-
-
 # -- fields
 
 

@@ -4,7 +4,6 @@ import contextlib
 import io
 import struct
 import tracemalloc
-import zipfile
 
 import numpy as np
 import pytest
@@ -150,38 +149,6 @@ def test_load_npz_when_the_comment_looks_like_an_end():
     """The end record is the one whose comment reaches to the end."""
     content = archive({}, comment=b"PK\5\6" + bytes(18) + b"and more, so that was no end")
     assert np.array_equal(load_npz(content)["a"], SMOOTH)
-
-
-def test_load_npz_when_it_was_streamed():
-    """An archive that was written without seeking has its sizes after the data."""
-
-    class Stream(io.RawIOBase):
-        def __init__(self):
-            self.content = b""
-
-        def writable(self):
-            return True
-
-        def write(self, chunk):
-            self.content += bytes(chunk)
-            return len(chunk)
-
-    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        stream = Stream()
-        with zipfile.ZipFile(stream, "w", method) as file, file.open("a.npy", "w") as member:
-            member.write(NPY)
-        assert np.array_equal(load_npz(stream.content, verify=True)["a"], SMOOTH)
-
-
-def test_load_npz_when_it_has_more_members_than_a_zip_counts():
-    """65,536 members need the zip64 end record."""
-    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as file:
-        for number in range(65_536):
-            file.writestr(f"{number}.npy", b"")
-        file.writestr("last.npy", NPY)
-    loaded = load_npz(buffer.getvalue())
-    assert len(loaded) == 65_537
-    assert np.array_equal(loaded["last"], SMOOTH)
 
 
 GOOD = archive({})

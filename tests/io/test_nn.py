@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import nn
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from spdl_torch.nn import ToFloat
@@ -75,15 +74,6 @@ def test_result_has_autocasts_type_when_none_is_given():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
-@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-def test_compiled_module_keeps_the_layout(memory_format):
-    """Which compiled code forgets of tensors that are written into."""
-    compiled = torch.compile(ToFloat(memory_format=memory_format), backend="aot_eager")
-    for images in (every_byte(), every_byte().contiguous(memory_format=torch.channels_last)):
-        assert compiled(images).is_contiguous(memory_format=memory_format)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
 def test_compiled_model_has_the_same_values():
     """In one graph, in and out of autocast, in training."""
     model = nn.Sequential(ToFloat(MEAN, STD, layout="NHWC"), nn.Conv2d(3, 2, 3))
@@ -123,18 +113,6 @@ def test_checkpoints_do_not_know_it():
     """Of a model with and one without it, beside a Sequential's numbers."""
     assert ToFloat(MEAN, STD).state_dict() == {}
     assert list(ToFloat(MEAN, STD).parameters()) == []
-
-
-def test_result_is_a_plain_tensor():
-    """Which models expect, also from an image that knows that it is one."""
-    assert type(ToFloat()(tv_tensors.Image(every_byte()))) is torch.Tensor
-
-
-def test_module_shows_what_it_does():
-    """When a model is printed."""
-    shown = repr(ToFloat(MEAN, STD, dtype=torch.bfloat16))
-    assert "mean=(0.485, 0.456, 0.406)" in shown
-    assert "dtype=torch.bfloat16" in shown
 
 
 @pytest.mark.parametrize(

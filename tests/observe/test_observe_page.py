@@ -19,10 +19,8 @@ from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     EventLogEntry,
     Profile,
-    QueueStatsLogEntry,
     Report,
     SQLiteStatsWriter,
-    TaskStatsLogEntry,
     entries_of,
     make_report,
     pipelines_of_file,
@@ -33,7 +31,6 @@ from spdl_torch.observe import (
 )
 from spdl_torch.observe.page.events import Event, event_tables
 from spdl_torch.observe.trace.sections import OverTime
-from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 
 def write_run(path, *runs, events=(), **config):
@@ -96,26 +93,6 @@ def test_figures_are_those_of_the_store(tmp_path):
         for word, column in {"mean": "ave", "p50": "p50", "p90": "p90", "p99": "p99"}.items():
             key = f"{column}_time"
             check_curve(page, f"Time of a call: {name} {word}", rows, lambda r, k=key: 1e3 * r[k])
-
-
-def test_failed_interval_has_no_time(tmp_path):
-    """If all calls failed there is no time to draw, rather than 0 ms: as in the plot."""
-    db = tmp_path / "run.db"
-    with SQLiteStatsWriter(db) as writer:
-        for end, failures in enumerate((0, 3, 10, 0), start=1):
-            seconds = 0.1 * (failures < 10)
-            times = {"ave_time": seconds, "p90_time": seconds, "p99_time": seconds}
-            figures = TaskPerfStats(10, failures, **times, elapsed=1.0, p50_time=seconds)
-            writer.log(TaskStatsLogEntry(float(end), "0:1:decode", figures))
-            for name in ("0:0:src_queue", "0:1:decode_queue", "0:2:sink_queue"):
-                writer.log(QueueStatsLogEntry(float(end), name, QueuePerfStats(1.0, 9, 0, 0, 0.5)))
-    page = read(Profile.load(db).write_html(tmp_path / "page.html"))
-    (chart,) = (each for each in page.figures["charts"] if each["title"] == "Time of a call")
-    assert [line["name"] for line in chart["lines"]] == [
-        f"decode {word}" for word in ("mean", "p50", "p90", "p99")
-    ]
-    for line in chart["lines"]:
-        assert line["values"][-4:] == [100, 100, None, 100], line["name"]
 
 
 def delivered(page):
@@ -185,18 +162,6 @@ def test_time_line_shows_every_slice_of_the_trace(tmp_path):
         assert collection["stop"] - collection["start"] == pytest.approx(0.002)
         (moved,) = (t for t in each.figures["tables"] if t["title"] == "Moved to mars")
         assert (shown(moved, "From"), shown(moved, "Why")) == (["threads"], ["rain"])
-
-
-def test_page_says_what_it_leaves_out(tmp_path):
-    """The latest slices are kept, and the number of the others is on the page."""
-    profile = Profile(REPORT, (timeline(40),))
-    page = read(profile.write_html(tmp_path / "p.html", max_events=100))
-    trace = json.loads(profile.write_trace(tmp_path / "t.json", max_events=100).read_text())
-    (about,) = trace["spdlTorch"]["profiles"]
-    num_kept = sum(event["ph"] == "X" for event in trace["traceEvents"])
-    kinds = page.figures["timelines"][0]["spans"]
-    assert sum(kind["num_spans"] for kind in kinds) == num_kept > 0
-    assert any(f"{about['num_left_out']:,} older slices" in text for text in page.texts)
 
 
 def test_events_of_any_name_have_a_table_with_their_details(tmp_path):
@@ -364,14 +329,6 @@ def test_page_of_a_file_and_a_trace_shows_both(tmp_path, capsys):
     assert "Busy: fetch" in page.drawn
     assert main(["report", str(trace)]) == 0
     assert str(REPORT) in capsys.readouterr().out
-
-
-def test_command_refuses_a_trace_that_no_page_would_show(tmp_path, capsys):
-    """``--trace`` adds to a page; without ``--html`` it would be read and shown nowhere."""
-    db = write_run(tmp_path / "run.db", reports(6))
-    trace = Profile(REPORT, (timeline(4),)).write_trace(tmp_path / "t.json.gz")
-    assert main(["report", str(db), "--trace", str(trace)]) == 2
-    assert "no page was asked for. Add --html OUT" in capsys.readouterr().err
 
 
 def test_page_holds_no_letters_that_control_a_terminal(tmp_path):

@@ -182,22 +182,6 @@ def test_failed_interval_has_no_time(tmp_path):
     assert p90.get_markevery() == [3]
 
 
-def test_single_interval_is_visible(tmp_path):
-    """A line as long as the interval."""
-    path = write(tmp_path / "s.db", of_pipeline({"src": 1, "decode": 1, "sink": 1}, 1))
-    for figure in (plot_task_stats(path), plot_queue_stats(path)):
-        for axes in figure.axes:
-            for line in axes.lines:
-                assert list(line.get_xdata()) == [0, 10]
-
-
-def test_stage_is_one_line_when_its_concurrency_changes(tmp_path):
-    """The name as logged changes; the stage does not."""
-    entries = [task_entry(10.0, "0:1:decode[2]"), task_entry(20.0, "0:1:decode[4]")]
-    figure = plot_task_stats(write(tmp_path / "s.db", entries))
-    assert lines(figure, "tasks") == {"0:1:decode[4] mean": [1, 1]}
-
-
 @pytest.mark.parametrize(
     ("seconds", "unit", "last"), [(300, "s", 300), (7200, "min", 120), (36000, "h", 10)]
 )
@@ -371,19 +355,6 @@ def test_bottleneck_is_of_the_time_that_is_shown(tmp_path):
     path = write(tmp_path / "s.db", entries)
     assert "'decode' is the bottleneck" in sentence(plot_queue_stats(path, end_time=1500))
     assert "not input-bound" in sentence(plot_queue_stats(path, start_time=1500))
-
-
-def test_each_pipeline_of_a_run_has_its_sentence(tmp_path):
-    """Names whose order is not known have none."""
-    entries = [
-        *(queue_entry(10.0, f"{n}:0:src_queue", num_items=0) for n in (0, 1)),
-        queue_entry(10.0, "mine"),
-    ]
-    figure = plot_queue_stats(write(tmp_path / "s.db", entries))
-    assert sentence(figure).count("not input-bound") == 2
-    assert "Pipeline 1: Training" in sentence(figure)
-    path = write(tmp_path / "t.db", [queue_entry(10.0, "mine")])
-    assert sentence(plot_queue_stats(path)) == ""
 
 
 # -- the page --------------------------------------------------------------------------------------

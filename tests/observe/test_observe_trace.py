@@ -182,14 +182,6 @@ def test_outcome_is_named_when_nothing_was_passed_on(outcome, word):
     assert event["args"] == {"item": 7, "thread id": 4001, "outcome": word}
 
 
-def test_wait_is_left_out_when_it_is_short():
-    """Below 1 us there is no slice."""
-    turns = [turn(0, 0.0009, 2, 2.0009, 0), turn(2.0009, 2.0019, 3, 3.001, 1)]
-    slices = events_of(trace_of(Timeline("Pipeline", 0, CLOCK, (row("a", 1, turns),))), "X")
-    waits = ["Wait on Input Queue", "Process", "Wait on Output Queue"]
-    assert [e["name"] for e in slices] == ["Process", *waits]
-
-
 def test_counter_follows_a_queue_when_its_length_changes():
     """Read when a turn is done, on both sides of it; equal readings in a row are one."""
     trace = trace_of(small_timeline())
@@ -221,56 +213,6 @@ def test_flow_follows_the_last_sample_of_a_batch():
     consumer = row("consumer", 1, [turn(0, 3, 4, 4, 0)], role="consumer")
     trace = trace_of(Timeline("DataLoader", 0, CLOCK, (*rows, consumer)))
     assert ways_of(trace) == [[("fetch[1]", 1), ("consumer", 0)]]
-
-
-def test_flow_does_not_jump_over_a_stage_that_has_no_rows():
-    """Numbers of items may change in a stage that was not recorded."""
-    rows = (row("a", 0, [turn(0, 0, 1, 1, 0, 0)]), row("c", 2, [turn(0, 1, 2, 2, 0)]))
-    assert len(ways_of(trace_of(Timeline("P", 0, CLOCK, rows)))) == 1
-    unseen = (QueueTrack(1, "b→c", 1),)
-    assert ways_of(trace_of(Timeline("P", 0, CLOCK, rows, unseen))) == []
-
-
-def test_flow_passes_a_sink_that_was_too_quick_to_be_recorded():
-    """There an item keeps its number."""
-    stage = row("decode", 0, [turn(n, n, n + 1, n + 1, n, n) for n in range(3)])
-    sink = row("sink", 1, [turn(2, 2, 2, 2, 1, 1)], role="sink")
-    steps = [turn(n + 1, n + 1, n + 2, n + 2, n) for n in range(3)]
-    trace = trace_of(Timeline("P", 0, CLOCK, (stage, sink, row("a", 2, steps, role="consumer"))))
-    assert [[place for place, _ in way] for way in ways_of(trace)] == [
-        ["decode[0]", "a"],
-        ["decode[0]", "sink", "a"],
-        ["decode[0]", "a"],
-    ]
-
-
-def test_flow_ends_where_the_item_was_lost():
-    """Ways that end elsewhere before the consumer are not drawn if others reach it."""
-    source = row("a", 0, [turn(n, n, n + 1, n + 1, n, n) for n in range(4)], role="source")
-    turns = [turn(0, 1, 2, 2, 0, 0), turn(2, 2, 3, 3, 1, outcome=Outcome.FAILED)]
-    stage = row("b", 1, [*turns, turn(3, 3, 4, 4, 2, 1)])
-    consumer = row("c", 2, [turn(0, 2, 5, 5, 0)], role="consumer")
-    trace = trace_of(Timeline("P", 0, CLOCK, (source, stage, consumer)))
-    ends = [way[-1] for way in ways_of(trace)]
-    assert sorted(ends) == [("b[0]", 1), ("c", 0)]
-
-
-def test_consumer_that_waits_has_no_step():
-    """In a timeline taken before any item came."""
-    waiting = turn(0, 5, 5, 5, -1)
-    trace = trace_of(Timeline("P", 0, CLOCK, (row("a", 1, [waiting], role="consumer"),)))
-    assert [e["name"] for e in events_of(trace, "X")] == ["Wait on Input Queue"]
-    assert check_trace(trace).seconds == 0.005
-
-
-def test_flow_of_every_kth_item_when_there_are_many():
-    """At most 200 arrows, evenly over the time."""
-    source = row("a", 0, [turn(n, n, n + 1, n + 1, n, n) for n in range(1001)])
-    consumer = row(
-        "c", 1, [turn(n + 1, n + 1, n + 2, n + 2, n) for n in range(1001)], role="consumer"
-    )
-    ways = ways_of(trace_of(Timeline("P", 0, CLOCK, (source, consumer))))
-    assert [way[-1][1] for way in ways] == list(range(0, 1001, 6))
 
 
 def test_instant_has_its_details():
@@ -543,14 +485,6 @@ def test_write_trace_to_a_pipe_leaves_it_a_pipe(tmp_path):
     os.close(reader)
 
 
-def test_waits_are_gray(tmp_path):
-    """In chrome://tracing, which is where Scanner's guide looks for what is idle."""
-    slices = events_of(trace_of(small_timeline()), "X")
-    gray = {event["name"] for event in slices if event.get("cname") == "grey"}
-    assert gray == {"Wait on Input Queue", "Wait on Output Queue"}
-    assert all(("cname" in event) == (event["name"] in gray) for event in slices)
-
-
 def test_write_trace_leaves_the_old_file_when_it_fails(tmp_path):
     """A reader sees the old trace or the new one, never a part."""
     profile = Profile(report_with(), (small_timeline(),))
@@ -652,23 +586,6 @@ def test_merge_with_torch_lays_both_on_one_clock(ending, tmp_path):
         merge_with_torch(ours, path, tmp_path / "x.json")
 
 
-def test_merge_with_torch_when_its_times_count_from_1970(tmp_path):
-    """Old releases: floating point has 1/4 us there, and slices still nest."""
-    event = {"ph": "X", "name": "step", "pid": 1, "tid": 1, "ts": CLOCK.system(0) / 1000, "dur": 5}
-    (tmp_path / "torch.json").write_text(json.dumps({"traceEvents": [event, {"ph": "M", "x": 1}]}))
-    dice = random.Random(1)
-    turns, now = [], 0.0
-    for number in range(300):
-        times = [now, *(now := now + dice.random() / 100 for _ in range(3))]
-        turns.append(turn(*times, number))
-    timeline = Timeline("DataLoader", 0, CLOCK, (row("decode", 0, turns),))
-    ours = Profile(report_with(), (timeline,)).write_trace(tmp_path / "ours.json")
-    path = merge_with_torch(ours, tmp_path / "torch.json", tmp_path / "both.json")
-    assert check_trace(path).num_slices == check_trace(ours).num_slices
-    start = min(e["ts"] for e in events_of(json.loads(path.read_bytes()), "X", name="Process"))
-    assert start == pytest.approx(event["ts"], abs=20)
-
-
 def test_merge_with_torch_keeps_figures_that_are_not_json(tmp_path):
     """As text, so that the file can be read everywhere."""
     (tmp_path / "torch.json").write_text('{"x": NaN, "traceEvents": [], "baseTimeNanoseconds": 0}')
@@ -723,13 +640,6 @@ def test_merge_ranks_shifts_a_clock_that_is_known_to_differ(tmp_path):
         ValueError, match=r"for ranks \[7\], and the traces are of ranks \[0, 1, 2\]"
     ):
         merge_ranks(paths, path, offsets={7: 1.0})
-
-
-def test_merge_ranks_when_two_files_are_of_one_rank(tmp_path):
-    """As of two epochs: processes, rows and arrows stay apart."""
-    write_ranks(tmp_path, ranks=(0, 0))
-    summary = check_trace(merge_ranks(sorted(tmp_path.iterdir()), tmp_path / "all.json"))
-    assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0,), 8, 4)
 
 
 def test_merge_ranks_refuses_what_is_no_trace_of_ours(tmp_path):

@@ -407,28 +407,6 @@ def test_default_callback_logs_one_line_for_each_stage_and_queue(caplog):
         assert f"{name}: 20 items" in text
 
 
-@pytest.mark.parametrize("level", ["WARNING", "INFO"])
-def test_figures_are_read_for_a_log_that_takes_them_alone(level, caplog):
-    """The end of a run does not wait for percentiles that nobody gets."""
-    caplog.set_level(level, "spdl_torch.pipeline")
-    read = []
-
-    class Queue(StatsQueue):
-        def counters(self):
-            read.append(threading.current_thread().name)
-            return super().counters()
-
-    class Hook(TaskStatsHook):
-        def counters(self):
-            read.append(threading.current_thread().name)
-            return super().counters()
-
-    build = {"queue_class": Queue, "task_hook_factory": lambda info: [Hook(info)]}
-    with pipeline_of(range(20), same, build=build).auto_stop() as p:
-        list(p)
-    assert read.count("spdl-stats") == (4 if level == "INFO" else 0)
-
-
 def test_asynchronous_callbacks_of_a_run_share_a_loop():
     """A connection that one opens serves the next one."""
     loops, task_loops = [], []
@@ -447,20 +425,6 @@ def test_asynchronous_callbacks_of_a_run_share_a_loop():
     assert len(loops) == 3
     assert len({*loops, *task_loops}) == 1
     assert loops[0].is_closed()
-
-
-def test_two_recorders_of_one_stage_both_count():
-    """A factory may return several TaskStatsHooks, e.g. with different intervals."""
-    made = []
-
-    def factory(info):
-        made.extend([TaskStatsHook(info), TaskStatsHook(info, 3600)])
-        return made
-
-    build = {"task_hook_factory": factory}
-    with pipeline_of(range(30), same, concurrency=2, build=build).auto_stop() as p:
-        list(p)
-    assert [hook.counters().num_tasks for hook in made] == [30, 30]
 
 
 @pytest.mark.parametrize("op", [same, asame])

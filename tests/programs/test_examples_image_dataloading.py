@@ -1,7 +1,6 @@
 """examples/image_dataloading.py: every image once, true figures, and a clean end in every case."""
 
 import importlib
-import json
 import multiprocessing
 import os
 import re
@@ -109,22 +108,6 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(
     assert sorted(seen) == paths
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_figures_add_up_when_all_is_loaded(images, num_workers, tmp_path):
-    """The total is the sum of the workers' lines; each worker writes its trace."""
-    trace = ["--trace", tmp_path / "trace.json"] if num_workers == 1 else []
-    options = ["--data", images, "--num-workers", num_workers, "--batch-size", 4, *trace]
-    printed, complaints = run(*options)
-    each = [frames_and_batches(printed, f"worker {number} (cpu)") for number in range(num_workers)]
-    assert sum(frames for frames, _ in each) == NUM_IMAGES
-    assert frames_and_batches(printed) == tuple(map(sum, zip(*each, strict=True)))
-    assert complaints == ""
-    if trace:
-        events = json.loads((tmp_path / "trace-0.json").read_text())["traceEvents"]
-        rows = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-        assert "load_image_batch[0]" in rows
-
-
 def test_numbers_are_printed_when_sigterm_comes(endless, images):
     """Exit code 143, the figures so far, and less than everything."""
     options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
@@ -171,22 +154,6 @@ def test_workers_end_when_the_parent_dies(endless, images):
     process.communicate(timeout=SECONDS)
     assert workers
     assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
-
-
-def test_missing_file_is_named_when_it_is_on_the_list(images, tmp_path):
-    """It ends the program, or is left out, counted and named with ``--on-error skip``."""
-    flist = tmp_path / "list.txt"
-    good = sorted(str(path.relative_to(images)) for path in images.rglob("*.jpg"))
-    flist.write_text("\n".join([*good, "gone.jpg", "notes.txt"]))
-    options = ["--input-flist", flist, "--prefix", images, "--batch-size", 5]
-    _, complaints = run(*options, code=1)
-    last_word = complaints.splitlines()[-1]
-    assert re.match(r"worker 0 \(cpu\): (FileNotFoundError|DecodeError): .*(gone|notes)", last_word)
-    printed, _ = run(*options, "--on-error", "skip")
-    assert frames_and_batches(printed)[0] == NUM_IMAGES
-    assert "skipped: 2 files" in printed
-    assert "gone.jpg" in printed
-    assert "notes.txt" in printed
 
 
 @pytest.mark.parametrize(

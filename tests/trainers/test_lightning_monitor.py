@@ -16,7 +16,6 @@ from _datasets import Points
 from _later import later
 from _readings import shown
 from _tuners import RandomTuner
-from _wandb_file import wandb_history
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -267,61 +266,9 @@ def test_loggers_and_file_get_where_the_workers_live(tmp_path, monkeypatch):
     assert texts[-1] in shown(report)
 
 
-# They warn of their own and each other's old names.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("store", ["mlflow", "mlflow database"])
-def test_mlflow_gets_them(tmp_path, monkeypatch, store):
-    """In its local stores, under names that it takes; of all loggers it is the strictest."""
-    pytest.importorskip("mlflow", reason="MLflow is not installed")
-    from lightning.pytorch.loggers import MLFlowLogger
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    place = (tmp_path / "runs").as_uri() if store == "mlflow" else f"sqlite:///{tmp_path}/m.db"
-    flow = MLFlowLogger(tracking_uri=place, artifact_location=(tmp_path / "files").as_uri())
-    loggers = [loggers_of.CSVLogger(tmp_path / "csv", name="", version=""), flow]
-    trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=loggers).fit(
-        modules.Plain(), streamed()
-    )
-    client = MlflowClient(place)
-    for key in all_keys(tmp_path / "csv"):
-        history = client.get_metric_history(flow.run_id, key)
-        assert [(entry.step, entry.value) for entry in history] == logged_values(
-            tmp_path / "csv", key
-        )
-
-
-def test_wandb_gets_them(tmp_path, monkeypatch):
-    """In its offline file, which it uploads as it is."""
-    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
-    from lightning.pytorch.loggers import WandbLogger
-
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    board = WandbLogger(save_dir=tmp_path, offline=True)
-    loggers = [loggers_of.CSVLogger(tmp_path / "csv", name="", version=""), board]
-    trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=loggers).fit(
-        modules.Plain(), streamed()
-    )
-    board.experiment.finish()
-    wandb.teardown()  # the file is complete when its writer has ended
-    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    lines = wandb_history(path)
-    for key in all_keys(tmp_path / "csv"):
-        seen = [(line["trainer/global_step"], line[key]) for line in lines if key in line]
-        assert seen == logged_values(tmp_path / "csv", key)
-
-
 def all_keys(folder):
     """Of the CSV file, less those of Lightning itself."""
     return {key for row in rows(folder) for key in row} - {"step", "epoch"}
-
-
-def logged_values(folder, key):
-    """What the CSV file says of a key, and where."""
-    found = [(int(row["step"]), row[key]) for row in rows(folder) if key in row]
-    assert found
-    return [(step, pytest.approx(value, rel=1e-6)) for step, value in found]
 
 
 def test_lightnings_loggers_record_without_a_trainer(tmp_path):
