@@ -80,6 +80,9 @@ _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes.
 # What went, by room, each with what a user who had it does now. The changelog's "Removed" says the
 # same of options and behaviour, which have no name to ask for.
 _WENT: dict[str, dict[str, str]] = {
+    "spdl_torch.data": {
+        "MixedIterable": "Use PipelineDataset(PipelineBuilder().add_source(mix(...)).add_sink()).",
+    },
     "spdl_torch.io": {
         "Codec": "Leave codec= out: what is there decodes, with the same pixels.",
         "load_image_batch_nvjpeg": _NVJPEG,

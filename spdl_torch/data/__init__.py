@@ -13,8 +13,8 @@ from spdl_torch.lazy_names import hand_on
 if TYPE_CHECKING:
     from .caching.dataset import CachedDataset as CachedDataset, cached as cached
     from .mixing.mix import mix as mix
+    from .mixing.mixed_source import MixedSource as MixedSource
     from .mixing.mixture import Mixture as Mixture, MixtureSampler as MixtureSampler
-    from .mixing.streams import MixedIterable as MixedIterable, MixedSource as MixedSource
     from .packing.collate import pad_collate as pad_collate
     from .packing.dataset import GroupedDataset as GroupedDataset, GroupSampler as GroupSampler
     from .packing.pack import bucket as bucket, pack as pack

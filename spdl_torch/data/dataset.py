@@ -157,7 +157,7 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def _begun_pass(self) -> Iterator[T_co]:
         """Return an iterator whose pass has begun, resumed or not, though no thread has: the next
-        ``iter()`` begins another one. For a mixture, which resumes a pass that it may not need.
+        ``iter()`` begins another one. For Lightning, which may need nothing more of a resumed pass.
         """
         return self._items_of(*self._new_pass())
 

@@ -1,6 +1,6 @@
-"""A loader's state has the passes of the pipeline datasets inside its dataset.
+"""A loader's state has the pass of the pipeline dataset that it loads from.
 
-Their order is another one in each epoch, and only they know which comes next.
+Its order is another one in each epoch, and only it knows which comes next.
 """
 
 import json
@@ -14,7 +14,7 @@ from torch.utils.data import ChainDataset, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
-from spdl_torch.data.sources import ListSource
+from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.pipeline import PipelineBuilder
 
 
@@ -34,12 +34,18 @@ class Wrapped(IterableDataset):
         yield from self.dataset
 
 
+def mixed(stop):
+    """A pipeline over a mixture of a list and a stream, whose passes differ."""
+    sources = {"a": ListSource(range(8)), "b": as_source(lambda: iter(range(100, 108)))}
+    return PipelineDataset(PipelineBuilder().add_source(mix(sources, stop=stop)).add_sink())
+
+
+PIPED = {
+    "alone": lambda: shuffled(0),
+    "mixture": lambda: mixed("first"),
+    "to the last end": lambda: mixed("all"),
+}
 INSIDE = {
-    "mixture": lambda: mix({"a": shuffled(0), "b": shuffled(100)}),
-    "to the last end": lambda: mix({"a": shuffled(0), "b": shuffled(100)}, stop="all"),
-    "mixture in a mixture": lambda: mix(
-        {"a": shuffled(0), "b": mix({"x": shuffled(100), "y": shuffled(200)})}
-    ),
     "chain": lambda: ChainDataset([shuffled(0), shuffled(100)]),
     "wrapped": lambda: Wrapped(shuffled(0)),
     "twice the same": lambda: ChainDataset([same := shuffled(0), same]),
@@ -60,34 +66,23 @@ def batches(loader):
     return [batch.tolist() for batch in loader]
 
 
-def kinds_in_seats():
-    """Every kind in both places, and two in processes; asked before in one of its places and not in
-    the other. The other rows are long forms."""
-    for number, kind in enumerate(INSIDE):
-        seats = ["no workers", "threads"]
-        if kind in ("mixture in a mixture", "chain"):
-            seats.append("persistent processes")
-        for place, seat in enumerate(seats):
-            for is_asked_before in (False, True):
-                is_long = is_asked_before != ((number + place) % 2 == 0)
-                marks = [pytest.mark.long] if is_long else []
-                yield pytest.param(kind, seat, is_asked_before, marks=marks)
-
-
-@pytest.mark.parametrize(("kind", "seat", "is_asked_before"), list(kinds_in_seats()))
+@by_pairs(kind=[*PIPED], seat=[*SEATS], is_asked_before=[False, True])
 def test_epochs_go_on_from_every_kind_of_state(kind, seat, is_asked_before):
     """Before the first batch, in the middle, before the loop has seen the end, and between epochs;
     whether or not somebody has asked for a state before training.
     """
 
     def make():
-        return DataLoader(INSIDE[kind](), batch_size=3, **SEATS[seat])
+        return DataLoader(PIPED[kind](), batch_size=3, **SEATS[seat])
 
     whole = make()
     epochs = [batches(whole) for _ in range(3)]
     if seat != "threads":  # whose copies of the dataset end with the epoch
         assert epochs[0] != epochs[1]
     for epoch, num_had in [(e, n) for e in (0, 1) for n in (0, 1, len(epochs[e]), None)]:
+        is_counted = "processes" in seat and not is_asked_before
+        if is_counted and (epoch or num_had not in (0, 1)):
+            continue  # a warning says that only the items of the present epoch are known
         run = make()
         if is_asked_before:
             run.state_dict()
@@ -110,15 +105,34 @@ def test_epochs_go_on_from_every_kind_of_state(kind, seat, is_asked_before):
             assert batches(again) == epochs[epoch + 1], (epoch, num_had)
 
 
-def test_state_is_refused_where_others_are_inside():
-    """It names what is missing."""
-    loader = DataLoader(INSIDE["chain"](), batch_size=3)
-    iterator = iter(loader)
-    next(iterator)
-    other = DataLoader(ChainDataset([shuffled(0)]), batch_size=3)
-    other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match=r"2 PipelineDataset\(s\), and ChainDataset here has 1"):
-        next(iter(other))
+@pytest.mark.parametrize("kind", INSIDE)
+@pytest.mark.parametrize("seat", SEATS)
+def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
+    """Items are counted: exact within the first epoch. Of a later one's items only a pass that was
+    named is known, unless each epoch has new workers, which begin with the first pass."""
+
+    def make():
+        return DataLoader(INSIDE[kind](), batch_size=3, **SEATS[seat])
+
+    run = make()
+    epochs = [batches(run) for _ in range(2)]
+    for epoch in range(2):
+        run, again = make(), make()
+        for _ in range(epoch):
+            batches(run)
+        next(iter(run))
+        again.load_state_dict(run.state_dict())
+        if epoch and seat != "threads":
+            for _ in range(2):
+                with pytest.raises(
+                    ValueError, match=r"of epoch 1, within which \w+ has given items"
+                ):
+                    iter(again)
+            if kind == "twice the same":  # its epochs have two passes
+                return
+            for each in insides(again.dataset):
+                each.set_epoch(epoch)
+        assert batches(again) == epochs[epoch][1:]
 
 
 class Drawing:
@@ -232,8 +246,6 @@ def test_source_of_a_pipeline_is_exact_within_each_pass(source, pipeline, part):
 INSIDE_OF_LOADERS = {
     "alone": lambda: stateful(GoingOn, "alike", "whole"),
     "a rank's": lambda: stateful(GoingOn, "alike", "even"),
-    "mixture": lambda: mix({name: stateful(GoingOn, "alike", "whole") for name in "ab"}),
-    "wrapped": lambda: Wrapped(stateful(GoingOn, "drops", "whole")),
 }
 
 
@@ -279,61 +291,28 @@ def test_a_first_state_within_a_pass_says_that_it_counts(seat, kind, caplog):
     told = [each for each in caplog.messages if "state_dict: nobody had asked" in each]
     assert told, "a warning"
     assert all("is exact only if all its" in each for each in told)
-    assert len(told) <= max(1, seat.num_workers) * (2 if kind == "mixture" else 1)
-
-
-def listed(items):
-    """A pipeline dataset whose passes are all alike."""
-    return PipelineDataset(PipelineBuilder().add_source(items).add_sink())
+    assert len(told) <= max(1, seat.num_workers)
 
 
 @pytest.mark.parametrize("seat", SEATS)
-def test_state_after_resuming_knows_sources_that_were_not_drawn_from_again(seat):
-    """A resumed mixture gives a state at every batch, and each of them resumes the rest."""
-
-    def make():
-        sources = {"often": listed(range(30)), "seldom": listed(range(100, 130))}
-        return DataLoader(mix(sources, {"often": 6, "seldom": 1}), batch_size=2, **SEATS[seat])
-
-    whole, run = make(), make()
-    epoch = batches(whole)
-    run.state_dict()
-    first = next(number for number, batch in enumerate(run, 1) if batch.max() >= 100)
-    again = make()
-    again.load_state_dict(run.state_dict())
-    for num_had, batch in enumerate(again, first + 1):
-        assert batch.tolist() == epoch[num_had - 1]
-        third = make()
-        third.load_state_dict(again.state_dict())
-        if num_had < len(epoch):
-            assert batches(third) == epoch[num_had:], num_had
-
-
-@pytest.mark.parametrize("seat", SEATS)
-@pytest.mark.parametrize("kind", ["alone", "to the last end", "chain", "wrapped"])
+@pytest.mark.parametrize("kind", PIPED)
 def test_epoch_named_after_loading_counts(kind, seat):
     """A state between epochs does not undo it; one that is loaded later does."""
 
     def make():
-        dataset = shuffled(0) if kind == "alone" else INSIDE[kind]()
-        return DataLoader(dataset, batch_size=3, **SEATS[seat])
-
-    def name(loader, epoch):
-        inside = loader.dataset
-        for each in [inside] if hasattr(inside, "set_epoch") else insides(inside):
-            each.set_epoch(epoch)
+        return DataLoader(PIPED[kind](), batch_size=3, **SEATS[seat])
 
     fresh, run, named_after, named_before = make(), make(), make(), make()
-    name(fresh, 5)
-    name(run, 0)
+    fresh.dataset.set_epoch(5)
+    run.dataset.set_epoch(0)
     batches(run)
     state = run.state_dict()
     named_after.load_state_dict(state)
-    name(named_after, 5)
+    named_after.dataset.set_epoch(5)
     assert batches(named_after) == batches(fresh)
     if seat != "threads":  # whose copies of the dataset end with the epoch
         undisturbed = batches(run)
-        name(named_before, 5)
+        named_before.dataset.set_epoch(5)
         named_before.load_state_dict(state)
         assert batches(named_before) == undisturbed
 

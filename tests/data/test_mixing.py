@@ -14,14 +14,13 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 import torchvision.transforms.v2 as transforms
-from _covering import by_pairs
 from _inside import placement_of
 from _readings import html_in_notebook, shown
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import spdl_torch
-from spdl_torch.data import MixedIterable, MixedSource, cached, mix, pack
+from spdl_torch.data import MixedSource, cached, mix, pack
 from spdl_torch.data.mixing import positions as lookup
 from spdl_torch.data.mixing.numbers import shuffled_indices
 from spdl_torch.data.mixing.plan import MAX_POSITIONS
@@ -67,39 +66,6 @@ class Unknown(Noisy):
     """A dataset that says nothing about threads."""
 
     thread_safe = None
-
-
-class Counting(torch_data.IterableDataset):
-    """An iterable dataset that keeps its position in its iterator, or keeps none."""
-
-    def __init__(self, name, length, *, keeps):
-        self.name, self.length, self.keeps = name, length, keeps
-
-    def __iter__(self):
-        return _Kept(self.name, self.length) if self.keeps else self._plain()
-
-    def _plain(self):
-        yield from ((self.name, i) for i in range(self.length))
-
-
-class _Kept:
-    def __init__(self, name, length):
-        self.name, self.length, self.number = name, length, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.number == self.length:
-            raise StopIteration
-        self.number += 1
-        return self.name, self.number - 1
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, state):
-        self.number = state["number"]
 
 
 # -- the plan --------------------------------------------------------------------------------------
@@ -321,8 +287,6 @@ def test_mixture_loads_on_threads_when_every_source_may():
     loader = spdl_torch.DataLoader(mixed, sampler=mixed.sampler(), num_workers=1)
     assert placement_of(loader).num_processes == 1
     assert "Unknown is not known to be safe on threads" in placement_of(loader).reason
-    streams = mix({"a": Counting("a", 3, keeps=True), "b": Counting("b", 3, keeps=True)})
-    assert placement_of(spdl_torch.DataLoader(streams, num_workers=1)).num_processes == 1
 
 
 def test_report_names_the_shares():
@@ -631,37 +595,6 @@ def test_part_of_a_mixture_is_a_source_of_its_own():
         mixture.shard(2, 2)
 
 
-def iterables():
-    """Iterable datasets of three kinds: with a state in the iterator, none, and in the dataset."""
-    builder = PipelineBuilder().add_source([("c", i) for i in range(30)]).add_sink()
-    return {
-        "a": Counting("a", 11, keeps=True),
-        "b": Counting("b", 7, keeps=False),
-        "c": spdl_torch.PipelineDataset(builder, num_replicas=1, rank=0),
-    }
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_mixed_iterable_resumes_where_the_loop_was(workers):
-    """Each dataset goes on at its own state, or makes its items again, in the middle of a pass."""
-
-    def loader():
-        mixed = mix(iterables(), named((2, 2, 1)), seed=5, stop="all")
-        assert isinstance(mixed, MixedIterable)
-        return spdl_torch.DataLoader(
-            mixed, batch_size=4, num_workers=workers, isolation="thread", collate_fn=list
-        )
-
-    expected = list(loader())
-    for cut in (1, 6, len(expected) - 1):
-        stopped = loader()
-        stopped.state_dict()
-        first = list(itertools.islice(stopped, cut))
-        resumed = loader()
-        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-        assert first + [[tuple(item) for item in batch] for batch in resumed] == expected
-
-
 # -- bad input -------------------------------------------------------------------------------------
 
 GOOD = {"a": range(3), "b": range(4)}
@@ -682,7 +615,6 @@ GOOD = {"a": range(3), "b": range(4)}
         ((GOOD, {0: {"a": 1, "b": 1}, "b": 2}), ValueError, "keys of a schedule must be numbers"),
         ((GOOD, {0: {"a": 1, "b": 1}, 3: 2}), TypeError, r"weights\[3\] must be a dict"),
         ((GOOD, [1, 2]), TypeError, "weights must be a dict"),
-        (({"a": Counting("a", 3, keeps=True), "b": range(3)},), TypeError, "'a' is an iterable"),
     ],
 )
 def test_bad_mixture_is_refused(arguments, error, message):
@@ -716,62 +648,6 @@ def test_stream_that_turns_out_empty_is_an_error():
     mixed = mix({"a": unknown_length([]), "b": unknown_length([1])}, stop="never")
     with pytest.raises(ValueError, match="the source 'a' is empty"):
         list(itertools.islice(mixed, 10))
-
-
-def piped(name, length):
-    """A dataset that keeps its place, and begins anew at each iter()."""
-    builder = PipelineBuilder().add_source([(name, i) for i in range(length)]).add_sink()
-    return spdl_torch.PipelineDataset(builder)
-
-
-def kept(name, length):
-    """A dataset whose iterators keep their place."""
-    return Counting(name, length, keeps=True)
-
-
-@by_pairs(
-    kind=[piped, kept],
-    stop=["first", "all"],
-    options=[
-        pytest.param({}, id="none"),
-        pytest.param({"num_workers": 1, "persistent_workers": True}, id="persistent"),
-    ],
-)
-def test_every_state_of_some_epochs_resumes_them(kind, stop, options):
-    """Also where a source was left in the middle of its pass, and was not drawn from since."""
-
-    def loader():
-        mixture = mix({"a": kind("a", 4), "b": kind("b", 10)}, {"a": 1, "b": 1}, stop=stop)
-        return spdl_torch.DataLoader(mixture, batch_size=2, collate_fn=list, **options)
-
-    def epoch(of):
-        batches, states = [], [of.state_dict()]
-        for batch in of:
-            batches.append(batch)
-            states.append(of.state_dict())
-        return batches, states
-
-    whole = loader()
-    whole.state_dict()
-    epochs = [epoch(whole) for _ in range(4)]
-    for number, (batches, states) in enumerate(epochs[:-1]):
-        for done, state in enumerate(states):
-            resumed = loader()
-            resumed.load_state_dict(state)
-            rest = list(resumed)
-            assert rest == batches[done:], (number, done)
-            following = list(resumed)
-            assert following == epochs[number + 1][0], (number, done)
-
-
-def test_state_of_another_mixture_is_refused():
-    """Names must be those of then; what is not a state is named."""
-    state = iter(mix({"a": Counting("a", 3, keeps=True)})).state_dict()
-    other = iter(mix({"b": Counting("b", 3, keeps=True)}))
-    with pytest.raises(ValueError, match=r"of \['a'\], this mixture has \['b'\]"):
-        other.load_state_dict(state)
-    with pytest.raises(ValueError, match="position must be a whole number >= 0"):
-        other.load_state_dict({**state, "position": -1})
 
 
 def test_mixture_can_be_pickled():

@@ -141,7 +141,7 @@ class PassProgress:
                 epoch=self._epoch, finished=True, world=self._world, source=self.source_at_rest()
             )
         if self.pipeline is None and self._resume is not None:
-            return self._resume  # a mixture has begun the pass, and has drawn nothing from it yet
+            return self._resume  # the pass has begun, its pipeline has not
         num_items, num_source = self.num_items - num_back, None
         num_lost = 0 if self.pipeline is None else self.pipeline.num_lost
         if self._per_output is not None and not num_lost:

@@ -66,7 +66,11 @@ class Behind:
             self._check(sum(1 for _ in self.source.iterate(0)))
 
     def _after_skipping(self) -> Iterator[Any]:
-        items = iter(self.source)
+        try:
+            items = iter(self.source)
+        except ValueError as error:  # a mixture's source has fewer items than its state says
+            self.misfits.append(str(error))
+            raise
         self._check(sum(1 for _ in islice(items, self.start)))
         yield from items
 

@@ -171,16 +171,6 @@ class OwnState:
         cost_ns = self._asked_ns - begun_ns
         self._cost_ns, self._last_cost_ns = min(cost_ns, self._last_cost_ns), cost_ns
 
-    def let_go(self) -> None:
-        """Let go of the iterator, and ask nobody from now on."""
-        self._can_ask, self._owner = False, None
-
-    def end_with(self, passes: Any, num_items: int) -> None:
-        """Take what outlives the epoch in place of the iterator's state, which ends with it.
-        ``passes``: those that the datasets inside would begin next."""
-        self._state, self._num_items, self._failure = passes, num_items, None
-        self._is_datasets = self._is_of_end = True
-
     def warn_of_lost(self, num_handed: int) -> None:
         """Log that the state, just taken, has passed items that nobody has had: those of a batch
         that Ctrl-C has cut off, or that is under way. The iterable alone knows where it stands."""

@@ -7,14 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...engine.failures import attach_note
-from ..checkpoint.inner_passes import (
-    give_dataset_state,
-    give_state_between_epochs,
-    has_passes,
-    pass_states,
-    state_at_beginning,
-    want_states,
-)
+from ..checkpoint.passes import give_state_between_epochs, has_passes
 from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
 from ..error_notes import add_thread_note
 from .bad_samples import too_many_in_a_row
@@ -64,9 +57,7 @@ class Items:
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin_iterable(batch.key)
         begun_from = resume or WorkerState()
-        beginning = state_at_beginning(dataset)
-        self._has_inner_passes = beginning is not None and not has_passes(dataset)
-        self._wants_passes = False
+        beginning = dataset._next_pass_state() if has_passes(dataset) else None
         self._iterator = self._iterate(begun_from, worker)
         if begun_from.state is None and not begun_from.num_items:
             begun_from = begun_from._replace(state=beginning, of_dataset=beginning is not None)
@@ -109,14 +100,7 @@ class Items:
         """Return the iterable's progress after the last batch. ``wanted``: include its own state,
         if it keeps one.
         """
-        if wanted and self._has_inner_passes and not self._wants_passes:
-            self._wants_passes = True
-            want_states(self._dataset)
-        if self._ended and self._has_inner_passes:
-            self.end()
-            self.own_state.let_go()  # a pass that the iterator has left is over then
-            self.own_state.end_with(pass_states(self._dataset), self.num_taken)
-        elif wanted:
+        if wanted:
             self.own_state.ask(self.num_taken, ended=self._ended)
         return self.own_state.reached(self.num_taken, ended=self._ended)
 
@@ -141,7 +125,7 @@ class Items:
         has_own = resume.state is not None
         field = f"workers[{worker}].state (of_dataset={resume.of_dataset})"
         if has_own and resume.of_dataset:
-            give = give_dataset_state if resume.num_items else give_state_between_epochs
+            give = give_state if resume.num_items else give_state_between_epochs
             give(self._dataset, resume.state, field)
         try:
             iterator: Any = iter(self._dataset)

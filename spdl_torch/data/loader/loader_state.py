@@ -11,6 +11,7 @@ from weakref import WeakSet
 from torch.utils.data import IterableDataset
 
 from ...engine.recorder.flight_recorder import new_pipeline_number
+from ..checkpoint.passes import check_no_passes_inside, has_passes
 from ..checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
 from ..checkpoint.user_state import give_state, keeps_state, state_of
 from ..sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
@@ -110,10 +111,8 @@ class LoaderPosition:
 
         was_wanted = self._is_wanted
         self.want(before=num_back > 0)
-        if not was_wanted and isinstance(loader.dataset, IterableDataset):
-            from ..checkpoint.inner_passes import want_states
-
-            want_states(loader.dataset)
+        if not was_wanted and has_passes(loader.dataset):
+            loader.dataset._want_states()
         if self.to_resume is not None:
             return self.to_resume.as_dict()
         generators = [generator.get_state() for generator in generators_of(loader)]
@@ -145,11 +144,9 @@ class LoaderPosition:
             set_sampler_epoch(own, resume.sampler_epoch)
         elif resume.sampler.state is None and (keeper := keeper_of_unknown_epoch(own)):
             warn(_UNKNOWN_EPOCH.format(type(keeper).__name__))
-        if isinstance(loader.dataset, IterableDataset):
-            from ..checkpoint.inner_passes import forget_named_epochs, want_states
-
-            forget_named_epochs(loader.dataset)
-            want_states(loader.dataset)
+        if has_passes(loader.dataset):
+            loader.dataset._forget_named_epoch()
+            loader.dataset._want_states()
         self.to_resume = resume
         self.want()
 
@@ -192,6 +189,8 @@ class LoaderPosition:
                 "load_state_dict: workers: the state is of a map-style dataset, "
                 f"{type(loader.dataset).__name__} is iterable. Make the loader as it was then."
             )
+        if is_within and (loader.num_workers == 0 or loader.persistent_workers):
+            check_no_passes_inside(loader.dataset, resume)
         from ..checkpoint.made_by import check_made_by, made_by, told_doubts
 
         here = made_by(loader)

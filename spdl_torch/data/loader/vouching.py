@@ -60,7 +60,6 @@ KNOWN = {
         datasets="dataset", functions=("transform",)
     ),
     "spdl_torch.data.mixing.mixture.Mixture": _Parts(datasets="datasets"),
-    "spdl_torch.data.mixing.streams.MixedIterable": _Parts(datasets="datasets"),
     "spdl_torch.data.packing.dataset.GroupedDataset": _Parts(
         datasets="dataset", collate="collate_fn"
     ),

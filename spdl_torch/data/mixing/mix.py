@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import IterableDataset
 
+from ..sampling.sampler_chain import divides_itself
 from ..sources import as_source
 from ..sources._any import is_map_style
 from ..sources._base import seed_of
+from .mixed_source import IterableSource, MixedSource
 from .mixture import Mixture, Stop
-from .streams import MixedIterable, MixedSource
 from .weights import shares_of
 
 if TYPE_CHECKING:
+    from ..sources import DataSource
     from .weights import Weights
 
 
@@ -26,16 +28,15 @@ def mix(
     stop: Stop = "first",
     num_samples: int | None = None,
     shuffle: bool = True,
-) -> Mixture[Any] | MixedSource[Any] | MixedIterable[Any]:
+) -> Mixture[Any] | MixedSource[Any]:
     """Return one dataset that takes its samples from several, in given proportions.
 
     Args:
         sources: datasets by name; the order of the dict does not affect the samples. If all are
             map-style, lists of ``spdl_torch.data.sources`` among them, the result is a
             :class:`Mixture`: its ``sampler()`` goes into a loader, the mixture itself into a
-            pipeline. If some are streams of ``spdl_torch.data.sources``, it is a
-            :class:`MixedSource` for a pipeline. If all are iterable datasets, such as
-            ``PipelineDataset``, it is a :class:`MixedIterable` for a loader.
+            pipeline. If some are streams, iterable datasets among them, it is a
+            :class:`MixedSource` for a pipeline.
         weights: a number for each source, of any sum; None = all equal. Or a schedule: a dict of
             such dicts by the number of the sample from which they apply:
             ``{0: {...}, 100_000: {...}}``. A mixture of map-style datasets counts samples over all
@@ -60,8 +61,7 @@ def mix(
     # Sorted, so that the plan does not depend on the order of the dict.
     sources = dict(sorted(sources.items()))
     phases = shares_of(tuple(sources), weights)
-    is_iterable = [isinstance(source, IterableDataset) for source in sources.values()]
-    if not any(is_iterable) and all(map(is_map_style, sources.values())):
+    if all(map(is_map_style, sources.values())):
         _check_num_samples(num_samples, stop)
         return Mixture(
             sources, phases, seed=seed, stop=stop, shuffle=shuffle, num_samples=num_samples
@@ -71,13 +71,21 @@ def mix(
             f"mix: num_samples={num_samples!r} is for map-style datasets only: other mixtures end "
             "where their loop does. Leave it out."
         )
-    if all(is_iterable):
-        return MixedIterable(sources, phases, seed=seed, stop=stop)
-    _check_no_iterables(sources)
-    given = {name: as_source(source) for name, source in sources.items()}
-    if shuffle:
-        given = {name: each.shuffle(seed_of("order", seed, name)) for name, each in given.items()}
+    given = {name: _source(name, each, seed, shuffle) for name, each in sources.items()}
     return MixedSource(given, phases, seed=seed, stop=stop)
+
+
+def _source(name: str, given: Any, seed: int, shuffle: bool) -> DataSource[Any]:
+    if divides_itself(given):
+        kind = type(given).__name__
+        raise TypeError(
+            f"mix: {name!r} is a {kind}, whose passes a mixture cannot resume. Mix the sources, "
+            f"and make one {kind} of the mixture."
+        )
+    if isinstance(given, IterableDataset):
+        return IterableSource(given, name)
+    source = as_source(given)
+    return source.shuffle(seed_of("order", seed, name)) if shuffle else source
 
 
 def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:
@@ -107,14 +115,3 @@ def _check_num_samples(num_samples: Any, stop: Stop) -> None:
             f'mix: num_samples={num_samples!r} needs stop="never"; with stop={stop!r} the sources '
             "determine where an epoch ends."
         )
-
-
-def _check_no_iterables(sources: Mapping[str, Any]) -> None:
-    for name, source in sources.items():
-        if isinstance(source, IterableDataset):
-            raise TypeError(
-                f"mix: {name!r} is an iterable dataset, which divides itself among ranks and "
-                "workers; sources and map-style datasets are divided from outside. Mix one kind: "
-                "pass as_source(dataset) if it gives every rank the same items, or make the others "
-                "PipelineDatasets."
-            )

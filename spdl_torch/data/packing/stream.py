@@ -14,7 +14,6 @@ from ...named_tuples import NamedTuple
 from ..checkpoint.source_behind import source_behind
 from ..checkpoint.user_state import ended_early
 from ..dataset import PipelineDataset
-from ..mixing.streams import MixedIterable
 from ..sampling.sharding import OwnRank, Shard, worker_shard
 from ..sources import as_source
 from ..sources._base import seed_of
@@ -240,8 +239,7 @@ _FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), _N
 
 def _check_whole(items: Any) -> None:
     """Refuse datasets that give each rank its own part: that part would be divided once more."""
-    takes_all = isinstance(items, PipelineDataset) and items._own_rank.num_replicas == 1
-    if isinstance(items, PipelineDataset | MixedIterable) and not takes_all:
+    if isinstance(items, PipelineDataset) and items._own_rank.num_replicas != 1:
         raise TypeError(
             f"pack: every rank has to read the whole stream, but {type(items).__name__} gives each "
             "its own part. Pass the source; or PipelineDataset(..., num_replicas=1, rank=0)."

@@ -69,15 +69,22 @@ class Stream(StreamSource[T_co], Generic[T_co]):
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th item on; earlier ones are read and dropped."""
         check_start(self, start)
-        items: Any = self._items
-        set_epoch = getattr(items, "set_epoch", None)  # a sampler's
-        if callable(set_epoch):
-            set_epoch(self._epoch)
-        opened = iter(items() if callable(items) and not hasattr(items, "__iter__") else items)
+        opened = iter(self.begun())
         if self._mix is None:
             return islice(opened, self._index + start * self._count, None, self._count)
         part = islice(opened, self._index, None, self._count)
         return islice(self._mix.drawn(part, self._epoch, self._index, self._count), start, None)
+
+    def begun(self) -> Iterable[T_co]:
+        """Return the iterable that all parts read in the epoch that is set."""
+        items: Any = self._items
+        set_epoch = getattr(items, "set_epoch", None)  # a sampler's
+        if callable(set_epoch):
+            set_epoch(self._epoch)
+        begun: Iterable[T_co] = items
+        if callable(items) and not hasattr(items, "__iter__"):
+            begun = items()
+        return begun
 
 
 class SizedStream(Stream[T_co]):

@@ -1,0 +1,312 @@
+"""mix over streams: the plan's order, pass after pass, and any state resumes exactly there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+import pytest
+import torch.utils.data as torch_data
+from _covering import by_pairs
+from _seats import FORKED, NONE, THREADS
+
+import spdl_torch
+from spdl_torch.data import MixedSource, mix
+from spdl_torch.data.sources import as_source
+from spdl_torch.pipeline import PipelineBuilder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+class Plain(torch_data.IterableDataset):
+    """An iterable dataset without a state; ``length`` None = without an end."""
+
+    def __init__(self, name, length):
+        self.name, self.length = name, length
+
+    def __iter__(self):
+        numbers = itertools.count() if self.length is None else range(self.length)
+        yield from ((self.name, number) for number in numbers)
+
+
+class Kept(Plain):
+    """Its iterators keep their place."""
+
+    num_read = 0
+
+    def __iter__(self):
+        return _KeptItems(self)
+
+
+class _KeptItems:
+    def __init__(self, dataset):
+        self.dataset, self.number = dataset, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.number == self.dataset.length:
+            raise StopIteration
+        self.dataset.num_read += 1
+        self.number += 1
+        return self.dataset.name, self.number - 1
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+class Resuming(Plain):
+    """Keeps its place itself, and begins there while the epoch is that of the state, as Hugging
+    Face's streams do."""
+
+    def __init__(self, name, length):
+        super().__init__(name, length)
+        self.epoch = self.number = 0
+        self.starting = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        is_resumed = self.starting is not None and self.starting["epoch"] == self.epoch
+        self.number = self.starting["number"] if is_resumed else 0
+        while self.number != self.length:
+            self.number += 1
+            yield self.name, self.number - 1
+
+    def state_dict(self):
+        return {"number": self.number, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.starting = state
+
+
+def listed(name, length):
+    """A list, any place of which is reached at once."""
+    return [(name, number) for number in range(length)]
+
+
+KINDS = {
+    "kept": {"a": (Kept, 4), "b": (Kept, 11)},
+    "plain": {"a": (Plain, 4), "b": (Plain, 11)},
+    "one endless": {"a": (Kept, None), "b": (Plain, 11)},
+    "all": {"a": (Kept, 4), "b": (Plain, 11), "c": (Resuming, 5), "d": (listed, 6)},
+}
+
+
+def parts(kind):
+    """A mixture's sources, of which every worker takes its part."""
+    return {name: as_source(make(name, length)) for name, (make, length) in KINDS[kind].items()}
+
+
+def whole(kind):
+    """A mixture's datasets, which only one worker may read."""
+    return {name: make(name, length) for name, (make, length) in KINDS[kind].items()}
+
+
+def piped(sources, **options):
+    """A pipeline over the mixture of these, each in its own order."""
+    stop = options.pop("stop", "first")
+    source = mix(sources, seed=5, stop=stop, shuffle=False)
+    assert isinstance(source, MixedSource)
+    return spdl_torch.PipelineDataset(PipelineBuilder().add_source(source).add_sink(), **options)
+
+
+PLACES = {"none": (NONE, 0), "a thread": (THREADS, 1), "threads": (THREADS, 2)}
+PLACES |= {"a process": (FORKED, 1), "processes": (FORKED, 2)}
+
+
+@by_pairs(kind=[*KINDS], stop=["first", "all"], place=[*PLACES])
+def test_any_state_resumes_exactly(kind, stop, place):
+    """Before each batch of an epoch and after the last, in the middle of any pass."""
+    if (kind, stop) == ("one endless", "all"):
+        stop = "first"
+    if (kind, place) == ("all", "threads"):
+        kind = "kept"  # threads share a dataset, and with it the place that it keeps itself
+    seat, num_workers = PLACES[place]
+
+    def make():
+        options = {"num_workers": num_workers} if num_workers else {}
+        dataset = piped(parts(kind), stop=stop)
+        return seat.loader(dataset, 3, collate_fn=list, **options)
+
+    expected, run = list(make()), make()
+    states = [run.state_dict()]
+    states += [json.loads(json.dumps(run.state_dict())) for _ in run]
+    assert len(states) == len(expected) + 1 > 3
+    for done, state in enumerate(states):
+        again = make()
+        again.load_state_dict(state)
+        assert list(again) == expected[done:], done
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("kind", ["kept", "plain", "all"])
+def test_any_item_of_later_passes_resumes_exactly(kind, stop):
+    """Alone, in each pass of the pipeline; also where the loop has left the pass before."""
+
+    def make():
+        return piped(whole(kind), stop=stop)
+
+    dataset, run = make(), make()
+    passes = [list(dataset) for _ in range(3)]
+    assert passes[0] != passes[1]
+    run.state_dict()
+    for number, items in enumerate(passes[:2]):
+        for done, _ in enumerate(run, 1):
+            again = make()
+            again.load_state_dict(json.loads(json.dumps(run.state_dict())))
+            assert list(again) == items[done:], (number, done)
+            assert list(again) == passes[number + 1], (number, done)
+    left, again = make(), make()
+    left.state_dict()
+    next(iter(left))
+    state = left._next_pass_state()
+    again.load_state_dict(state)
+    assert list(again) == passes[1]
+
+
+def test_each_source_goes_on_in_its_own_order():
+    """Pass after pass, whatever the mixture takes from the others."""
+    items = list(piped(whole("all"), stop="all"))
+    for name, (_, length) in KINDS["all"].items():
+        own = [number for each, number in items if each == name]
+        assert own == [number % length for number in range(len(own))]
+        assert len(own) >= length
+
+
+def test_streams_with_a_state_are_not_read_again():
+    """Resuming takes their states, and begins there."""
+
+    def make():
+        return {"a": Kept("a", None), "b": Kept("b", None)}
+
+    run = piped(make())
+    run.state_dict()
+    items = [item for item, _ in zip(run, range(1000), strict=False)]
+    state, sources = run.state_dict(), make()
+    again = piped(sources)
+    again.load_state_dict(state)
+    rest = [item for item, _ in zip(again, range(3), strict=False)]
+    expected = [item for item, _ in zip(piped(make()), range(1000 + 4), strict=False)]
+    assert items == expected[:1000]
+    assert rest == expected[1001:]  # zip has taken one more
+    assert sum(each.num_read for each in sources.values()) < 100
+
+
+def test_state_after_resuming_knows_streams_that_were_not_drawn_from_again():
+    """Each item's state of a resumed pass resumes the rest of it."""
+
+    def make():
+        sources = {"often": Resuming("often", 30), "seldom": Resuming("seldom", 30)}
+        source = mix(sources, {"often": 6, "seldom": 1})
+        return spdl_torch.PipelineDataset(PipelineBuilder().add_source(source).add_sink())
+
+    items, run, again = list(make()), make(), make()
+    run.state_dict()
+    first = next(done for done, (name, _) in enumerate(run, 1) if name == "seldom")
+    again.load_state_dict(run.state_dict())
+    for done, item in enumerate(again, first + 1):
+        assert item == items[done - 1]
+        third = make()
+        third.load_state_dict(again.state_dict())
+        assert list(third) == items[done:], done
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_state_of_one_rank_serves_all(rank):
+    """Where the ranks' parts are equally long: each goes on with its own items."""
+
+    def make(own):
+        sources = {"a": as_source(Kept("a", None)), "b": as_source(Resuming("b", None))}
+        return piped(sources, num_replicas=3, rank=own, tail="uneven")
+
+    expected = [item for item, _ in zip(make(rank), range(12), strict=False)]
+    run = make(0)
+    run.state_dict()
+    iterator = iter(run)
+    for _ in range(5):
+        next(iterator)
+    again = make(rank)
+    again.load_state_dict(run.state_dict())
+    assert [item for item, _ in zip(again, range(7), strict=False)] == expected[5:]
+
+
+def test_mixture_without_states_is_a_number():
+    """Its pipeline counts items, and has no state of its own to ask for."""
+    source = mix({"a": as_source(lambda: iter(range(5))), "b": range(3)})
+    assert source.state_dict is None
+    assert mix({"a": as_source(Resuming("a", 3))}).state_dict is None  # shuffled here
+    assert mix({"a": as_source(Resuming("a", 3))}, shuffle=False).state_dict is not None
+
+
+def test_mixture_that_was_iterated_can_be_pickled():
+    """As its pipeline is on its way to a worker that is spawned."""
+    source = mix({"a": Plain("a", 3)})
+    items = iter(source)
+    next(items)
+    assert list(pickle.loads(pickle.dumps(source))) == list(source)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_dataset_that_may_divide_itself_is_not_divided_again():
+    """On several ranks or workers some of its items would belong to nobody."""
+    dataset = piped(whole("plain"), num_replicas=2, rank=0, tail="uneven")
+    with pytest.raises(
+        spdl_torch.UnsupportedOptionError, match=r"'a' is an iterable dataset, and 2"
+    ):
+        next(iter(dataset))
+    loader = THREADS.loader(piped(whole("plain")), None)
+    with pytest.raises(spdl_torch.UnsupportedOptionError, match=r"pass as_source\(dataset\)"):
+        next(iter(loader))
+
+
+def test_pipeline_dataset_in_a_mixture_is_refused():
+    """Its sources are what to mix."""
+    with pytest.raises(TypeError, match=r"'a' is a PipelineDataset.*Mix the sources, and make one"):
+        mix({"a": piped(whole("plain"))})
+
+
+def test_loader_over_a_mixture_of_streams_says_what_it_takes():
+    """A source is no dataset."""
+    loader = spdl_torch.DataLoader(mix({"a": Plain("a", 3)}))
+    with pytest.raises(TypeError, match=r"A loader takes PipelineDataset\(PipelineBuilder"):
+        next(iter(loader))
+
+
+def test_state_of_another_mixture_is_refused():
+    """Names must be those of then; what is not a state is named."""
+    source = mix({"a": Kept("a", 3)})
+    items = iter(source)
+    next(items)
+    state, other = source.state_dict(), mix({"b": Kept("b", 3)})
+    with pytest.raises(ValueError, match=r"of \['a'\], this mixture has \['b'\]"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="position must be a whole number >= 0"):
+        other.load_state_dict({**state, "position": -1})
+    with pytest.raises(ValueError, match=r"sources\['a'\].num_items must be a whole number >= 0"):
+        source.load_state_dict(
+            {**state, "sources": {"a": {**state["sources"]["a"], "num_items": 0.5}}}
+        )
+
+
+def test_state_with_more_items_than_there_are_is_refused():
+    """Each time, until another state is loaded."""
+    run, other = piped({"a": Plain("a", 9)}), piped({"a": Plain("a", 3)})
+    run.state_dict()
+    iterator = iter(run)
+    for _ in range(6):
+        next(iterator)
+    other.load_state_dict(run.state_dict())
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"sources\['a'\].num_items.*makes 6 item\(s\).*after 3"
+        ):
+            list(other)
