@@ -248,30 +248,6 @@ def test_errors_that_are_handed_over_are_no_items(pooled):
     assert "WHAT IF" not in shown(report)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "length"),
-    [(1.96, "1.9 s"), (1.999, "1.9 s"), (0.0084, "0.0084 s"), (0.996, "0.99 s"), (2.3, "2.3 s")],
-)
-def test_length_of_a_window_is_the_same_everywhere(seconds, length):
-    """In the verdict, its evidence and the page; what is too short is not rounded up to enough."""
-    report = make_report(replace(reading(0.5, stage("decode")), elapsed=seconds), QUIET)
-    assert f"window {length}" in shown(report)
-    assert f"over {length}." in html_in_notebook(report)
-    for text in (report.verdict.finding, report.what_if(num_workers=9).reason):
-        assert seconds >= 2 or length in text
-    nothing = make_report(PipelineStats(elapsed=123.4, consumer_wait_ratio=0.0, stages=()), QUIET)
-    assert "window 123.4 s" in shown(nothing)
-
-
-@pytest.mark.parametrize(("seconds", "is_said"), [(0.001, False), (1.9, False), (2.0, True)])
-def test_cores_of_helpers_are_named_only_where_they_can_be_known(seconds, is_said):
-    """As garbage collections: of a short window, what came just before it may be most."""
-    probes = replace(QUIET, helper_cores=0.7)
-    report = make_report(replace(reading(0.5, stage("decode")), elapsed=seconds), probes)
-    said = "0.7 cores in use by threads that ops start"
-    assert (said in shown(report)) == (said in html_in_notebook(report)) == is_said
-
-
 def test_nothing_measured_is_said_to_be_so():
     """In the words of a loader that has loaded nothing; it was called not input-bound."""
     stats = PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=())
@@ -453,59 +429,6 @@ def test_verdict_names_nothing_that_was_not_measured(report):
     assert "None" not in text
 
 
-BELONGS = {
-    Cause.CONSUMER: ("Do nothing",),
-    Cause.INTERFERENCE: ("Use fewer", "Compare the step with cached batches"),
-    Cause.GIL: ("will not help. Do its work in few calls",),
-    Cause.CPU: ("will not help", "Raise", "or larger batches: a worker waits for a core"),
-    Cause.IO: ("use no core while they wait", "will not help"),
-    Cause.THREADS: ("Raise", "will not help"),
-    Cause.UNKNOWN: (
-        "Raise",
-        "will not help",
-        "as threads do that take the GIL in turns",
-        "Read the notes",  # nothing was delivered
-    ),
-    Cause.SOURCE: ("Make the source cheaper",),
-    Cause.SAMPLER: ("Make the sampler cheaper",),
-    Cause.START: ("Use longer epochs",),
-    Cause.HAND_OVER: (
-        "Use larger batches, or num_workers=0",
-        "Use larger batches: each takes the loop the same",
-        "Hand over more at once",
-    ),
-    Cause.SHORT: ("Load for 2 seconds or more",),
-}
-"""What the advice on each cause says."""
-
-
-@given(all_reports())
-@settings(max_examples=200, deadline=None)
-def test_action_belongs_to_the_cause_that_the_verdict_names(report):
-    """It speaks of the same resource, of a loader's workers or a pipeline's threads, and of no
-    setting that these do not have; more workers than cores are advised to those that wait."""
-    verdict, probes = report.verdict, report.probes
-    action, found = verdict.action, verdict.finding
-    assert any(words in action for words in BELONGS[verdict.cause]), str(report)
-    if "storage" in action:
-        assert verdict.cause is Cause.IO
-    if "other programs" in action:
-        assert verdict.cause is Cause.CPU
-        assert "other programs" in found
-    if "GIL in turns" in action:
-        assert "may wait for the GIL" in found
-    if not report.pooled:
-        assert "persistent_workers" not in action
-        assert "num_workers" not in action
-        assert "workers" not in found
-    elif verdict.stage is not None:
-        assert "its threads" not in found
-        assert "concurrency" not in action
-    advised = ADVICE.search(action)
-    if advised and verdict.cause is Cause.THREADS and probes.num_cores is not None:
-        assert int(advised[2]) <= max(1, math.ceil(probes.num_cores / 0.8))
-
-
 ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")
 
 
@@ -586,14 +509,6 @@ def test_short_window_says_how_long_training_waited_and_no_more(elapsed, wait):
     assert verdict.action == "Load for 2 seconds or more, and look again."
     assert report.predictions == ()
     assert report.what_if(num_workers=8).reason == f"the window is short, {elapsed:.2g} s"
-
-
-@pytest.mark.parametrize("elapsed", [1.94, 1.96, 1.9999])
-def test_short_window_is_not_said_to_last_as_long_as_is_asked_for(elapsed):
-    """Not "2.0 % of 2 s. Load for 2 seconds"."""
-    report = make_report(replace(reading(0.02, stage("decode", busy=0.97)), elapsed=elapsed), QUIET)
-    assert "2.0 % of 1.9 s" in report.verdict.finding
-    assert report.what_if(num_workers=8).reason == "the window is short, 1.9 s"
 
 
 def test_one_collection_in_a_short_window_is_no_reason_to_collect_less():

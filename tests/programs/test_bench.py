@@ -14,7 +14,7 @@ from _datasets import Indices
 from _folders import ROOT
 from _measures_here import measure_here
 from bench.arguments import main
-from bench.command import choose, run_bench, write_files
+from bench.command import choose, run_bench
 from bench.loaders import (
     Work,
     bare_threads,
@@ -25,18 +25,13 @@ from bench.loaders import (
     spdl_items,
     torch_loader,
 )
-from bench.passes import measure_pass
 from bench.peers import installed, left_out
-from bench.report import Goal, Metric, Report
-from bench.rounds import ratios, summarize
 from bench.tables import TABLES, BenchOptions, load_table
-from hypothesis import given, strategies as st
 from PIL import Image
 
 from spdl_torch.measuring.videos import write_video
 
 BENCH = ROOT / "examples" / "bench"
-POSITIVE = st.floats(1e-3, 1e6)
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
 PNG = b"\x89PNG"
 
@@ -44,72 +39,7 @@ PNG = b"\x89PNG"
 # -- statistics ------------------------------------------------------------------------------------
 
 
-@given(st.lists(POSITIVE, min_size=1))
-def test_median_is_within_the_spread(values):
-    """And both ends of the spread are values."""
-    summary = summarize(values)
-    assert summary.smallest <= summary.median <= summary.largest
-    assert {summary.smallest, summary.largest} <= set(values)
-
-
-@given(st.dictionaries(st.integers(0, 9), POSITIVE), st.dictionaries(st.integers(0, 9), POSITIVE))
-def test_ratio_is_taken_within_a_round(series, others):
-    """Only rounds that both have count, and each is divided by the other's value of that round."""
-    common = sorted(series.keys() & others.keys())
-    assert ratios(series, others) == [series[n] / others[n] for n in common]
-
-
 # -- the report ------------------------------------------------------------------------------------
-
-METRICS = (
-    Metric(key="speed", heading="images/s"),
-    Metric(key="cost", heading="ms", higher_is_better=False),
-)
-
-
-def small_report():
-    """Three rows, two rounds; the second round of one is missing."""
-    report = Report(title="a title", metrics=METRICS, settings={"cores": 2}, peer="them, slow")
-    for number, factor in enumerate((1.0, 2.0)):
-        report.add("ours", {"speed": 100 * factor, "cost": 1.0}, number)
-        report.add("them, slow", {"speed": 10 * factor, "cost": 4.0}, number)
-    report.add("them, quick", {"speed": 50.0, "cost": 2.0}, 0)
-    report.failures["broken"] = "Traceback:\n  somewhere\nValueError: no such thing"
-    return report
-
-
-def test_goal_takes_the_best_of_several_peers():
-    """A name with a star is the row that is hardest to beat, and rounds stay together."""
-    report = small_report()
-    speed = Goal(metric="speed", row="ours", over="them*", at_least=2.5)
-    cost = Goal(metric="cost", row="ours", over="them*", at_most=0.4)
-    assert (report.best("them*", "speed"), report.best("them*", "cost")) == ("them, quick",) * 2
-    assert report.values_of(speed) == [2.0]
-    assert report.values_of(replace(speed, over="them, slow")) == [10.0, 10.0]
-    report.goals = [speed, cost]
-    assert [ratio["reached"] for ratio in report.as_json()["ratios"]] == [False, False]
-    assert "goal >= 2.5: MISSED" in report.text()
-
-
-def test_failed_row_stands_beside_the_others():
-    """With the last line of its error; the whole of it is in the JSON."""
-    report = small_report()
-    text = report.text()
-    assert "broken       failed: ValueError: no such thing" in text
-    assert "x them, slow" in text
-    assert "10.00 (10.00..10.00)" in text
-    assert "somewhere" in report.as_json()["failures"]["broken"]
-
-
-def test_json_has_every_value(tmp_path):
-    """Strict JSON, read back: rows with median, spread and the values of each round."""
-    path = tmp_path / "figures.json"
-    write_files(small_report(), BenchOptions(table="tiny", json=path), io.StringIO())
-    found = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert set(found) == KEYS
-    expected = {"median": 150.0, "min": 100.0, "max": 200.0, "values": [100.0, 200.0]}
-    assert found["rows"]["ours"]["speed"] == expected
-    assert found["metrics"]["speed"] == "images/s"
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -138,30 +68,6 @@ def test_every_loader_gives_each_sample_once(name):
     batches = [batch.tolist() for batch in run(work)()]
     assert sorted(itertools.chain(*batches)) == list(range(22))
     assert sorted(map(len, batches)) == [2, 4, 4, 4, 4, 4]
-
-
-def test_bare_threads_pass_an_error_on():
-    """A ceiling that lost samples would be too high."""
-    work = Work(dataset=Indices(20, bad=(9,)), num_samples=20, batch_size=4, num_workers=2)
-    with pytest.raises(ValueError, match="bad 9"):
-        list(bare_threads(work)())
-
-
-def test_pass_has_all_figures():
-    """Rates, CPU and the first batch, from one pass."""
-    work = Work(dataset=Indices(40), num_samples=40, batch_size=4, num_workers=0)
-    figures = measure_pass(torch_loader(work), 40, len)
-    keys = {"per_second", "end_to_end", "cpu_ms", "cpu_us", "first_batch_ms", "at_end_mib"}
-    assert set(figures) == keys
-    assert all(value >= 0 for value in figures.values())
-
-
-@pytest.mark.parametrize("expected", [36, 44])
-def test_pass_refuses_a_loader_that_loses_or_adds_samples(expected):
-    """Its figures would be of other work."""
-    work = Work(dataset=Indices(40), num_samples=40, batch_size=4, num_workers=0)
-    with pytest.raises(RuntimeError, match=f"gave 40 samples, expected {expected}"):
-        measure_pass(torch_loader(work), expected, len)
 
 
 # -- the command -----------------------------------------------------------------------------------

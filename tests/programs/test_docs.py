@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
@@ -38,7 +37,6 @@ from spdl_torch.__main__ import _parser, main
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
-FILES = sorted((ROOT / "spdl_torch").rglob("*.py"))
 LANGUAGES = {"python", "console", "diff", "text"}
 
 
@@ -64,12 +62,6 @@ def blocks_of(page):
             info = None
     assert info is None, f"{page.name}: the block before line {first} is not closed"
     return blocks
-
-
-@functools.cache
-def tree_of(module):
-    """A module of the package, parsed once for all tests."""
-    return ast.parse(module.read_text(encoding="utf-8"))
 
 
 def name_of_page(page):
@@ -299,30 +291,6 @@ def test_loader_shows_nothing_that_is_neither_torch_s_nor_in_the_reference():
     text = " ".join(page.read_text(encoding="utf-8") for page in pages)
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`\n]+`", text))))
     assert {name for name in shown if not name.startswith("_")} <= named
-
-
-def test_docstring_is_there_when_others_use_a_name():
-    """Modules, and the classes and functions without an underscore, say what they are."""
-    missing = []
-    for module in FILES:
-        tree = tree_of(module)
-        nodes = [
-            node
-            for node in tree.body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and not node.name.startswith("_")
-        ]
-        missing += [
-            f"{name_of_page(module)}: {getattr(node, 'name', 'the module')}"
-            for node in (tree, *nodes)
-            if not ast.get_docstring(node) and not is_overload(node)
-        ]
-    assert not missing
-
-
-def is_overload(node):
-    """Whether it is one of several signatures, which say nothing; the function itself does."""
-    return "overload" in map(ast.unparse, getattr(node, "decorator_list", ()))
 
 
 PACKAGES = [spdl_torch, spdl_torch.autotune, spdl_torch.pipeline, spdl_torch.io, spdl_torch.observe]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import re
 import sys
 
 import pytest
-from test_docs import FILES, ROOT, name_of_page, tree_of
+from test_docs import ROOT
 from test_surface import MODULES, lists
 
 SPHINX = ROOT / "docs" / "_sphinx"
@@ -24,51 +23,6 @@ def house_docstrings():
         yield importlib.import_module("house_docstrings")
     finally:
         sys.path.remove(str(SPHINX))
-
-
-@functools.cache
-def docstrings():
-    """Each docstring of the package, where it stands, and the parameters that it may explain."""
-    return [
-        (f"{name_of_page(module)}:{node.lineno} {node.name}", text, _parameters(node))
-        for module in FILES
-        for node in ast.walk(tree_of(module))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if (text := ast.get_docstring(node)) is not None
-    ]
-
-
-def _parameters(node):
-    if isinstance(node, ast.ClassDef):
-        return ()
-    return [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-
-
-def words(text):
-    """What is said, without marks; titles may be said in other words."""
-    return [w for w in re.findall(r"\w+", text) if w not in {"Args", "Parameters", "table"}]
-
-
-def test_nothing_is_lost_when_a_docstring_becomes_an_entry(house_docstrings):
-    """Every word of every fourth docstring of the package is there, in its order."""
-    seen = 0
-    for where, text, parameters in docstrings()[::4]:
-        if "|--" in text or re.search(r"^Extra arguments", text, flags=re.M):
-            continue  # a table gets other marks, and that title other words
-        out = "\n".join(house_docstrings.fields_of(text.splitlines(), parameters))
-        assert words(out) == words(text), where
-        seen += 1
-    assert seen > 250
-
-
-def test_section_goes_on_in_indented_lines():
-    """Else its second line looks like prose, in the site and to the reader of an editor."""
-    wrong = [
-        where
-        for where, text, _ in docstrings()
-        if re.search(r"^(Raises|Returns|Warns): .*[^.:;)\n`\]]\n\w", text, flags=re.M)
-    ]
-    assert not wrong
 
 
 EXAMPLE = """Load pictures. Blocks.

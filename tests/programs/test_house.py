@@ -185,17 +185,6 @@ def test_what_a_loader_remembers_is_read_in_its_own_room_alone():
     )
 
 
-def test_lightning_is_imported_by_its_own_file_alone():
-    """So the package works without it."""
-    assert_none(
-        i
-        for module in modules().values()
-        for i in module.imports
-        if i.imported.split(".")[0] in ("lightning", "pytorch_lightning")
-        and module.name != "spdl_torch.lightning"
-    )
-
-
 @pytest.mark.parametrize("layer", ["machine", "engine", "pipeline", "errors"])
 def test_engine_imports_nothing_of_torch(layer):
     """Nor anything else that is not in the standard library."""
