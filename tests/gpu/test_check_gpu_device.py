@@ -15,7 +15,7 @@ from _lazy_gpu import as_torchs, gpu, lines_of
 from _loader_helpers import no_thread_left
 
 from spdl_torch import DataLoader
-from spdl_torch.check_gpu import devices, rates, resources
+from spdl_torch.check_gpu import rates, resources
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.io._transfer import runtime
 from spdl_torch.measuring import hand_over
@@ -187,30 +187,6 @@ def test_graphs_are_captured_beside_a_loader(gpu, monkeypatch):
             found = lines_of(resources.check_capture, num_graphs=4)
         assert found == [("capture_failed", outcome), ("capture_wrong", "PASS")]
         monkeypatch.setattr(runtime, "cuda_library", lambda: None)  # as without CUDA's runtime
-
-
-PROGRAM = "# {device}\nprint('a word'); "
-OUTCOMES = {
-    """print('{{"inline": 0, "threads": 2}}')""": [
-        ("devices_inline_elsewhere", "PASS"),
-        ("devices_threads_elsewhere", "FAIL"),
-    ],
-    "1 / 0": [("devices", "FAIL")],
-}
-
-
-@pytest.mark.parametrize(("code", "lines"), OUTCOMES.items())
-def test_devices_are_checked_in_a_program(gpu, monkeypatch, code, lines):
-    """Each way has its line; a program that fails is one, too."""
-    with as_torchs(gpu, monkeypatch, devices):
-        assert lines_of(devices.check_devices, program=PROGRAM + code) == lines
-
-
-def test_one_device_is_not_checked(gpu, monkeypatch):
-    """There is no other one to see anything on."""
-    monkeypatch.setattr(gpu.device, "num_devices", 1)
-    with as_torchs(gpu, monkeypatch, devices):
-        assert lines_of(devices.check_devices) == [("devices", "SKIP")]
 
 
 HANGS = """

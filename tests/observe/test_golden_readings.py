@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from spdl_torch.observe import Cause, Probes, judge
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
@@ -35,6 +37,11 @@ def reading_of(content):
     return PipelineStats(**{**stats, "stages": tuple(stages)}), probes, content["pooled"]
 
 
+def rule_of(content):
+    """Its name."""
+    return content["rule"]
+
+
 def test_verdicts_stay():
     """The cause, the stage, what limits the gain, and whether more workers are advised."""
     changed = []
@@ -47,6 +54,17 @@ def test_verdicts_stay():
         if found != content["answer"]:
             changed.append((number, content["answer"], found))
     assert not changed
+
+
+@pytest.mark.parametrize("rule", [each for each in READINGS if "rule" in each], ids=rule_of)
+def test_rule(rule):
+    """What the finding and the action say, and the gain."""
+    stats, probes, pooled = reading_of(rule)
+    verdict = judge(stats, probes, pooled=pooled)
+    finding, action = rule["says"]
+    assert finding in verdict.finding
+    assert action in verdict.action
+    assert verdict.gain == pytest.approx(float(rule["gain"]), rel=1e-4)
 
 
 def test_readings_have_every_cause():

@@ -1,11 +1,10 @@
-"""The verdict: each rule on made-up readings, each cause on real threads, the report as read."""
+"""The verdict: its properties on made-up readings, each cause on real threads, the report as read."""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -55,165 +54,6 @@ QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16, helper_core
 
 READ = stage("read", busy=0.2, wait_out=0.8)
 BATCH = stage("batch", busy=0.05, wait_in=0.95, threads=1)
-
-RULES = {
-    "not input-bound": (
-        reading(0.04, READ, stage("decode", busy=0.9), BATCH),
-        QUIET,
-        (Cause.CONSUMER, None, "not input-bound: it waits for data 4.0 %", "Do nothing", 0.0),
-    ),
-    "not input-bound, but the steps are slower": (
-        reading(0.0, stage("decode", busy=0.9)),
-        Probes(step_slowdown=0.25),
-        (Cause.INTERFERENCE, None, "25 % longer than with cached batches", "fewer threads", 0.25),
-    ),
-    "not input-bound, but the GIL is taken": (
-        reading(0.02, READ, stage("decode", busy=0.9, cpu=0.2), BATCH),
-        Probes(gil_seconds=0.0061),
-        (Cause.INTERFERENCE, None, "the GIL, which stage 'decode' takes", "headspace", math.inf),
-    ),
-    "not input-bound, and the steps are no slower though the GIL is taken": (
-        reading(0.02, READ, stage("decode", busy=0.9, cpu=0.2), BATCH),
-        Probes(gil_seconds=0.0061, step_slowdown=0.02),
-        (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
-    ),
-    "not input-bound, and the threads are seldom busy": (
-        reading(0.02, READ, stage("decode", busy=0.3, cpu=0.2), BATCH),
-        Probes(gil_seconds=0.0061),
-        (Cause.CONSUMER, None, "not input-bound: it waits for data 2.0 %", "Do nothing", 0.0),
-    ),
-    "moderately input-bound": (
-        reading(0.1, READ, stage("decode", busy=0.9), BATCH),
-        QUIET,
-        (Cause.THREADS, "decode", "moderately input-bound", "from 4 to about 5", 1 / 0.9 - 1),
-    ),
-    "the GIL": (
-        reading(0.5, READ, stage("decode", busy=0.98, cpu=0.3), BATCH),
-        Probes(gil_seconds=0.0061, run_delay_ratio=0.2),
-        (Cause.GIL, "decode", "HIGHLY input-bound", "More threads will not help", 1.0),
-    ),
-    "the GIL, with a longer switch interval": (
-        reading(0.5, READ, stage("decode", busy=0.98), BATCH),
-        Probes(gil_seconds=0.0061, switch_interval=0.05),
-        (Cause.THREADS, "decode", "computes all the time", "Raise its concurrency", 1.0),
-    ),
-    "no core": (
-        reading(0.5, READ, stage("decode", busy=0.98, cpu=0.5), BATCH),
-        Probes(gil_seconds=1e-4, run_delay_ratio=0.4),
-        (Cause.CPU, "decode", "wait for a core", "more cores, or less work", 1.0),
-    ),
-    "storage": (
-        reading(0.5, stage("read", busy=0.97, cpu=0.02), BATCH),
-        QUIET,
-        (Cause.IO, "read", "storage or a network", "from 4 to about 8", 1.0),
-    ),
-    "too few threads, and too few cores": (
-        reading(0.9, stage("decode", busy=0.97), BATCH),
-        Probes(num_cores=8),
-        (Cause.THREADS, "decode", "computes", "that keeps the 8 cores busy", 1.0),
-    ),
-    "a consumer that does nothing but wait": (
-        reading(0.99, stage("decode", busy=0.97)),
-        QUIET,
-        (Cause.THREADS, "decode", "99 % of the time", "from 4 to about 16", 3.0),
-    ),
-    "busy for no known reason": (
-        reading(0.5, stage("decode", busy=0.97, cpu=0.5), BATCH),
-        QUIET,
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "as long as cores are idle", 1.0),
-    ),
-    "computing on all cores": (
-        reading(0.9, stage("decode", busy=0.97, threads=2), BATCH),
-        Probes(gil_seconds=1e-4, num_cores=2),
-        (Cause.THREADS, "decode", "computes", "all of the 2 cores already", 9.0),
-    ),
-    "more threads than cores would keep busy": (
-        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=4), BATCH),
-        Probes(gil_seconds=1e-4, num_cores=4),
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "from 4 to about 8,", 1.0),
-    ),
-    "one core for two threads, and nobody to say why": (
-        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
-        Probes(num_cores=2),
-        (Cause.UNKNOWN, "decode", "may wait for the GIL", "2 threads use 1.0 cores", 2 / 0.97 - 1),
-    ),
-    "one core for two threads, and short waits for the GIL": (
-        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
-        Probes(gil_seconds=6e-4, num_cores=2),
-        (Cause.GIL, "decode", "wait for the GIL", "executor=", 2 / 0.97 - 1),
-    ),
-    "the GIL, and no core is left": (
-        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
-        Probes(gil_seconds=6e-4, num_cores=2, cores_used=1.95),
-        (Cause.GIL, "decode", "wait for the GIL", "Processes would not help either", 9.0),
-    ),
-    "one core for two threads, and a hint of the GIL": (
-        reading(0.9, stage("decode", busy=0.97, cpu=0.3, threads=2), BATCH),
-        Probes(gil_seconds=2e-4, num_cores=2),
-        (Cause.UNKNOWN, "decode", "may wait for", "2 threads use 0.6 cores", 2 / 0.582 - 1),
-    ),
-    "other programs have the cores": (
-        reading(0.5, stage("decode", busy=0.98, cpu=0.5, threads=2), BATCH),
-        Probes(gil_seconds=1e-4, run_delay_ratio=0.4, num_cores=2, cores_used=1.1),
-        (Cause.CPU, "decode", "wait for a core", "other programs take the rest. End some", 1.0),
-    ),
-    "other programs have the cores, and the threads wait in their calls": (
-        reading(0.85, stage("decode", busy=0.81, cpu=0.09, threads=2), BATCH),
-        Probes(gil_seconds=2e-4, run_delay_ratio=0.36, num_cores=2, cores_used=0.3),
-        (Cause.CPU, "decode", "other programs", "other programs take the rest", 1 / 0.15 - 1),
-    ),
-    "the trainer has the cores": (
-        reading(0.9, stage("decode", busy=0.97, cpu=0.5, threads=2), BATCH),
-        Probes(gil_seconds=1e-4, num_cores=4, cores_used=3.9),
-        (Cause.UNKNOWN, "decode", "is the bottleneck.", "3.9 of the 4 cores are in use", 9.0),
-    ),
-    "nothing delivered": (
-        reading(0.0, stage("decode", num_failures=1000, num_delivered=0)),
-        QUIET,
-        (Cause.UNKNOWN, None, "Nothing was delivered in 10 s: every item failed", "the notes", 0.0),
-    ),
-    "nothing delivered, nothing begun": (
-        reading(0.0, stage("decode", num_tasks=0, num_delivered=0)),
-        QUIET,
-        (Cause.UNKNOWN, None, "no stage was given any item", "Look at the source", 0.0),
-    ),
-    "nothing delivered, and waited for": (
-        reading(0.5, stage("read", busy=0.97, cpu=0.02, num_delivered=0)),
-        QUIET,
-        (Cause.IO, "read", "Nothing was delivered. Training waits", "from 4 to about 8", 1.0),
-    ),
-    "the next stage limits the gain": (
-        reading(0.75, stage("read", busy=0.8), stage("decode", busy=0.95), BATCH),
-        QUIET,
-        (Cause.THREADS, "decode", "'decode' is the bottleneck", "Raise", 1 / 0.8 - 1),
-    ),
-    "the source": (
-        reading(0.6, stage("read", busy=0.1, wait_in=0.9), BATCH),
-        QUIET,
-        (Cause.SOURCE, None, "the source is the bottleneck", "Make the source cheaper", 1.5),
-    ),
-    "the start": (
-        reading(0.2, stage("read", busy=0.3, wait_out=0.6), BATCH),
-        QUIET,
-        (Cause.START, None, "the wait is the start of the pass", "Use longer epochs.", 0.25),
-    ),
-    "no stages": (
-        reading(0.2),
-        QUIET,
-        (Cause.START, None, "the start of the pass", "longer epochs", 0.25),
-    ),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rule(rule):
-    """Cause, stage, words, advice and gain."""
-    stats, probes, (cause, name, finding, action, gain) = RULES[rule]
-    verdict = judge(stats, probes)
-    assert (verdict.cause, verdict.stage) == (cause, name)
-    assert finding in verdict.finding
-    assert action in verdict.action
-    assert verdict.gain == pytest.approx(gain)
 
 
 @pytest.mark.parametrize("num_batches", [40_000, 4_000])
