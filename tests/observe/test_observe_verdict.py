@@ -1,4 +1,4 @@
-"""The verdict: its properties on made-up readings, each cause on real threads, the report as read."""
+"""The verdict: its properties, each cause on real threads, and the report as read."""
 
 from __future__ import annotations
 
