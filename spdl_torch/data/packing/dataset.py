@@ -36,9 +36,7 @@ class GroupedDataset(Dataset[Any]):
         dataset: Any,
         pieces: Pieces,
         plan: GroupPlan,
-        collate_fn: Callable[[list[Any]], Any] | PackCollate,
-        *,
-        padded: bool,
+        collate_fn: Callable[[list[Any]], Any],
     ) -> None:
         self.dataset = dataset
         """The dataset whose samples are grouped."""
@@ -46,7 +44,6 @@ class GroupedDataset(Dataset[Any]):
         """The function that makes a batch of a group's samples."""
         self._pieces = pieces
         self._plan: GroupPlan | None = plan
-        self._padded = padded
 
     def __getitem__(self, group: Sequence[Any]) -> Any:
         """Return the batch of a group. Raises: what the dataset or the collate function raises; if
@@ -90,16 +87,13 @@ class GroupedDataset(Dataset[Any]):
         """Return the share of the room in an epoch's groups that no sample fills, 0 to 1: of the
         budget in packs, of the padded batches in buckets.
         """
-        plan = self.plan()
-        groups = plan.groups(epoch)
-        room = groups.capacity(padded=self._padded, budget=plan.budget)
-        return 1 - groups.total / room if room else 0.0
+        return self.plan().waste(epoch)
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the groups of the first epoch."""
         if self._plan is None:
             return ()
-        number, what = len(self._plan.groups(0)), "padding" if self._padded else "unused"
+        number, what = len(self._plan.groups(0)), "padding" if self._plan.is_padded else "unused"
         return (f"An epoch has {number} groups; {self.waste():.2%} of their room is {what}.",)
 
     def progress_stats(self, epoch: int, num_groups: int) -> dict[str, float]:
@@ -149,7 +143,7 @@ class GroupedDataset(Dataset[Any]):
     def _document(self, number: Any, index: int, sample: Any) -> Document:
         piece = number if isinstance(number, tuple) else self._pieces.piece(number)
         _, size, start, has_more = piece
-        return Document(sample, size, f"sample {index}", start, has_more=has_more)
+        return Document(sample, size, f"sample {index}", start, has_more)
 
     def _sample(self, index: int) -> Any:
         try:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..mixing.mixture import Mixture
+from ..sampling.sharding import OwnRank
 from ..sources._any import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
 from .grouping import bucketed, packed
 from .plan import GroupPlan
-from .sizes import check_budget, pieces_of, sizes_of
+from .rule import Rule
+from .sizes import sizes_of
 from .stream import GroupedStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .grouping import Grouping
     from .sizes import Oversize, Pieces, Size, SizeOf
 
 _LOOK_AHEAD = 4096
@@ -69,21 +70,8 @@ def pack(
 
     Raises: TypeError, ValueError: see the message.
     """
-    check_budget(budget, oversize, "pack")
-    return _grouped(
-        dataset,
-        budget,
-        packed,
-        PackCollate(budget, pad),
-        who="pack",
-        size_of=size_of,
-        oversize=oversize,
-        seed=seed,
-        shuffle=shuffle,
-        look_ahead=look_ahead,
-        num_replicas=num_replicas,
-        rank=rank,
-    )
+    rule = Rule("pack", budget, packed, PackCollate(budget, pad), oversize, seed, shuffle)
+    return _grouped(rule, dataset, size_of, look_ahead, num_replicas, rank)
 
 
 def bucket(
@@ -110,70 +98,38 @@ def bucket(
 
     Raises: TypeError, ValueError: see the message.
     """
-    check_budget(budget, "error", "bucket")
-    return _grouped(
-        dataset,
-        budget,
-        bucketed,
-        collate_fn,
-        who="bucket",
-        size_of=size_of,
-        oversize="error",
-        seed=seed,
-        shuffle=shuffle,
-        look_ahead=look_ahead,
-        num_replicas=num_replicas,
-        rank=rank,
-    )
+    rule = Rule("bucket", budget, bucketed, collate_fn, "error", seed, shuffle)
+    return _grouped(rule, dataset, size_of, look_ahead, num_replicas, rank)
 
 
 def _grouped(
+    rule: Rule,
     dataset: Any,
-    budget: int,
-    grouping: Grouping,
-    collate_fn: Any,
-    *,
-    who: str,
     size_of: Any,
-    oversize: Oversize,
-    seed: int,
-    shuffle: bool,
     look_ahead: int | None,
     num_replicas: int | None,
     rank: int | None,
 ) -> GroupedDataset | GroupedStream:
+    who = rule.who
     if is_map_style(dataset):
         _refuse(who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
-        pieces = pieces_of(sizes_of(dataset, size_of, who), budget, oversize, who)
+        pieces = rule.pieces(sizes_of(dataset, size_of, who))
 
         def pieces_at(epoch: int) -> Pieces:
             if not (epoch and isinstance(dataset, Mixture)):
                 return pieces
             first = epoch * len(dataset)
-            sizes = sizes_of(dataset, _from(first, size_of, who), who)
-            return pieces_of(sizes, budget, oversize, who, first)
+            return rule.pieces(sizes_of(dataset, _from(first, size_of, who), who), first)
 
-        plan = GroupPlan(
-            pieces.sizes, budget, grouping, seed=seed, shuffle=shuffle, pieces_at=pieces_at
-        )
-        return GroupedDataset(dataset, pieces, plan, collate_fn, padded=grouping is bucketed)
+        given: Any = {"seed": rule.seed, "shuffle": rule.shuffle, "pieces_at": pieces_at}
+        plan = GroupPlan(pieces.sizes, rule.budget, rule.grouping, **given)
+        return GroupedDataset(dataset, pieces, plan, rule.collate_fn)
     if not callable(size_of):
         raise TypeError(f"{who}: for a stream, size_of must be a function of the item.")
     if look_ahead is not None and look_ahead < 1:
         raise ValueError(f"{who}: look_ahead must be >= 1 or None, got {look_ahead}.")
-    return GroupedStream(
-        dataset,
-        budget,
-        grouping,
-        collate_fn,
-        size_of=size_of,
-        oversize=oversize,
-        look_ahead=look_ahead or _LOOK_AHEAD,
-        seed=seed,
-        shuffle=shuffle,
-        num_replicas=num_replicas,
-        rank=rank,
-    )
+    own_rank = OwnRank("GroupedStream", num_replicas, rank)
+    return GroupedStream(dataset, rule, size_of, look_ahead or _LOOK_AHEAD, own_rank)
 
 
 def _from(first: int, size_of: Any, who: str) -> Callable[[int], Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..sources._base import seed_of
+from .grouping import packed
 from .sizes import Pieces, volumes_of
 
 if TYPE_CHECKING:
@@ -110,6 +111,17 @@ class GroupPlan:
             self._kept = None  # two epochs are never kept together
             self._kept = epoch, self._grouped(epoch)
         return self._kept[1]
+
+    def waste(self, epoch: int) -> float:
+        """Return the share of the room in an epoch's groups that no sample fills."""
+        groups = self.groups(epoch)
+        room = groups.capacity(padded=self.is_padded, budget=self.budget)
+        return 1 - groups.total / room if room else 0.0
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the samples of a group are padded to the largest, and not put end to end."""
+        return self._grouping is not packed
 
     def _grouped(self, epoch: int) -> Groups:
         pieces = Pieces(self.sizes, None, None)

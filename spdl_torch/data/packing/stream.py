@@ -14,19 +14,19 @@ from ...named_tuples import NamedTuple
 from ..checkpoint.source_behind import source_behind
 from ..checkpoint.user_state import ended_early
 from ..dataset import PipelineDataset
-from ..sampling.sharding import OwnRank, Shard, worker_shard
+from ..sampling.sharding import worker_shard
 from ..sources import as_source
 from ..sources._base import seed_of
 from ..state_fields import Field, check_fields, check_version, is_whole_number
 from .collate import Document, PackCollate
-from .grouping import packed
-from .sizes import as_sizes, check_size, pieces_of, volumes_of
+from .sizes import as_sizes, check_size, volumes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from .grouping import Grouping
-    from .sizes import Oversize, Size
+    from ..sampling.sharding import OwnRank, Shard
+    from .rule import Rule
+    from .sizes import Size
 
 _VERSION = 1
 
@@ -54,32 +54,21 @@ class GroupedStream(IterableDataset[Any]):
     def __init__(
         self,
         items: Any,
-        budget: int,
-        grouping: Grouping,
-        collate_fn: Callable[[list[Any]], Any] | PackCollate,
-        *,
+        rule: Rule,
         size_of: Callable[[Any], Size],
-        oversize: Oversize,
         look_ahead: int,
-        seed: int,
-        shuffle: bool,
-        num_replicas: int | None,
-        rank: int | None,
+        own_rank: OwnRank,
     ) -> None:
         _check_whole(items)
         self.dataset = items
         """The stream, which every rank reads whole."""
         self._source = as_source(items)
-        self.collate_fn = collate_fn
+        self.collate_fn = rule.collate_fn
         """The function that makes a batch of a group's items."""
-        self._budget = budget
-        self._grouping = grouping
+        self._rule = rule
         self._size_of = size_of
-        self._oversize: Oversize = oversize
         self._look_ahead = look_ahead
-        self._seed = seed
-        self._shuffle = shuffle
-        self._own_rank = OwnRank("GroupedStream", num_replicas, rank)
+        self._own_rank = own_rank
         self._epoch = 0
         # Size and room of the groups so far, by thread: none overwrites what another has counted.
         self._filled: dict[int, tuple[int, int]] = {}
@@ -101,36 +90,35 @@ class GroupedStream(IterableDataset[Any]):
 
     def groups_of(self, window: list[Any], first: int, epoch: int) -> list[list[Any]]:
         """Return the groups of a window that begins with item number ``first``."""
-        is_packed = isinstance(self.collate_fn, PackCollate)
-        who = "pack" if is_packed else "bucket"
+        rule = self._rule
         sizes = [self._size_of(item) for item in window]
-        if self._oversize == "error":
+        if rule.oversize == "error":
             for number, size in enumerate(sizes, first):
-                check_size(size, self._budget, f"item {number}", who)
-        given = as_sizes(sizes, who).astype(np.int64, copy=False)
-        pieces = pieces_of(given, self._budget, self._oversize, who)
+                check_size(size, rule.budget, f"item {number}", rule.who)
+        pieces = rule.pieces(as_sizes(sizes, rule.who).astype(np.int64, copy=False))
         generator = torch.Generator(device="cpu").manual_seed(
-            seed_of("budget", self._seed, "stream", epoch, first)
+            seed_of("budget", rule.seed, "stream", epoch, first)
         )
         order = self._order(len(pieces.sizes), generator)
-        places, ends = self._grouping(pieces.sizes[order], self._budget)
+        places, ends = rule.grouping(pieces.sizes[order], rule.budget)
         numbers = order[places]
         groups = [numbers[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False)]
         self._count(pieces.sizes, groups)
         turns = self._order(len(groups), generator)
-        if not is_packed:
-            return [[window[number] for number in groups[turn]] for turn in turns]
-        documents = [
-            self._document(window, pieces, number, first) for number in range(len(pieces.sizes))
-        ]
-        return [[documents[number] for number in groups[turn]] for turn in turns]
+        members: Sequence[Any] = window
+        if isinstance(self.collate_fn, PackCollate):
+            members = [
+                Document(window[own], size, f"item {first + own}", start, has_more)
+                for own, size, start, has_more in map(pieces.piece, range(len(pieces.sizes)))
+            ]
+        return [[members[number] for number in groups[turn]] for turn in turns]
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the waste so far. Worker processes make groups
         of their own, which this process does not see.
         """
         size, room = self.loading_counts().values()
-        what = "unused" if self._grouping is packed else "padding"
+        what = "unused" if self._rule.is_packing else "padding"
         return (f"{1 - size / room:.2%} of the groups' room so far is {what}.",) if room else ()
 
     def loading_counts(self) -> dict[str, int]:
@@ -140,8 +128,8 @@ class GroupedStream(IterableDataset[Any]):
         return {"packing/size": size, "packing/room": room}
 
     def _count(self, sizes: Any, groups: list[list[int]]) -> None:
-        if self._grouping is packed:
-            room = self._budget * len(groups)
+        if self._rule.is_packing:
+            room = self._rule.budget * len(groups)
         else:
             room = sum(int(sizes[group].max(0).prod()) * len(group) for group in groups)
         thread = threading.get_ident()
@@ -150,19 +138,9 @@ class GroupedStream(IterableDataset[Any]):
         self._filled[thread] = size, room_before + room
 
     def _order(self, length: int, generator: torch.Generator) -> Any:
-        if not self._shuffle:
+        if not self._rule.shuffle:
             return np.arange(length)
         return torch.randperm(length, generator=generator, device="cpu").numpy()
-
-    @staticmethod
-    def _document(window: list[Any], pieces: Any, number: int, first: int) -> Document:
-        size = int(pieces.sizes[number])
-        if pieces.samples is None:
-            return Document(window[number], size, f"item {first + number}")
-        index = int(pieces.samples[number])
-        is_last = number + 1 == len(pieces.samples) or pieces.samples[number + 1] != index
-        name, start = f"item {first + index}", int(pieces.starts[number])
-        return Document(window[index], size, name, start, has_more=not is_last)
 
 
 class _GroupedItems:
