@@ -92,7 +92,7 @@ class PipelineDataset(IterableDataset[T_co]):
     Raises: RuntimeError: the builder has no source or sink; ValueError: see the message.
     """
 
-    _divides_itself = True  # see divides_itself() of sampling.sharding
+    _divides_itself = True  # see divides_itself() of sampling.sampler_chain
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A mixture of map-style datasets, and the sampler that walks through it."""
+"""A mixture of map-style datasets, its epochs as a source, and the sampler of its positions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from torch.utils.data import Dataset
 
+from ...errors import UnsupportedOptionError
 from ..error_notes import add_thread_note
 from ..fetching.samples import takes_batches
 from ..rng.streams import borrowers_in, contexts_of_part
 from ..sampling.distributed_sampler import DistributedSampler
-from ..sources._base import checked_epoch, seed_of
-from .epochs import MixturePart
+from ..sources._base import DataSource, check_start, checked_epoch, seed_of
 from .plan import MAX_POSITIONS, MixturePlan
 from .positions import Positions
 
@@ -54,7 +54,7 @@ class Mixture(Dataset[T_co]):
     in :class:`spdl_torch.ImageFolder`."""
 
     _epoch = 0
-    _deals_in_turn = True  # see deals_in_turn() of sampling.division
+    _deals_in_turn = True  # see deals_in_turn() of sampling.sampler_chain
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Mixture(Dataset[T_co]):
                 raise ValueError(f"mix: the source {name!r} is empty.")
         keys = [seed_of("order", seed, name) for name in self._names]
         self._plan = MixturePlan(self._names, phases, seed)
-        self._positions = Positions(self._plan, self._lengths, keys, shuffle=shuffle)
+        self._positions = Positions(self._plan, self._lengths, keys, shuffle)
         self._length = self._length_of_epoch(stop) if num_samples is None else num_samples
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Mixture(Dataset[T_co]):
         return self.iterate()
 
     def __repr__(self) -> str:
-        sources = ", ".join(f"{name!r}: {n}" for name, n in self._counts_of_epoch().items())
+        sources = ", ".join(f"{name!r}: {n}" for name, n in self.counts(self._length).items())
         return f"<Mixture of {self._length} samples an epoch, {{{sources}}}>"
 
     def sampler(
@@ -172,7 +172,7 @@ class Mixture(Dataset[T_co]):
         parts = [
             f"{count / max(1, self._length):.1%} {name} ({count / length:.2g} times its samples)"
             for (name, count), length in zip(
-                self._counts_of_epoch().items(), self._lengths, strict=True
+                self.counts(self._length).items(), self._lengths, strict=True
             )
         ]
         return (f"An epoch of the mixture is {', '.join(parts)}.",)
@@ -199,9 +199,6 @@ class Mixture(Dataset[T_co]):
         source = MixturePart(self)
         source.set_epoch(self._epoch)
         return source
-
-    def _counts_of_epoch(self) -> dict[str, int]:
-        return self.counts(self._length)
 
     def _samples_of(self, positions: Sequence[int]) -> list[T_co]:
         """Return the samples of a batch; bit for bit those that ``self[...]`` returns."""
@@ -250,6 +247,45 @@ class Mixture(Dataset[T_co]):
                     "num_samples."
                 )
         return max(end for end in ends if end is not None)
+
+
+class MixturePart(DataSource[T_co]):
+    """A mixture's samples, epoch by epoch, or every ``count``-th of them.
+
+    As with a sampler, an epoch has the positions that follow those of the epoch before.
+    """
+
+    _deals_in_turn = True  # see deals_in_turn() of sampling.sampler_chain
+
+    def __init__(self, mixture: Mixture[T_co]) -> None:
+        self._mixture = mixture
+        self._places = range(len(mixture))  # within an epoch
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} samples an epoch of {self._mixture!r}>"
+
+    def shard(self, index: int, count: int) -> MixturePart[T_co]:
+        """Return every ``count``-th sample, from ``index`` on.
+
+        Raises: ValueError: not ``0 <= index < count``.
+        """
+        self._check_shard(index, count)
+        return self._with(_places=self._places[index::count])
+
+    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> MixturePart[T_co]:
+        """Refuse: the mixture has shuffled each source. Raises: UnsupportedOptionError."""
+        raise UnsupportedOptionError(
+            f"{type(self).__name__}.shuffle: a mixture is shuffled by mix(seed=..., shuffle=True)."
+        )
+
+    def iterate(self, start: int = 0) -> Iterator[T_co]:
+        """Iterate from the ``start``-th sample of the epoch on, without reading earlier ones."""
+        check_start(self, start)
+        first = self._epoch * len(self._mixture)
+        return map(self._mixture.__getitem__, (first + place for place in self._places[start:]))
 
 
 class MixtureSampler(DistributedSampler):

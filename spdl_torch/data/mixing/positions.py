@@ -44,7 +44,7 @@ class Positions:
     """
 
     def __init__(
-        self, plan: MixturePlan, lengths: Sequence[int], keys: Sequence[int], *, shuffle: bool
+        self, plan: MixturePlan, lengths: Sequence[int], keys: Sequence[int], shuffle: bool
     ) -> None:
         self._plan = plan
         self._lengths = tuple(lengths)
@@ -58,7 +58,7 @@ class Positions:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _positions, (self._plan, self._lengths, self._keys, self._shuffle)
+        return Positions, (self._plan, self._lengths, self._keys, self._shuffle)
 
     def at(self, position: int) -> tuple[int, int]:
         """Return the number of the source, and the index of the sample there.
@@ -122,12 +122,6 @@ class Positions:
                 found = shuffled_indices(self._keys[source], passes, found, length)
             indices[own] = found
         return indices
-
-
-def _positions(
-    plan: MixturePlan, lengths: Sequence[int], keys: Sequence[int], shuffle: bool
-) -> Positions:
-    return Positions(plan, lengths, keys, shuffle=shuffle)
 
 
 def _least_dtype(largest: int) -> np.dtype[np.unsignedinteger[Any]]:
