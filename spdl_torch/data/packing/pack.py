@@ -11,8 +11,7 @@ from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
 from .grouping import bucketed, packed
 from .plan import GroupPlan
-from .rule import Rule
-from .sizes import sizes_of
+from .sizes import Rule, sizes_of
 from .stream import GroupedStream
 
 if TYPE_CHECKING:
@@ -113,13 +112,13 @@ def _grouped(
     who = rule.who
     if is_map_style(dataset):
         _refuse(who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
-        pieces = rule.pieces(sizes_of(dataset, size_of, who))
+        pieces = rule.pieces_of(sizes_of(dataset, size_of, who))
 
         def pieces_at(epoch: int) -> Pieces:
             if not (epoch and isinstance(dataset, Mixture)):
                 return pieces
             first = epoch * len(dataset)
-            return rule.pieces(sizes_of(dataset, _from(first, size_of, who), who), first)
+            return rule.pieces_of(sizes_of(dataset, _from(first, size_of, who), who), first)
 
         given: Any = {"seed": rule.seed, "shuffle": rule.shuffle, "pieces_at": pieces_at}
         plan = GroupPlan(pieces.sizes, rule.budget, rule.grouping, **given)

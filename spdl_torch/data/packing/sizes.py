@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from .grouping import Grouping
 
     Size = int | tuple[int, ...]
     SizeOf = Sequence[Size] | NDArray[Any] | Tensor | Callable[[int], Size]
@@ -43,19 +46,73 @@ class Pieces(NamedTuple):
         return sample, size, int(starts[number]), bool(has_more)
 
 
-def check_budget(budget: Any, oversize: Any, who: str) -> None:
-    """Refuse a budget that is not a number of tokens, and an unknown ``oversize``."""
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise ValueError(f"{who}: budget must be an int >= 1, got {budget!r}.")
-    if oversize not in get_args(Oversize):
-        raise ValueError(f'{who}: oversize must be "error" or "split", got {oversize!r}.')
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What pack() or bucket() was asked for: how samples become batches within a budget.
 
+    Raises: ValueError: the budget is no number of tokens, or ``oversize`` is unknown.
+    """
 
-def check_size(size: Any, budget: int, name: str, who: str) -> None:
-    """Check the size of one sample. Raises: ValueError: it is below 1 or above the budget."""
-    shape = size if isinstance(size, tuple) else (size,)
-    if min(shape) < 1 or math.prod(shape) > budget:
-        raise _wrong_size(shape, budget, name, 1, who)
+    who: Literal["pack", "bucket"]
+    """The function that was called, for errors."""
+    budget: int
+    grouping: Grouping
+    collate_fn: Callable[[list[Any]], Any]
+    oversize: Oversize
+    seed: int
+    shuffle: bool
+
+    def __post_init__(self) -> None:
+        budget = self.budget
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+            raise ValueError(f"{self.who}: budget must be an int >= 1, got {budget!r}.")
+        if self.oversize not in get_args(Oversize):
+            raise ValueError(
+                f'{self.who}: oversize must be "error" or "split", got {self.oversize!r}.'
+            )
+
+    def check_size(self, size: Any, name: str) -> None:
+        """Check the size of one sample. Raises: ValueError: it is below 1 or above the budget."""
+        shape = size if isinstance(size, tuple) else (size,)
+        if min(shape) < 1 or math.prod(shape) > self.budget:
+            raise self._wrong_size(shape, name, 1)
+
+    def pieces_of(self, sizes: NDArray[Any], first_sample: int = 0) -> Pieces:
+        """Return the pieces to group; ``first_sample``: the number, in errors, of the first sample.
+
+        Raises: ValueError: a sample is empty, or too large.
+        """
+        budget, is_split = self.budget, self.oversize == "split"
+        empty = sizes < 1 if sizes.ndim == 1 else (sizes < 1).any(1)
+        for wrong in (empty, volumes_of(sizes) > budget):
+            if wrong.any() and not (is_split and wrong is not empty):
+                first = int(wrong.argmax())
+                shape = tuple(np.atleast_1d(sizes[first]).tolist())
+                raise self._wrong_size(shape, f"sample {first_sample + first}", int(wrong.sum()))
+        if sizes.ndim > 1:
+            return Pieces(sizes, None, None)
+        num_pieces = -(-sizes // budget)
+        if len(sizes) == 0 or num_pieces.max() == 1:
+            return Pieces(sizes, None, None)
+        samples = np.repeat(np.arange(len(sizes), dtype=sizes.dtype), num_pieces)
+        firsts = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+        starts = (np.arange(len(samples)) - firsts).astype(sizes.dtype) * budget
+        return Pieces(np.minimum(budget, sizes[samples] - starts), samples, starts)
+
+    def _wrong_size(self, shape: tuple[int, ...], name: str, number: int) -> ValueError:
+        who, budget = self.who, self.budget
+        others = f" It is the first of {number} such samples." if number > 1 else ""
+        size = " x ".join(map(str, shape))
+        if min(shape) < 1:
+            return ValueError(
+                f"{who}: {name} has size {size}; sizes must be >= 1.{others} Leave it out of the "
+                "dataset."
+            )
+        hint = ' oversize="split" divides such documents.' if who == "pack" else ""
+        return ValueError(
+            f"{who}: {name} has size {size}, more than the budget of {budget}.{others} Make the "
+            f"budget larger, or leave it out.{hint}"
+        )
 
 
 def sizes_of(dataset: Any, size_of: Any, who: str) -> NDArray[Any]:
@@ -101,51 +158,9 @@ def volumes_of(sizes: NDArray[Any]) -> NDArray[Any]:
     return sizes if sizes.ndim == 1 else sizes.prod(1, dtype=np.int64)
 
 
-def pieces_of(
-    sizes: NDArray[Any], budget: int, oversize: Oversize, who: str, first_sample: int = 0
-) -> Pieces:
-    """Return the pieces to group; ``first_sample``: the number, in errors, of the first sample.
-
-    Raises: ValueError: a sample is empty, or too large.
-    """
-    empty = sizes < 1 if sizes.ndim == 1 else (sizes < 1).any(1)
-    for wrong in (empty, volumes_of(sizes) > budget):
-        if wrong.any() and not (oversize == "split" and wrong is not empty):
-            first = int(wrong.argmax())
-            shape = tuple(np.atleast_1d(sizes[first]).tolist())
-            name = f"sample {first_sample + first}"
-            raise _wrong_size(shape, budget, name, int(wrong.sum()), who)
-    if sizes.ndim > 1:
-        return Pieces(sizes, None, None)
-    num_pieces = -(-sizes // budget)
-    if len(sizes) == 0 or num_pieces.max() == 1:
-        return Pieces(sizes, None, None)
-    samples = np.repeat(np.arange(len(sizes), dtype=sizes.dtype), num_pieces)
-    firsts = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    starts = (np.arange(len(samples)) - firsts).astype(sizes.dtype) * budget
-    return Pieces(np.minimum(budget, sizes[samples] - starts), samples, starts)
-
-
 def _sizes_by(size_of: Callable[[int], Any], length: int) -> Any:
     sizes = map(size_of, range(length))
     first = next(sizes, 0)
     if isinstance(first, tuple):
         return [first, *sizes]
     return np.fromiter(chain((first,), sizes), np.int64, length)  # without a list of objects
-
-
-def _wrong_size(
-    shape: tuple[int, ...], budget: int, name: str, number: int, who: str
-) -> ValueError:
-    others = f" It is the first of {number} such samples." if number > 1 else ""
-    size = " x ".join(map(str, shape))
-    if min(shape) < 1:
-        return ValueError(
-            f"{who}: {name} has size {size}; sizes must be >= 1.{others} Leave it out of the "
-            "dataset."
-        )
-    hint = ' oversize="split" divides such documents.' if who == "pack" else ""
-    return ValueError(
-        f"{who}: {name} has size {size}, more than the budget of {budget}.{others} Make the budget "
-        f"larger, or leave it out.{hint}"
-    )

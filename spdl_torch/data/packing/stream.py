@@ -19,14 +19,13 @@ from ..sources import as_source
 from ..sources._base import seed_of
 from ..state_fields import Field, check_fields, check_version, is_whole_number
 from .collate import Document, PackCollate
-from .sizes import as_sizes, check_size, volumes_of
+from .sizes import as_sizes, volumes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..sampling.sharding import OwnRank, Shard
-    from .rule import Rule
-    from .sizes import Size
+    from .sizes import Rule, Size
 
 _VERSION = 1
 
@@ -94,8 +93,8 @@ class GroupedStream(IterableDataset[Any]):
         sizes = [self._size_of(item) for item in window]
         if rule.oversize == "error":
             for number, size in enumerate(sizes, first):
-                check_size(size, rule.budget, f"item {number}", rule.who)
-        pieces = rule.pieces(as_sizes(sizes, rule.who).astype(np.int64, copy=False))
+                rule.check_size(size, f"item {number}")
+        pieces = rule.pieces_of(as_sizes(sizes, rule.who).astype(np.int64, copy=False))
         generator = torch.Generator(device="cpu").manual_seed(
             seed_of("budget", rule.seed, "stream", epoch, first)
         )
@@ -118,7 +117,7 @@ class GroupedStream(IterableDataset[Any]):
         of their own, which this process does not see.
         """
         size, room = self.loading_counts().values()
-        what = "unused" if self._rule.is_packing else "padding"
+        what = "unused" if self._rule.who == "pack" else "padding"
         return (f"{1 - size / room:.2%} of the groups' room so far is {what}.",) if room else ()
 
     def loading_counts(self) -> dict[str, int]:
@@ -128,7 +127,7 @@ class GroupedStream(IterableDataset[Any]):
         return {"packing/size": size, "packing/room": room}
 
     def _count(self, sizes: Any, groups: list[list[int]]) -> None:
-        if self._rule.is_packing:
+        if self._rule.who == "pack":
             room = self._rule.budget * len(groups)
         else:
             room = sum(int(sizes[group].max(0).prod()) * len(group) for group in groups)
