@@ -63,8 +63,8 @@ def estimate(
     limits: Limits,
 ) -> Estimate:
     """Estimate for a dataset, a DataLoader or a PipelineBuilder; see ``PerfParams.estimate``."""
-    check_counts(_WHERE, batch_size=batch_size, prefetch_factor=prefetch_factor)
-    check_counts(_WHERE, element_bytes=element_bytes)
+    check_counts(_WHERE, {"batch_size": batch_size, "prefetch_factor": prefetch_factor})
+    check_counts(_WHERE, {"element_bytes": element_bytes})
     check_shares(_WHERE, cpu_util=cpu_util, memory_util=memory_util)
     # The tiny term makes up for 0.29 * 100 being a little less than 29.
     cores = max(1, int(limits.own_cores * cpu_util + 1e-9))

@@ -46,14 +46,14 @@ class PerfParams:
     """The options of tuning while running; None = no tuning."""
 
     def __post_init__(self) -> None:
-        check_counts("PerfParams", 0, num_workers=self.num_workers)
+        check_counts("PerfParams", {"num_workers": self.num_workers}, least=0)
         numbers = {
             "prefetch_factor": self.prefetch_factor,
             "num_threads": self.num_threads,
             **{f"concurrency of {name!r}": n for name, n in self.concurrency.items()},
             **{f"buffer_size of {name!r}": n for name, n in self.buffer_size.items()},
         }
-        check_counts("PerfParams", **numbers)
+        check_counts("PerfParams", numbers)
 
     @classmethod
     def manual(

@@ -29,7 +29,9 @@ DECISION_EVENT = "decision"
 _MOST_DECISIONS = 1000
 
 
-def check_counts(where: str, least: int = 1, /, *, what: str = "an int", **counts: object) -> None:
+def check_counts(
+    where: str, counts: Mapping[str, int | None], *, least: int = 1, what: str = "an int"
+) -> None:
     """Refuse what is neither None nor a whole number of at least ``least``."""
     for name, count in counts.items():
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
@@ -62,7 +64,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         where = "PerfParams.auto"
-        check_counts(where, what="an int or None", max_threads=self.max_threads)
+        check_counts(where, {"max_threads": self.max_threads}, what="an int or None")
         check_shares(where, cpu_util=self.cpu_util, memory_util=self.memory_util)
         if not self.window_seconds > 0:
             raise ValueError(f"{where}: window_seconds must be > 0, got {self.window_seconds!r}.")
