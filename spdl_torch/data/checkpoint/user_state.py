@@ -63,6 +63,10 @@ def state_of(each: Any) -> Any:
     misfit = check_protocol(each)
     if misfit is not None:
         raise misfit
+    return _taken(each)
+
+
+def _taken(each: Any) -> Any:
     try:
         return deep_copy(each.state_dict())
     except BaseException as error:
@@ -157,7 +161,7 @@ class OwnState:
         if not self._can_ask or (is_dear and is_recent and not (ended or now)):
             return
         try:
-            self._state, self._num_items, self._failure = state_of(self._owner), num_items, None
+            self._state, self._num_items, self._failure = _taken(self._owner), num_items, None
             self._is_datasets = self._keeper == "dataset"
         except BaseException as error:
             if not isinstance(error, Exception) and get_worker_info() is None:

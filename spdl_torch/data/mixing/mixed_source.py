@@ -128,7 +128,7 @@ class MixedSource(DataSource[T_co]):
         Raises (while iterating): ValueError: a source is empty when its turn comes.
         """
         check_start(self, start)
-        items = self._items()
+        items = self._new_items()
         pending, self._pending = self._pending, None
         if pending is not None:
             items.load_state(pending)
@@ -163,9 +163,9 @@ class MixedSource(DataSource[T_co]):
 
     def _state(self) -> dict[str, Any]:
         running = None if self._running is None else self._running()
-        return (running or self._items()).state()
+        return (running or self._new_items()).state()
 
-    def _items(self) -> _MixedItems:
+    def _new_items(self) -> _MixedItems:
         readers = [_Reader(*named, self._epoch) for named in self.sources.items()]
         return _MixedItems(readers, self._plan(), self._stop)
 
