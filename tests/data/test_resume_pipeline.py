@@ -10,6 +10,7 @@ from _gates import Boom
 from _loader_helpers import DataLoader
 from torch.utils.data import DataLoader as TorchDataLoader
 
+import spdl_torch
 from spdl_torch import PipelineDataset
 from spdl_torch.data.sources import ListSource
 from spdl_torch.pipeline import PipelineBuilder
@@ -226,6 +227,21 @@ def test_a_state_that_does_not_fit_stays_until_a_pass_begins(which):
             list(other)
         assert other.state_dict()["epoch"] == 0
         assert other.state_dict()["num_items"] == 3
+
+
+def test_error_of_a_source_that_begins_is_its_own_on_a_resume_too():
+    """It does not say that the state does not fit."""
+
+    class Refusing:
+        def __iter__(self):
+            raise UnicodeError("no such file")
+
+    run, again = dataset_of(range(9)), dataset_of(Refusing())
+    next(iter(run))
+    again.load_state_dict({**run.state_dict(), "made_by": {}})
+    with pytest.raises(spdl_torch.PipelineFailure) as raised:
+        next(iter(again))
+    assert raised.group_contains(UnicodeError, match="no such file")
 
 
 def test_items_out_of_order_are_reported(caplog):

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .made_by import length_of
-from .user_state import ended_early
+from .user_state import EndedEarly, ended_early
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ class Behind:
     def _after_skipping(self) -> Iterator[Any]:
         try:
             items = iter(self.source)
-        except ValueError as error:  # a mixture's source has fewer items than its state says
+        except EndedEarly as error:
             self.misfits.append(str(error))
             raise
         self._check(sum(1 for _ in islice(items, self.start)))

@@ -92,6 +92,10 @@ def give_state(each: Any, state: Any, field: str) -> None:
         raise
 
 
+class EndedEarly(ValueError):
+    """A source cannot resume its own state: what is inside ended before it."""
+
+
 def ended_early(field: str, each: Any, num_items: int, expected: int) -> ValueError:
     """Return the error of resuming by counting, where an iterable has fewer items than were handed
     out before the state. ``field``: the state's, which has the number.

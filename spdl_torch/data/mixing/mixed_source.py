@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from torch.utils.data import IterableDataset
 
 from ...errors import UnsupportedOptionError
-from ..checkpoint.user_state import ended_early, give_state, keeps_state, state_of
+from ..checkpoint.user_state import EndedEarly, ended_early, give_state, keeps_state, state_of
 from ..error_notes import add_thread_note
 from ..sources._base import DataSource, check_start
 from ..sources._stream import Stream
@@ -330,7 +330,8 @@ class _Reader:
         self._begin(state["num_items"], state)
         if self.num_items < state["num_items"]:
             where = f"sources[{self.name!r}].num_items"
-            raise ended_early(where, self._source._items, self.num_items, state["num_items"])
+            given: Any = where, self._source._items, self.num_items, state["num_items"]
+            raise EndedEarly(str(ended_early(*given)))
 
     def _begin(self, num_items: int, state: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """Begin the pass after so many of its items, at once if the ``state`` has the source's own.
