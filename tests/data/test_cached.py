@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import multiprocessing
 import os
@@ -27,7 +26,6 @@ from _forks import fork
 from _gates import PATIENCE_SECONDS
 from _inside import kept_by, placement_of
 from _readings import shown
-from hypothesis import given, settings, strategies as st
 from PIL import Image
 from test_sources_indexed import write_shard
 from test_sources_tar import keys, shard_of
@@ -146,51 +144,6 @@ def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
 
 
 # -- the store -------------------------------------------------------------------------------------
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 300)), max_size=30),
-    st.booleans(),
-)
-def test_store_finds_what_was_put_last(tmp_path_factory, puts, is_dense):
-    """With its stamp, from the object that put it and from another one; a dict is the oracle."""
-    folder = str(tmp_path_factory.mktemp("store"))
-    stores = [Store(folder, num_numbers=10 if is_dense else None) for _ in range(2)]
-    oracle = {}
-    for turn, (number, stamp, size) in enumerate(puts):
-        content = content_of(turn, size)
-        assert stores[turn % 2].put(number, stamp, [content[:7], content[7:]])
-        oracle[number] = stamp, content
-    for store in (*stores, pickle.loads(pickle.dumps(stores[0]))):
-        for number, stamp in itertools.product(range(10), range(3)):
-            expected = oracle.get(number, (None, None))
-            assert store.get(number, stamp) == (expected[1] if expected[0] == stamp else None)
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_damage_is_never_served(tmp_path_factory, data):
-    """Whatever bytes of entries and contents are lost: what is found is right."""
-    folder = tmp_path_factory.mktemp("store")
-    store = Store(str(folder), num_numbers=8)
-    for number in range(8):
-        store.put(number, 5, [content_of(number, 200)])
-    del store
-    path = folder / data.draw(st.sampled_from(["index", "data"]))
-    damaged = bytearray(path.read_bytes())
-    first = data.draw(st.integers(64 if path.name == "index" else 0, len(damaged) - 1))
-    length = data.draw(st.integers(1, 100))
-    if data.draw(st.booleans()):
-        damaged[first : first + length] = os.urandom(len(damaged[first : first + length]))
-    else:
-        del damaged[first:]
-    path.write_bytes(damaged)
-    store = Store(str(folder), num_numbers=8)
-    for number in range(8):
-        assert store.get(number, 5) in (None, content_of(number, 200))
-        assert store.put(number, 5, [content_of(number, 200)])
-    assert [store.get(number, 5) for number in range(8)] == [content_of(n, 200) for n in range(8)]
 
 
 def fill_until_killed(folder, seed, ready):

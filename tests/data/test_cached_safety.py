@@ -105,14 +105,6 @@ def test_damaged_file_costs_the_cache_and_never_the_training(name, in_use, tmp_p
     assert number > 300
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "in_use"), DAMAGED)
-def test_no_bit_of_a_damaged_file_ends_the_training(name, in_use, tmp_path, quiet):
-    """The long form of the above: every bit, and every byte turned over."""
-    values = [*(1 << bit for bit in range(8)), 255]
-    assert count_served(tmp_path, name, lambda place: values, in_use=in_use) > 1500
-
-
 def test_header_that_is_damaged_takes_nothing_from_the_entries(tmp_path):
     """It is made anew from them: what was kept is found, and new contents go behind it."""
     own = filled(tmp_path)[1]

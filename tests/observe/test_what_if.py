@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import re
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from _simulated_loader import Loader, Simulation, report_of
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
 from spdl_torch.observe import Probes, Report, SQLiteStatsWriter, entries_of, make_report
-from spdl_torch.observe.verdict.closed_network import most_rate, random_rate
 from spdl_torch.observe.verdict.what_if import Question
 from spdl_torch.pipeline import PipelineStats
 
@@ -48,29 +46,6 @@ def simulated(num_batches=600, **loader):
 # -- queueing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("service", "think"), [(1.0, 0.0), (1.0, 1.0), (1.0, 5.0), (0.1, 5.0)])
-@pytest.mark.parametrize("customers", [1, 2, 5])
-def test_rates_are_those_of_a_simulated_network(customers, service, think):
-    """Random times: exactly; equal times: the bound. One server is one GIL, thinking is waiting."""
-    base = {"num_workers": customers, "waits": think, "gil": service, "num_samples": 1}
-    varied = Simulation(Loader(**base, spread=None, num_cores=99), 6000).rate
-    assert random_rate(customers, service, think) == pytest.approx(varied, rel=0.06)
-    steady = Simulation(Loader(**base, spread=0.0, num_cores=99), 1000).rate
-    assert most_rate(customers, service, think) == pytest.approx(steady, rel=0.02)
-
-
-def test_random_times_are_never_faster_than_steady_ones():
-    """And neither rate falls with another customer."""
-    draw = random.Random(0)
-    for _ in range(500):
-        service, think = draw.choice([0.0, draw.random()]), draw.random() + 1e-6
-        found = [(random_rate(n, service, think), most_rate(n, service, think)) for n in (1, 2, 9)]
-        assert all(varied <= steady * (1 + 1e-9) for varied, steady in found)
-        for (a, b), (c, d) in itertools.pairwise(found):
-            assert a <= c * (1 + 1e-9)
-            assert b <= d * (1 + 1e-9)
-
-
 # -- the oracle ------------------------------------------------------------------------------------
 
 
@@ -96,15 +71,6 @@ def test_no_simulated_loader_is_faster_than_the_bound(name):
     assert len(found) >= 15
     assert ratios[0] > 0.9
     assert ratios[len(ratios) // 2] < 1.25
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_bound_of_the_present_settings_is_near_what_was_measured(name):
-    """Whatever limits them."""
-    for num_workers in (1, 2, 4):
-        report = simulated(num_workers=num_workers, **SAMPLES[name])
-        found = report.what_if(num_workers=num_workers)
-        assert found.base_rate <= found.high < 1.35 * found.base_rate
 
 
 # -- promises --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from spdl_torch.engine.channel import (
     waits as waits_module,
 )
 from spdl_torch.engine.channel.channel import Channel
-from spdl_torch.engine.channel.waits import ChannelClosed, EndOfChannel
+from spdl_torch.engine.channel.waits import EndOfChannel
 from spdl_torch.engine.stats import perf_stats as stats_module
 
 
@@ -48,48 +48,7 @@ def test_capacity_below_one_is_refused(capacity):
         Channel(capacity)
 
 
-@pytest.mark.parametrize("end", ["close", "finish"])
-def test_end_while_getters_are_blocked(end):
-    """close() and finish() wake every waiting getter, not only the first."""
-    channel = Channel(1)
-    gets = [in_thread(channel.get) for _ in range(3)]
-    until(lambda: gets_waiting(channel) == 3)
-    getattr(channel, end)()
-    for get in gets:
-        assert type(get.exception(PATIENCE_SECONDS)) is (
-            ChannelClosed if end == "close" else EndOfChannel
-        )
-
-
-@pytest.mark.parametrize("end", ["close", "finish"])
-def test_end_while_producers_are_blocked(end):
-    """close() and finish() wake every producer waiting on a full queue; their items are not in."""
-    channel = Channel(1)
-    channel.put(0)
-    puts = [in_thread(channel.put, n) for n in (1, 2, 3)]
-    until(lambda: puts_waiting(channel) == 3)
-    getattr(channel, end)()
-    for put in puts:
-        assert isinstance(put.exception(PATIENCE_SECONDS), ChannelClosed)
-    if end == "finish":
-        assert drain(channel) == [0]
-
-
 # -- timeouts
-
-
-@pytest.mark.parametrize("timeout", [0, 0.001, -1])
-def test_get_timeout_is_resumable(timeout):
-    """A get that timed out took nothing, and leaves no waiter that would eat a wake-up."""
-    channel = Channel(2)
-    for n in range(3):
-        with pytest.raises(TimeoutError, match="no item came within"):
-            channel.get(timeout)
-        assert gets_waiting(channel) == 0
-        get = in_thread(channel.get)
-        until(lambda: gets_waiting(channel) == 1)
-        channel.put(n)
-        assert result_of(get) == n
 
 
 def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
@@ -382,21 +341,6 @@ def test_cancelled_putter_passes_its_wake_up_on():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("side", ["get", "put"])
-def test_close_from_a_thread_while_a_coroutine_waits(side):
-    """close() ends a suspended coroutine too."""
-    channel = Channel(1)
-    if side == "put":
-        channel.put(0)
-        future = in_thread(asyncio.run, channel.aput(1))
-        until(lambda: puts_waiting(channel) == 1)
-    else:
-        future = in_thread(asyncio.run, channel.aget_numbered())
-        until(lambda: gets_waiting(channel) == 1)
-    channel.close()
-    assert isinstance(future.exception(PATIENCE_SECONDS), ChannelClosed)
-
-
 # -- re-entrance and statistics
 
 
@@ -436,21 +380,6 @@ def test_occupancy_is_the_share_of_time_with_an_item(clock):
     assert stats_module.queue_stats(whole).occupancy_rate == pytest.approx(0.7)
     assert stats_module.queue_stats(whole.since(first)).occupancy_rate == pytest.approx(1.0)
     assert stats_module.queue_stats(first).occupancy_rate == pytest.approx(50 / 80)
-
-
-@pytest.mark.parametrize("end", ["finish", "close"])
-def test_clock_of_the_statistics_stops_at_the_end(clock, end):
-    """Time after the last item belongs to nobody; the end marker is not an item."""
-    channel = Channel(2)
-    channel.put(1)
-    clock.advance(10)
-    channel.get()
-    getattr(channel, end)()
-    clock.advance(1_000)
-    counters = channel.counters()
-    assert counters.elapsed_ns == 10
-    assert counters.empty_ns == 0
-    assert counters.num_got == counters.num_put == 1
 
 
 def test_burst_room_comes_with_quick_takers_only(clock):

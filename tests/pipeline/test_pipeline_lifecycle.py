@@ -188,17 +188,6 @@ def test_stop_while_the_consumer_waits_in_get_item():
     assert state_of(p) == "closed"
 
 
-def test_stop_while_producers_are_blocked_on_full_queues():
-    """Nobody takes, everything is full: stop() ends every thread."""
-    with no_leak():
-        source = CountingSource()
-        p = pipeline_of(source, same, same, concurrency=2, sink=1)
-        p.start()
-        until(lambda: all(len(q) >= q.capacity for q in run_of(p).queues()))
-        p.stop()
-        assert spdl_threads() == []
-
-
 def test_stop_while_the_source_is_blocked():
     """stop() does not wait for the user's next(); the thread ends when that call returns."""
     source = BlockedSource(1, 2)
@@ -258,15 +247,6 @@ def test_stop_by_an_op_does_not_wait_for_itself():
         p.get_item()
     p.stop()
     assert state_of(p) == "closed"
-    assert spdl_threads() == []
-
-
-def test_stop_from_many_threads_at_once():
-    """All of them return once the threads have ended."""
-    p = pipeline_of(CountingSource(), same, concurrency=4)
-    p.get_item()
-    for stop in [in_thread(p.stop) for _ in range(8)]:
-        result_of(stop)
     assert spdl_threads() == []
 
 

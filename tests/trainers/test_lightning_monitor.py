@@ -174,27 +174,6 @@ def test_manual_optimization_is_logged_as_lightning_logs(tmp_path, num_optimizer
     assert logged(tmp_path, "data/wait_ratio") == logged(tmp_path, "loss") == [1, 3, 5, 7, 9]
 
 
-@pytest.mark.parametrize("wrap", [None, TorchDataLoader, DataLoader])
-def test_pipeline_is_found_wherever_it_is(tmp_path, wrap):
-    """By itself and in a loader without workers; its stages have names that every logger takes."""
-    loader = streamed() if wrap is None else wrap(streamed(), batch_size=None)
-    trainer(tmp_path, monitors.PipelineStatsMonitor()).fit(modules.Plain(), loader)
-    assert logged(tmp_path, "data/wait_ratio") == [1, 3, 5, 7]
-    stages = ("fetch", "collate") if wrap is DataLoader else ("_read_", "aggregate_3_", "stack")
-    for stage in stages:
-        assert logged(tmp_path, f"data/{stage}/items_per_second") == [1, 3, 5, 7]
-    for row in rows(tmp_path):
-        assert all(re.fullmatch(r"[A-Za-z0-9_. /-]+", key) for key in row)
-
-
-def test_loaders_of_a_collection_have_their_names(tmp_path):
-    """Among several; loaders of others are passed over."""
-    loaders = {"a": ours(), "b": ours(), "c": TorchDataLoader(Points(), batch_size=3)}
-    trainer(tmp_path, monitors.PipelineStatsMonitor(stages=False)).fit(modules.Plain(), loaders)
-    keys = {key for row in rows(tmp_path) for key in row}
-    assert keys == {"step", "data/a/wait_ratio", "data/b/wait_ratio"}
-
-
 def test_validation_and_test_are_logged_once_an_epoch(tmp_path):
     """Over the whole of it; the sanity check is not."""
     monitor = monitors.PipelineStatsMonitor("load", stages=False)
@@ -336,18 +315,6 @@ class Damaged(Points):
         if index in (3, 7):
             raise ValueError(f"broken {index}")
         return super().__getitem__(index)
-
-
-def test_samples_that_were_left_out_are_in_the_file(tmp_path):
-    """Each of every epoch, once, with its key, stage and error."""
-    loader = DataLoader(Damaged(), batch_size=3, num_workers=2, on_error="skip", error_budget=0.5)
-    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    trainer(tmp_path, monitor, logger=False, max_epochs=2).fit(modules.Plain(), loader)
-    rows = query_event_stats(tmp_path / "s.db")
-    skipped = [row.details for row in rows if row.event_name == "skipped"]
-    assert sorted(each["key"] for each in skipped) == ["3", "3", "7", "7"]
-    assert {each["stage"] for each in skipped} == {"fetch"}
-    assert {each["error"] for each in skipped} == {"ValueError: broken 3", "ValueError: broken 7"}
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["each step", "each epoch"])

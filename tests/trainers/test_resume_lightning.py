@@ -224,16 +224,6 @@ def test_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, 
     assert_exact(tmp_path, make, touches_estimate, num_workers, steps=[4, 5], epochs=[1])
 
 
-@pytest.mark.long
-@numbers_of_workers
-@with_the_estimate
-@kinds_of_loaders
-def test_every_checkpoint_resumes_at_the_next_batch(tmp_path, make, touches_estimate, num_workers):
-    """The same after every step and every epoch."""
-    options = {"steps": range(1, 12), "epochs": range(NUM_EPOCHS - 1)}
-    assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
-
-
 @by_pairs(make=[even, dropping], **in_every_way)
 def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
     tmp_path, make, options, touches_estimate, num_workers
