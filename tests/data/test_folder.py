@@ -291,26 +291,6 @@ def test_seeds_of_a_batch_draw_what_its_contexts_draw(root, name, place):
             assert len(taken) == 1 or not torch.equal(found[1], found[2])
 
 
-@pytest.mark.parametrize("name", [name for name in RANDOM if name != "fixed size"])
-def test_batch_goes_on_where_a_sample_has_drawn(root, name):
-    """Whoever wraps the dataset may have drawn from a sample's stream before."""
-    streams = SampleStreams(5)
-    dataset, contexts = ImageFolder(root, EVERY[name]), SampleContexts(streams)
-    found = []
-    with streams:
-        for way in (contexts, lambda k: contexts(k)):
-            streams.begin(StreamKey(77), 0)
-            with way(1):
-                torch.rand(3)
-            dataset.sample_context = way
-            found.append(dataset.__getitems__([4, 9, 1, 0]))
-        assert_same(*found)
-        streams.begin(StreamKey(77), 0)
-        untouched = dataset.__getitems__([4, 9, 1, 0])
-    assert not torch.equal(untouched[1][0], found[0][1][0])
-    assert_same(untouched[2:], found[0][2:])
-
-
 def test_pickles(root):
     """The dataset travels to other processes and loads the same there."""
     dataset = ImageFolder(root, BATCHED["validation, v2"])

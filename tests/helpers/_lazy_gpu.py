@@ -10,7 +10,6 @@ import gc
 import io
 import time
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, transfer
-
-FULL_BYTES = 1 << 20
 
 
 class LazyGpu:
@@ -88,9 +85,6 @@ class Cuda:
 
     def synchronize(self):
         self.machine.drain()
-
-    def get_device_properties(self, index):
-        return SimpleNamespace(total_memory=FULL_BYTES)
 
     def CUDAGraph(self):
         return Operations()

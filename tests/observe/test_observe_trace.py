@@ -466,15 +466,6 @@ def test_write_trace_refuses_a_place_where_no_trace_can_be(name, complaint, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_write_trace_as_scanner_s_guide_calls_it(tmp_path, monkeypatch):
-    """Any name will do; a file of that name that is a trace is replaced."""
-    monkeypatch.chdir(tmp_path)
-    profile = Profile(report_with(), (small_timeline(),))
-    for _ in range(2):
-        path = profile.write_trace(path="resize-graph.trace")
-        assert check_trace(path) == check_trace(profile.write_trace("x.json"))
-
-
 def test_write_trace_to_a_pipe_leaves_it_a_pipe(tmp_path):
     """Anything but a file is written to, not replaced."""
     os.mkfifo(tmp_path / "pipe")
@@ -586,14 +577,6 @@ def test_merge_with_torch_lays_both_on_one_clock(ending, tmp_path):
         merge_with_torch(ours, path, tmp_path / "x.json")
 
 
-def test_merge_with_torch_keeps_figures_that_are_not_json(tmp_path):
-    """As text, so that the file can be read everywhere."""
-    (tmp_path / "torch.json").write_text('{"x": NaN, "traceEvents": [], "baseTimeNanoseconds": 0}')
-    ours = Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "ours.json")
-    path = merge_with_torch(ours, tmp_path / "torch.json", tmp_path / "both.json")
-    assert json.loads(path.read_text(), parse_constant=pytest.fail)["x"] == "NaN"
-
-
 def write_ranks(folder, ranks=(0, 1, 2)):
     """A file for each rank; rank n starts n ms later."""
     for rank, number in zip(ranks, count(), strict=False):
@@ -654,16 +637,6 @@ def test_merge_ranks_refuses_what_is_no_trace_of_ours(tmp_path):
 
 
 # --- the command ---------------------------------------------------------------------------------
-
-
-def test_command_prints_the_report_in_a_trace(tmp_path, capsys):
-    """Of a merged one, all of them."""
-    path = Profile(report_with(), (small_timeline(),)).write_trace(tmp_path / "x.json")
-    assert main(["trace", str(path)]) == 0
-    assert capsys.readouterr().out == f"{report_with()}\n"
-    merged = merge_ranks([path, path], tmp_path / "all.json")
-    assert main(["trace", str(merged)]) == 0
-    assert capsys.readouterr().out == f"{report_with()}\n\n{report_with()}\n"
 
 
 def test_command_merges_ranks_and_torch(tmp_path, capsys):

@@ -14,8 +14,7 @@ from bench import table_ordinary
 from bench.command import run_bench
 from bench.ordinary.catalogue import ORDINARY
 from bench.ordinary.passes import DifferentBatches, check_batches
-from bench.report import Report
-from bench.tables import BenchOptions, load_table
+from bench.tables import BenchOptions
 
 import spdl_torch
 
@@ -126,41 +125,3 @@ def test_both_loaders_are_measured_with_and_without_workers():
         assert sum(name.startswith(loader) for name in names) > 3
     assert "ours, µs/batch" in lines[order[2] - 2]
     assert "1/s" not in lines[order[2] - 2]
-
-
-def report_of(ratios):
-    """Two rounds of each dataset, the second one better by a tenth."""
-    report = Report(title="", metrics=load_table("ordinary").metrics, settings={})
-    for name, ratio in ratios.items():
-        for number, factor in enumerate((1.0, 1.1)):
-            values = {"ratio_0": ratio * factor, "ratio_2": 0.95 * ratio * factor}
-            values |= {"ratio_4": 2.0, "torch_0": 1000.0 + number}
-            report.add(name, values, number)
-    return report
-
-
-def test_losses_are_marked_and_the_geometric_mean_ends_the_table():
-    """Each round has its mean. A median below 0.97, with workers below 1, is a loss, in its row and
-    in a line; more so if every round is below."""
-    report = report_of({"slow": 0.5, "quick": 2.0, "even": 1.0})
-    report.add("quick", {"ratio_0": 100.0, "ratio_2": 2.0, "ratio_4": 2.0}, 2)  # then interrupted
-    remarks = table_ordinary.conclude(report)
-    assert set(report.rows[table_ordinary.MEAN]["ratio_0"]) == {0, 1}
-    assert report.median(table_ordinary.MEAN, "ratio_0") == pytest.approx(1.05)
-    assert report.median(table_ordinary.MEAN, "ratio_4") == pytest.approx(2.0)
-    assert remarks == [
-        "LOSSES with 0 workers: 1 of 3 medians are below 0.97, 1 in every round: slow 0.53 in "
-        "every round.",
-        "LOSSES with 2 workers: 2 of 3 medians are below 1.00, 1 in every round: slow 0.50 in "
-        "every round; even 1.00.",
-        "LOSSES with 4 workers: 0 of 3 medians are below 1.00, 0 in every round.",
-    ]
-    rows = {line.split("  ")[0]: line for line in report.text().splitlines()}
-    assert list(rows)[-1] == table_ordinary.MEAN
-    assert "LOSS 0.53 (0.50..0.55)" in rows["slow"]
-    assert "LOSS 0.50 (0.47..0.52)" in rows["slow"]
-    assert "loss 1.00 (0.95..1.04)" in rows["even"]
-    assert "LOSS" not in rows["quick"] + rows["even"]
-    assert "loss" not in rows["quick"]
-    assert "1,000" in rows["even"]
-    assert "(1,000..1,001)" not in rows["even"], "a speed is there to be read beside its ratio"

@@ -4,11 +4,9 @@ from dataclasses import asdict
 
 import pytest
 from _loader_helpers import library
-from bench import table_program
 from bench.program.fresh import run_program
 from bench.program.plans import DATASETS, ProgramPlan
 from bench.program.train import Settings, train
-from bench.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +55,3 @@ def test_program_that_fails_says_why(tmp_path):
     missing = tmp_path / "no folder"
     with pytest.raises(RuntimeError, match=r"ours: status 1\n(.|\n)*No such file or directory"):
         run_program("ours", plan_of("iterable"), missing, 64)
-
-
-@pytest.mark.parametrize(
-    ("way", "ratio", "is_loss"),
-    [
-        ("light, 2 workers, 3 epochs", 0.995, True),
-        ("light, 0 workers, 3 epochs", 0.975, False),
-        ("light, 0 workers, 3 epochs", 0.965, True),
-        ("heavy, 2 workers, 3 epochs", 0.995, False),
-        ("heavy, 2 workers, 3 epochs, persistent", 0.985, True),
-    ],
-)
-def test_losses_are_named_for_each_way_to_train(way, ratio, is_loss):
-    """By the bound of that way; means are no rows of their own."""
-    report = Report(title="", metrics=table_program.METRICS, settings={})
-    for dataset, value in (("rows", ratio), ("text", 2.0)):
-        report.add(f"{way}: {dataset}", {"ratio": value, "cpu_ratio": 1.0}, 0)
-    (line,) = table_program.conclude(report)
-    assert line.startswith(f"LOSSES {way}: {int(is_loss)} of 2")
-    assert (f"{way}: rows {ratio:.2f} in every round" in line) is is_loss
-    assert report.median(f"{way}: geometric mean", "ratio") == pytest.approx((2 * ratio) ** 0.5)

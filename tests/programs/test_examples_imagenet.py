@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import signal
-from argparse import Namespace
 from contextlib import ExitStack
 
 import _imagenet
 import _imagenet_data
-import _imagenet_figures
 import _imagenet_model
 import _torchrun
 import _warm
@@ -19,7 +16,6 @@ import imagenet_classification as classification
 import pytest
 import torch
 from _folders import ROOT
-from PIL import Image
 from torchvision.transforms import v2
 
 from spdl_torch.measuring.photographs import write_photographs
@@ -48,14 +44,6 @@ def photographs(tmp_path_factory):
     write_photographs(folder / "train", NUM_TRAIN)
     write_photographs(folder / "val", NUM_VALIDATION, seed=1)
     return folder
-
-
-def write_pictures(folder, count):
-    """Named as photographs are, where nothing depends on what is in them."""
-    for index in range(count):
-        path = folder / f"class_{index % 10}" / f"{index:05d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(path)
 
 
 @pytest.fixture(autouse=True)
@@ -108,12 +96,6 @@ def without_rates(printed):
     return RATES.sub("", printed)
 
 
-def options_for(data, *more):
-    """As the programs read them."""
-    parser = _imagenet.argument_parser("", output="unused")
-    return _imagenet.parse(parser, arguments(data, "unused", *more))
-
-
 def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
     photographs, tmp_path, capsys
 ):
@@ -151,18 +133,6 @@ def test_resumed_run_equals_one_that_was_not_interrupted(
     assert second_epoch
     assert without_rates(second_epoch) in without_rates(resumed)
     assert "epoch 1/2" not in resumed
-
-
-def test_every_option_of_the_recipe_works_together(photographs, tmp_path, capsys):
-    """Augmentation, mixing, averaging, precision and layout in one step each."""
-    run_here(
-        *(photographs, tmp_path, "--auto-augment", "ra", "--random-erase", 0.5, "--mixup", 0.2),
-        *("--cutmix", 1, "--label-smoothing", 0.1, "--ema-decay", 0.9, "--amp", "--opt", "adamw"),
-        *("--channels-last", "--norm-weight-decay", 0, "--clip-grad-norm", 1, "--workers", 1),
-    )
-    printed = capsys.readouterr().out
-    assert "validation without averaging" in printed
-    assert {path.name for path in tmp_path.iterdir()} <= {"last.pt", "best.pt"}
 
 
 @pytest.mark.cuda
@@ -242,25 +212,6 @@ def test_loss_that_is_not_finite_ends_the_run(photographs, tmp_path, capsys):
     assert "Lower --lr" in capsys.readouterr().err
 
 
-def test_classes_have_their_numbers_of_training_when_val_has_fewer(tmp_path):
-    """A class that val/ has not does not shift the others."""
-    write_pictures(tmp_path / "train", 10)
-    write_pictures(tmp_path / "val", 10)
-    for path in (tmp_path / "val" / "class_0").iterdir():
-        path.unlink()
-    (tmp_path / "val" / "class_0").rmdir()
-    folders = _imagenet_data.open_folders(options_for(tmp_path))
-    assert folders.validation.targets == list(range(1, 10))
-    assert folders.validation[0][1] == 1
-
-
-def test_class_is_refused_when_the_model_does_not_know_it(photographs):
-    """Wrong accuracy would be the alternative."""
-    folder = copy.copy(_imagenet_data.open_folders(options_for(photographs)).validation)
-    with pytest.raises(_imagenet.SetupError, match="class 'class_0'"):
-        _imagenet_data.relabel(folder, ["class_1", "class_2"])
-
-
 def test_input_equals_the_usual_transform(photographs):
     """Bytes that are normalised on the device are what ToTensor and Normalize make of them."""
     pixels = _imagenet_data.Pixels(size=32, resize=36)
@@ -271,32 +222,6 @@ def test_input_equals_the_usual_transform(photographs):
         torch.testing.assert_close(ours, usual, rtol=0, atol=2e-6)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         assert ours.is_contiguous(memory_format=layout)
-
-
-def test_meter_counts_what_is_best_and_among_the_best_five():
-    """Means over images, not over batches."""
-    meter = _imagenet_figures.Meter(torch.device("cpu"))
-    logits = torch.arange(10.0).repeat(4, 1)
-    meter.add(logits, torch.tensor([9, 9, 5, 0]), torch.tensor(1.0))
-    meter.add(logits[:1], torch.tensor([9]), torch.tensor(6.0))
-    figures = meter.figures()
-    assert figures == _imagenet_figures.Figures(num_images=5, loss=2.0, acc1=60.0, acc5=80.0)
-
-
-def test_learning_rate_rises_then_falls_to_zero():
-    """A line over the warm-up, half a cosine after it, by steps."""
-    options = Namespace(epochs=4, lr_warmup_epochs=1)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = _imagenet_model.make_schedule(options, optimizer, steps_per_epoch=5)
-    rates = []
-    for _ in range(20):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates[:5] == pytest.approx([0.01, 0.208, 0.406, 0.604, 0.802])
-    assert rates[5] == 1.0
-    assert rates[5:] == sorted(rates[5:], reverse=True)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0)
 
 
 def test_lightning_has_the_figures_of_the_plain_loop(photographs, tmp_path, capsys):
