@@ -12,9 +12,8 @@ import torch
 from _gates import named
 from hypothesis import given, strategies as st
 
-from spdl_torch.data.sources import DataSource, FileList, Files, ListSource, as_source
+from spdl_torch.data.sources import FileList, Files, ListSource, as_source
 from spdl_torch.errors import UnsupportedOptionError
-from spdl_torch.pipeline import PipelineBuilder
 
 sizes = st.integers(0, 60)
 counts = st.integers(1, 9)
@@ -78,25 +77,6 @@ def test_parts_are_the_whole_when_a_list_is_shared_out(size, count, seed, epoch)
     parts = parts_of(whole, count)
     assert parts == [order[index::count] for index in range(count)]
     assert [len(whole.shard(index, count)) for index in range(count)] == [len(p) for p in parts]
-
-
-@pytest.mark.parametrize("kind", [range, Countdown, Sampler])
-@pytest.mark.parametrize("shuffled", [False, True])
-@given(sizes, counts, counts, seeds)
-def test_parts_are_the_whole_when_they_are_divided_again(
-    kind, shuffled, size, ranks, workers, seed
-):
-    """Ranks, then the workers of each: still every item once, and within the rank's own."""
-    whole = as_source(kind(size))
-    if shuffled:
-        whole = whole.shuffle(seed)
-    everything = []
-    for rank in range(ranks):
-        part = whole.shard(rank, ranks)
-        own = [item for worker in range(workers) for item in part.shard(worker, workers)]
-        assert sorted(own) == sorted(part)
-        everything += own
-    assert sorted(everything) == list(range(size))
 
 
 @given(sizes, counts, seeds, epochs)
@@ -221,12 +201,6 @@ def test_buffer_is_refused_when_everything_is_shuffled():
         as_source([1, 2]).shuffle(0, buffer_size=10)
 
 
-def test_representation_shows_steps():
-    """print() shows how the source was made."""
-    source = as_source(range(10)).shuffle(3).shard(1, 4)
-    assert repr(source) == "<ListSource of 3 items, shuffle(3), shard(1, 4)>"
-
-
 # --- streams ---------------------------------------------------------------------------------
 
 
@@ -284,14 +258,6 @@ def test_generator_function_is_called_anew_for_every_iteration():
 
     source = as_source(numbers)
     assert list(source) == list(source) == [0, 1, 2, 3]
-
-
-def test_source_is_returned_as_it_is():
-    """as_source() of a source changes nothing."""
-    source = as_source([1])
-    assert as_source(source) is source
-    assert isinstance(source, ListSource)
-    assert isinstance(source, DataSource)
 
 
 @pytest.mark.parametrize(
@@ -380,11 +346,6 @@ def test_each_folder_is_read_once_when_links_lead_in_circles(
     os.symlink(tmp_path / "top", tmp_path / "elsewhere" / "back")
     names = [os.path.normpath(name) for name in Files(patterns, **options)]
     assert names == ["c/x/1.jpg", "c/y/1.jpg", "c/z/deep/1.jpg"]
-
-
-def test_path_objects_name_files(tree):
-    """pathlib's paths do as well as strings."""
-    assert list(Files(tree / "b")) == [str(tree / "b" / "10.JPG"), str(tree / "b" / "2.jpg")]
 
 
 def test_file_is_found_when_its_name_has_brackets(tree):
@@ -477,17 +438,6 @@ def test_split_is_checked(tmp_path, split):
         FileList(tmp_path / "list.txt", split=split)
 
 
-def test_list_may_be_behind_a_url(memory):
-    """Read through fsspec; a missing one is the file system's own error."""
-    memory.pipe("/lists/train.txt", "ä.jpg\nb.jpg".encode("utf-8-sig"))
-    assert list(FileList("memory://lists/train.txt", prefix="s3://b")) == [
-        "s3://b/ä.jpg",
-        "s3://b/b.jpg",
-    ]
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        FileList("memory://lists/nothing.txt")
-
-
 def test_name_survives_when_it_is_no_utf8(tmp_path):
     """A list made by `find` opens the files it names."""
     name = os.fsencode(tmp_path) + b"/\xff.bin"
@@ -497,11 +447,3 @@ def test_name_survives_when_it_is_no_utf8(tmp_path):
     (found,) = FileList(tmp_path / "list.txt")
     with open(found, "rb") as file:
         assert file.read() == b"here"
-
-
-def test_pipeline_takes_a_source(tree):
-    """Every build starts from the beginning."""
-    builder = PipelineBuilder().add_source(Files("**/*.jpg").shuffle(1)).add_sink()
-    for _ in range(2):
-        with (pipeline := builder.build()).auto_stop():
-            assert list(pipeline) == list(Files("**/*.jpg").shuffle(1))

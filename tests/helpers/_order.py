@@ -12,7 +12,6 @@ LONG = (
     "test_transfer_runtime.py",
     "test_child_pipelines.py",
     "test_rng_owned.py",
-    "test_soak.py",
 )
 LONG_PROGRAMS = (
     "test_resume_lightning.py",
