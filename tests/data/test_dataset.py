@@ -12,7 +12,7 @@ import torch
 import torch.utils.data as torch_data
 from _gates import Boom, GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from _loader_helpers import run_script
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler
 
 import spdl_torch
@@ -243,6 +243,7 @@ def test_stats_are_there_in_a_pass_and_after_it():
 tails = st.sampled_from(["drop", "pad", "uneven"])
 
 
+@settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.booleans(), st.integers(1, 4), tails, st.data())
 def test_len_is_what_comes(num_items, batch, drop_last, world, tail, data):
     """For any source length, batch size, drop_last and rank; sources that divide themselves too."""
@@ -275,6 +276,7 @@ def test_len_fails_when_it_cannot_be_known():
 # -- ranks and workers -----------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.sampled_from([list, Parts, Later]))
 def test_ranks_divide_the_source(num_items, world, make_source):
     """No item twice, none left out, whatever the kind of source."""
@@ -289,6 +291,7 @@ def parts_of(source, world, **options):
     return [list(dataset_of(source, num_replicas=world, rank=rank, **options)) for rank in ranks]
 
 
+@settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.sampled_from([list, Parts, Later]))
 def test_ranks_have_equally_many_items_by_default(num_items, world, make_source):
     """The others would wait for ever for a rank that ends early."""
@@ -305,6 +308,7 @@ class Uneven(Parts):
         return Parts(self.numbers[index * index : (index + 1) ** 2 if index < count - 1 else None])
 
 
+@settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.sampled_from([list, Parts, Uneven, Later]))
 def test_ranks_that_lack_an_item_repeat_one_when_padded(num_items, world, make_source):
     """Equally many on all, each at least once, and the repeated ones at the end."""
@@ -322,6 +326,7 @@ def test_ranks_that_lack_an_item_repeat_one_when_padded(num_items, world, make_s
         assert sorted(itertools.chain(*valid)) == list(range(num_items))
 
 
+@settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.sampled_from(["drop", "pad"]), st.integers(0, 50))
 @pytest.mark.parametrize("make_source", [Uneven, as_source])
 def test_part_that_was_made_to_fit_begins_anywhere(make_source, num_items, world, tail, start):

@@ -70,7 +70,7 @@ def main():
     torch.set_num_threads(1)
     ctypes.CDLL(None).standin_set(b"looks", ctypes.c_long(30))  # the model is far behind
     look_often()
-    extent = Extent(num_batches=120, most_bytes=1 << 20, workers=(0, 2))
+    extent = Extent(num_batches=60, most_bytes=1 << 20, workers=(0, 2))
     status = run_check_gpu(CheckOptions(), sys.stdout, sys.stderr, gpu=CopyingGpu(), extent=extent)
     print(json.dumps(without_guards()), flush=True)
     end_at_once(status)  # the stand-in ends with nobody

@@ -255,8 +255,8 @@ for seat, options in (("threads", THREADS), ("processes", FORKED)):
     }
 
 FEW = [
-    *("packed", "pinned subclass", "transfer_tensor, pinned", "pipeline, moves itself"),
-    *("threads", "threads, NamedTuple.to", "processes", "processes, NamedTuple.to"),
+    *("packed", "pinned subclass", "pipeline, moves itself"),
+    *("threads", "processes, NamedTuple.to"),
 ]
 """For a machine on which less may go wrong than where the model is far behind."""
 
@@ -327,7 +327,7 @@ def wrong():
         table["far"] = {name: wrong_of(name) for name in WAYS}
     for kind, stream in streams().items():
         with machine(**FAR):
-            names = ("packed", "pinned", "threads", "processes", "threads, NamedTuple.to")
+            names = ("packed", "threads", "threads, NamedTuple.to")
             table[kind] = {name: wrong_of(name, stream=stream) for name in names}
     return table
 

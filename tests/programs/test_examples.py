@@ -17,8 +17,9 @@ PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.starts
 BENCH = EXAMPLES / "bench" / "__main__.py"  # its tables' short forms run in test_bench.py
 RUN_ELSEWHERE = (
     *("train_language_model", "train_video_classifier"),  # test_examples_training.py
-    *("imagenet_lightning", "replace_dataloader"),  # test_examples_imagenet.py
-    "benchmark_numpy",  # below
+    *("imagenet_classification", "imagenet_lightning"),  # test_examples_imagenet.py
+    "replace_dataloader",  # there, too
+    *("benchmark_numpy", "benchmark_numpy_plot"),  # below
 )
 FRESH = ("image_dataloading", "performance_analysis")
 """Run as users run a program: what it imports is found, and it comes to its end. The one starts
@@ -68,7 +69,7 @@ def test_smoke_run(program, capsys):
 
 
 def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
-    """A line for each combination that it prints, and for each figure of it."""
+    """A line for each combination that it prints, and for each figure of it; it is drawn."""
     table = tmp_path / "numpy.csv"
     run_here(EXAMPLES / "benchmark_numpy.py", "--smoke", "--csv", str(table))
     printed = capsys.readouterr().out
@@ -78,6 +79,8 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     for saved_as, library, count, pool in rows:
         assert f"\n{saved_as}, {library}, {count} {pool}  " in printed
     assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
+    run_here(EXAMPLES / "benchmark_numpy_plot.py", str(table))
+    assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, BENCH], ids=lambda path: path.stem)
