@@ -617,22 +617,6 @@ def test_relative_paths_are_others_in_another_folder(tmp_path, monkeypatch, make
                 assert [kept[index] for index in range(2)] == expected
 
 
-def test_files_are_others_after_a_change_of_the_folder(folder, tmp_path, monkeypatch):
-    """The dataset reads other files then, and so does its cache."""
-    os.makedirs(tmp_path / "other/class_0")
-    os.makedirs(tmp_path / "other/class_1")
-    for path in Path(folder).rglob("*.png"):
-        other = tmp_path / "other" / path.relative_to(folder)
-        Image.new("RGB", (12, 10), (9, 9, 9)).save(other)
-    monkeypatch.chdir(folder)
-    options = {"transform": transforms.Resize((5, 5)), "loader": image_loader}
-    kept = spdl_torch.ImageFolder(".", cache=tmp_path / "cache", version=1, **options)
-    before = [image for image, _ in kept]
-    monkeypatch.chdir(tmp_path / "other")
-    assert all((image == 9).all() for image, _ in kept)
-    assert not any((image == 9).all() for image in before)
-
-
 class Regions(fsspec.AbstractFileSystem):
     """A store that has other objects in each of its regions."""
 

@@ -4,7 +4,6 @@ A program of its own: ``python tests/helpers/_without_av.py`` takes an installed
 """
 
 import importlib
-import io
 import json
 import pkgutil
 import sys
@@ -95,22 +94,12 @@ def refused(folder):
     return found
 
 
-def checked():
-    """The lines of check-gpu's check of clips."""
-    from spdl_torch.check_gpu.command import check_clips
-    from spdl_torch.check_gpu.sheet import Sheet
-
-    check_clips(None, Sheet(out := io.StringIO(), {}))
-    return out.getvalue()
-
-
 def main():
     """Run all."""
     sys.meta_path.insert(0, NoAV())
     with tempfile.TemporaryDirectory() as name:
         write_data(folder := Path(name))
         facts = {"loaded": loaded(folder), "refused": refused(folder)}
-    facts["checked"] = checked()
     facts["not_imported"] = not_imported()
     print(json.dumps(facts))
 

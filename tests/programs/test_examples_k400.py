@@ -174,22 +174,6 @@ def test_clip_is_inside_the_video_for_any_length(
         assert indices[-1][-1] == last or not spans_video
 
 
-def test_random_clip_is_the_same_when_the_seed_is(clips, k400, videos):
-    """What is drawn depends on the request alone, and a window is kept to."""
-    shape = clips.ClipShape(num_frames=4, stride=None, seconds=0.5, resize=(36, 48), crop=32)
-    listed = [k400.Video(str(videos[0]), 0), k400.Video(str(videos[0]), 0, (1.0, 1.6))]
-    reader = clips.ClipReader(listed, shape, num_clips=1, skip_bad=False)
-
-    def load(index, seed):
-        return reader.decode(reader.demux(clips.Request(index, seed))).clips
-
-    assert load(0, 1).shape == (1, 4, 32, 32, 3)
-    assert torch.equal(load(0, 1), load(0, 1))
-    assert not torch.equal(load(0, 1), load(0, 2))
-    stamps = reader.demux(clips.Request(1, 0)).packets.timestamps
-    assert 1.0 <= stamps[0] < stamps[-1] < 1.6
-
-
 def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp_path, capsys):
     """Train, validate, and validate the checkpoint again with each loader: equal to the digit."""
     common = ["--smoke", "--data", str(root)]
@@ -232,12 +216,6 @@ def test_bad_video_is_counted_when_it_is_to_be_skipped(program, root, loader, ca
     left_out = "^epoch 1 training: .*, 1 left out, which would not fill a batch, . skipped$"
     assert re.search(left_out, printed, re.M), printed
     assert any("bad.mp4" in message for message in caplog.messages)
-
-
-def test_batch_is_empty_when_all_of_it_was_skipped(clips):
-    """The module has nothing to learn from it, and goes on."""
-    batch = clips.collate([clips.Skipped(0), clips.Skipped(1)])
-    assert (len(batch["labels"]), batch["indices"], batch["num_skipped"]) == (0, [], 2)
 
 
 @pytest.mark.parametrize(

@@ -172,19 +172,6 @@ def test_no_files_import_each_other():
     assert_none(i for group, i in inside if i.imported in group and not i.is_free)
 
 
-def test_what_a_loader_remembers_is_read_in_its_own_room_alone():
-    """Others go through its functions, such as those for trainers."""
-    assert_none(
-        module.at(node.lineno)
-        for module in modules().values()
-        if not module.name.startswith("spdl_torch.data.loader.")
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr == "_state"
-        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
-    )
-
-
 @pytest.mark.parametrize("layer", ["machine", "engine", "pipeline", "errors"])
 def test_engine_imports_nothing_of_torch(layer):
     """Nor anything else that is not in the standard library."""

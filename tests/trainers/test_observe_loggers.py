@@ -158,22 +158,6 @@ def test_logger_that_fails_stops_nothing(caplog):
     assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
-def test_logger_that_fails_is_named_once_for_all_loaders(caplog):
-    """Two loaders that feed it are no second error; a second logger that fails is one."""
-
-    def broken(metrics, step):
-        raise KeyError("mine")
-
-    def broken_too(metrics, step):
-        raise IndexError("mine")
-
-    first, second = halved(), halved()
-    with recording({"a": first, "b": second}, logger=[broken, broken_too]):
-        list(first)
-        list(second)
-    assert [record.exc_info[0] for record in caplog.records] == [KeyError, IndexError]
-
-
 def test_errors_name_what_was_expected():
     """Before the block begins. ``[]`` is for ranks that log nothing."""
     source = loader()
