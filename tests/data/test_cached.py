@@ -132,8 +132,7 @@ def test_sample_comes_back_bit_for_bit(sample):
     ids=lambda sample: type(sample).__name__,
 )
 def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
-    """The first time as well, so that epochs are alike; its values are the dataset's, also where
-    the cache has no room."""
+    """The first time as well, so that epochs are alike."""
     folder = "memory" if place == "memory" else tmp_path
     kept = cached([{"x": sample}], folder, version=1, max_bytes=1 if place == "full" else None)
     for _ in range(3):
@@ -263,8 +262,7 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
 
 
 def test_sample_is_made_once_and_kept_on_disk(tmp_path):
-    """By any object with the same folder, as a program that starts again has; the second and third
-    time bits are the same."""
+    """By any object with the same folder, as a program that starts again has."""
     dataset = Made(40)
     kept = cached(dataset, tmp_path, version="a")
     first = list(kept)
@@ -333,8 +331,7 @@ def read_all_at_once(kept, barrier, num_threads):
 def test_sample_is_made_once_if_several_ask_for_it_at_once(
     num_programs, num_threads, tmp_path, monkeypatch
 ):
-    """Threads or programs, which all begin with the same sample; one has been killed. Of threads
-    in several programs, all have every sample."""
+    """Threads or programs, which all begin with the same sample."""
     kept = cached(Counted(200, tmp_path / "made"), tmp_path / "cache", version=1)
     monkeypatch.setattr(dataset_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
     reading, writing = os.pipe()

@@ -270,8 +270,7 @@ def images_of(dataset, indices, streams, key, place):
 @pytest.mark.parametrize("place", [0, 3])
 @pytest.mark.parametrize("name", RANDOM)
 def test_seeds_of_a_batch_draw_what_its_contexts_draw(root, name, place):
-    """A loader's batch from the seeds of its samples, and entered one by one; the whole batch and a
-    part of it; from its beginning and further on in an epoch."""
+    """A loader's batch from the seeds of its samples, and entered one by one."""
     streams = SampleStreams(5)
     dataset, contexts = ImageFolder(root, EVERY[name]), SampleContexts(streams)
     indices, part = [4, 9, 1, 0, 11, 6], [5, 1, 2]

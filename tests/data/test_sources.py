@@ -100,8 +100,7 @@ def test_iteration_starts_anywhere(size, count, start, seed, shuffled, stream):
 
 @given(st.integers(2, 60), seeds, epochs)
 def test_order_is_that_of_its_epoch(size, seed, epoch):
-    """The same for the same seed and epoch, in copies and after pickling too; another iteration
-    that runs does not disturb it."""
+    """The same for the same seed and epoch, in copies and after pickling too."""
     source = as_source(range(size)).shuffle(seed)
     source.set_epoch(epoch)
     running = iter(source)

@@ -58,8 +58,7 @@ def test_copies_are_measured(gpu, monkeypatch):
 @PROMPT
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
 def test_hand_over_is_the_loops_own_time(gpu, monkeypatch):
-    """On threads, in processes, and with torch's loader: its parts and the sum; what is judged is
-    the ratio to torch's."""
+    """On threads, in processes, and with torch's loader: its parts and the sum."""
     with as_torchs(gpu, monkeypatch, rates):
         rates.check_hand_over(sheet := Sheet(io.StringIO(), {}), num_batches=10)
     found = {line.name: line for line in sheet.lines}
@@ -96,8 +95,7 @@ class Timed:
 
 
 def test_hand_over_is_the_time_within_next(monkeypatch):
-    """Of this thread's work, in two parts; what it does before, and the first batches, do not
-    count. The iterator has its own methods again in the end."""
+    """Of this thread's work, in two parts."""
     clock = iter(range(0, 10**9, 3_000))  # 3 us a look; the watch's own are two in asking
     monkeypatch.setattr(hand_over.time, "thread_time_ns", lambda: next(clock))
     first = [9] * hand_over.WARM_UP

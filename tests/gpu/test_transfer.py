@@ -138,8 +138,7 @@ def transfer(backends):
 )
 @given(st.lists(batches, min_size=1, max_size=5), st.integers(1, 3), st.booleans())
 def test_batch_equals_itself_after_a_transfer(backends, given_batches, num_slabs, in_turn):
-    """Any batch, in any dtypes, shapes and strides; also if all are staged before any is taken,
-    through fewer slabs than batches, and even if the originals change meanwhile."""
+    """Any batch, in any dtypes, shapes and strides."""
     transfer = Transfer("cuda", num_slabs=num_slabs)
     expected = [frozen(batch) for batch in given_batches]
     received, staged = [], []
@@ -194,8 +193,7 @@ def test_received_tensor_is_no_view(transfer):
 
 
 def test_slabs_are_used_again(transfer):
-    """However many batches: two slabs, as large as the largest batch. One that has to grow has some
-    room besides, an eighth at most."""
+    """However many batches: two slabs, as large as the largest batch."""
     transfer, backend = transfer
     size = 4_816_896  # 32 photographs, for which a power of two would be 8 MiB
     for size_of in (size, 10, size, 3, size, 7, 9):

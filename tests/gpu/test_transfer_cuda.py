@@ -55,8 +55,7 @@ class Constant(Dataset):
 
 
 def test_batch_equals_itself_on_the_device():
-    """Containers, sparse tensors and those that are pinned already; what else there is of layouts
-    and dtypes, ``check-gpu`` sends."""
+    """Containers, sparse tensors and those that are pinned already."""
     image = torch.rand(2, 3, 32, 48)
     batch = {
         "nested": [Sample(torch.arange(100_000), "key"), (torch.ones(2, dtype=torch.bfloat16),)],
@@ -98,8 +97,7 @@ def test_slab_is_not_packed_while_its_copy_is_under_way():
 
 
 def test_no_memory_is_pinned_after_the_first_batches(monkeypatch):
-    """Slabs are used over and over: pinning takes longer than copying. They are as large as the
-    batch, and locked."""
+    """Slabs are used over and over: pinning takes longer than copying."""
     pinned, made = cuda.CudaBackend.pinned, []
 
     def noted(backend, num_bytes):
@@ -254,8 +252,7 @@ class Pinnable:
 
 
 def test_graph_is_captured_beside_a_loader():
-    """In the default mode, which other threads' pinning and allocating would spoil. The loader's
-    batches grow, so that each needs new memory, here and on the device."""
+    """In the default mode, which other threads' pinning and allocating would spoil."""
 
     class Growing(Constant):
         def __getitem__(self, index):

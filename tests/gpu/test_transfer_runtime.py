@@ -72,10 +72,7 @@ def test_it_is_the_stand_in_that_runs(facts):
 
 
 def test_batches_are_right_however_late_they_are_read(facts):
-    """Packed, made in pinned memory, in shared memory of processes; of every kind that moves, or
-    moves itself; where the model is far behind, no memory can be locked, and on streams of each
-    kind. Where all is pinned, neither asking for a batch nor using it synchronises: torch would
-    raise."""
+    """Packed, made in pinned memory, in shared memory of processes."""
     for setting, wrong in facts["wrong"].items():
         assert wrong == dict.fromkeys(wrong, 0), setting
     assert len(facts["wrong"]["far"]) == 35

@@ -98,16 +98,14 @@ def num_mapped_slabs_at(address):
 
 
 def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkeypatch):
-    """The loop may copy them without waiting and let them go; nobody here knows until when the
-    GPU reads. torch's own pinned memory is not given out before."""
+    """The loop may copy them without waiting and let them go."""
     are_in_slabs, found = where_pinned_batches_are(monkeypatch)
     assert are_in_slabs == [0, 0, 0]
     assert found == [bits(batch) for batch in DataLoader(Images(12), 4, num_workers=2, seed=1)]
 
 
 def test_slabs_are_copied_from_and_unlocked_while_they_are_there(backends):
-    """With a device stage nothing is packed; of an epoch the transfer's two slabs stay locked, and
-    with the loader they go."""
+    """With a device stage nothing is packed."""
     loader = isolated(Images(40), 4, seed=1, device="cuda", collate_fn=only_images)
     expected = DataLoader(Images(40), 4, num_workers=2, seed=1, collate_fn=only_images)
     assert [bits(batch) for batch in loader] == [bits(batch) for batch in expected]

@@ -305,8 +305,7 @@ def errors_of_reading(url, options, **others):
 
 @pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
 def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
-    """With the number of attempts, which is that of requests where the store answers; aiohttp and
-    the file systems ask again where a connection was closed. The error is the file system's own."""
+    """With the number of attempts, which is that of requests where the store answers."""
     monkeypatch.setattr("spdl_torch.io._resuming.time.sleep", lambda seconds: None)
     place.put("a.bin", shard_of(9))
     place.store.faults = [fault] * 1000

@@ -386,8 +386,7 @@ def browser(tmp_path_factory):
 
 
 def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
-    """Nothing on the console, nothing asked of the network, no user's text run; and the figures on
-    the screen and in the charts are the store's."""
+    """Nothing on the console, nothing asked of the network, no user's text run."""
     events = [(0.5, HOSTILE, {"key": HOSTILE})]
     db = write_run(tmp_path / "run.db", reports(6, stages=(HOSTILE, FORMULAS)), events=events)
     trace = Profile(REPORT, (timeline(30),)).write_trace(tmp_path / "t.json")

@@ -99,8 +99,7 @@ def test_epochs_of_a_loader_share_their_rows(tmp_path, persistent):
     lambda: PipelineDataset(PipelineBuilder().add_source(range(8)).pipe(abs).add_sink()),
 ])  # fmt: skip
 def test_profile_during_and_after_an_epoch(tmp_path, make):
-    """``profile()`` may be asked for at any time; its report is ``report()``'s, and both come
-    back from the file."""
+    """``profile()`` may be asked for at any time."""
     loader = make()
     with pytest.raises(RuntimeError, match="nothing was loaded yet"):
         loader.profile()
@@ -128,8 +127,7 @@ def test_stats_off_means_no_profile():
 
 
 def test_worker_threads_are_in_our_trace_and_not_in_the_profiler_s(tmp_path):
-    """torch.profiler records none of the loader's threads (D6); our trace, merged or not, has
-    every one of them."""
+    """torch.profiler records none of the loader's threads (D6)."""
     from spdl_torch.observe import merge_with_torch
 
     class Marked(MapData):

@@ -58,8 +58,7 @@ BATCH = stage("batch", busy=0.05, wait_in=0.95, threads=1)
 
 @pytest.mark.parametrize("num_batches", [40_000, 4_000])
 def test_workers_are_not_advised_for_batches_smaller_than_their_hand_over(num_batches):
-    """What they take of the loop for each is more than it takes to make one of 0.04 ms; of 0.4 ms
-    it is not."""
+    """What they take of the loop for each is more than it takes to make one of 0.04 ms."""
     none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
     counts = {"num_tasks": num_batches, "num_delivered": num_batches}
     fetch, collate = (
@@ -236,8 +235,7 @@ def all_reports():
 @given(all_reports())
 @settings(max_examples=200, deadline=None)
 def test_verdict_names_nothing_that_was_not_measured(report):
-    """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing; and
-    no figure that is missing is shown."""
+    """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing."""
     probes, cause, found = report.probes, report.verdict.cause, report.verdict.finding
     text = shown(report)
     if report.stats.elapsed < 2:
@@ -282,9 +280,7 @@ def estimated(report, **asked):
 
 
 def test_advice_never_contradicts_the_prediction():
-    """To add workers is advised where the model finds a gain, and then for no more than that; to
-    add none where it finds none. The GIL is never answered with more threads, and no gain is beyond
-    the cores."""
+    """To add workers is advised where the model finds a gain, and then for no more than that."""
     draw, kinds = random.Random(0), Counter()
     for _ in range(3000):
         report = readings(draw)

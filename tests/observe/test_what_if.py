@@ -79,8 +79,7 @@ def test_no_simulated_loader_is_faster_than_the_bound(name):
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("step", [0.0, 4 * MS])
 def test_bound_is_within_the_limits(name, step):
-    """More workers never lose; nothing is faster than the trainer, or computes on cores that are
-    not there; workers in one process do not share out the GIL."""
+    """More workers never lose."""
     loader = Loader(num_workers=2, num_cores=4, step=step, **SAMPLES[name])
     report = report_of(Simulation(loader, 4 * NUM_BATCHES))
     found = [report.what_if(num_workers=n) for n in (1, 2, 3, 4, 8, 64)]
@@ -303,8 +302,7 @@ class Waiting:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_loader_measures_what_the_model_needs(num_workers):
-    """CPU time of the process and its cores, with workers and without; of so few batches not even a
-    long window is enough."""
+    """CPU time of the process and its cores, with workers and without."""
     loader = DataLoader(Waiting(), batch_size=1024, num_workers=num_workers)
     for _ in loader:
         pass

@@ -77,11 +77,7 @@ def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
 
 
 def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
-    """A run (``last=False``) waiting for its turn must not take the wake-up of the turn holder.
-
-    The woken thread finds that it does not fit; when the channel has been emptied meanwhile,
-    nobody else would ever be woken.
-    """
+    """A run (``last=False``) waiting for its turn must not take the wake-up of the turn holder."""
     channel = Channel(8)
     for n in range(8):
         channel.put_at(0, n, last=False)

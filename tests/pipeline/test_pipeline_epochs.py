@@ -95,9 +95,7 @@ def continuous(source, *ops, sink=3, build=None, **pipe):
 def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
     pool, sizes, stages, sink, num_threads, tail, is_async
 ):
-    """No item crosses, none is lost, lists end with their epoch, empty epochs are empty; then stop
-    in the middle of the next one.
-    """
+    """No item crosses, none is lost, lists end with their epoch, empty epochs are empty."""
     source = (AsyncEpochs if is_async else Epochs)(*sizes)
     builder, ordered = PipelineBuilder().add_source(source, continuous=True), True
     plan = []

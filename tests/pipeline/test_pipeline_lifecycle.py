@@ -620,8 +620,7 @@ def test_ctrl_c_ends_the_process(body):
 
 
 def test_fork_in_the_middle_of_a_run():
-    """The child has none of the threads: its get says so, and it exits at once; the parent goes
-    on."""
+    """The child has none of the threads: its get says so, and it exits at once."""
     body = """
 import warnings
 warnings.simplefilter("ignore")  # 3.12+ warns about fork in a threaded process

@@ -159,8 +159,7 @@ def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):
 
 
 def test_events_of_a_recording_are_those_of_the_list(recorded):
-    """By name and key of their details. Those of a tuner, of a dataset's own figures and of the
-    collector have tests of their own."""
+    """By name and key of their details."""
     events = query_event_stats(recorded.path)
     assert_is(
         "events",
@@ -174,8 +173,7 @@ def test_events_of_a_recording_are_those_of_the_list(recorded):
 
 
 def test_metrics_of_loggers_are_those_of_the_list(recorded):
-    """A loader's stages are ``fetch`` and ``collate``. Lightning's keys are the same, and have a
-    list in the tests of its callback."""
+    """A loader's stages are ``fetch`` and ``collate``."""
     assert_is("metrics", recorded.metrics)
 
 

@@ -157,9 +157,7 @@ def test_evaluation_is_exact_when_ranks_must_make_equal_steps(ranks):
 
 
 def test_training_goes_on_when_a_rank_was_killed(tmp_path):
-    """4 ranks stop after 2 steps; 2 ranks go on with twice the batch; one of them is killed (-9) in
-    step 5; torchrun starts both again: the global batches are those of an undisturbed run.
-    """
+    """4 ranks stop after 2 steps."""
     run_ranks(4, PROGRAM, "train", tmp_path, 2, -1)
     run(
         *(*TORCHRUN, 2, "--max-restarts", 1, PROGRAM, "train", tmp_path, -1, 4),

@@ -476,8 +476,7 @@ def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short
     ids=["none", "workers", "persistent", "pipeline"],
 )
 def test_loader_of_training_and_validation_counts_once_in_each(tmp_path, make, validations, every):
-    """In the file and in the windows; validation runs in the middle of the epoch, too, where two
-    passes of a loader may run at once."""
+    """In the file and in the windows."""
     loader, monitor = make(), monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     interval = 1.0 if validations == 1 else 2
     runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=interval)
@@ -568,11 +567,7 @@ trainer(folder, monitor, **options).fit(modules.Plain(), ours())
 
 
 def test_ranks_are_compared_when_asked(tmp_path):
-    """Two real processes; the file of rank 0 has the least, mean and largest wait.
-
-    They are forked from a program of its own: what other tests do here may have started threads of
-    autograd, beside which torch refuses to train in a forked process.
-    """
+    """Two real processes; the file of rank 0 has the least, mean and largest wait."""
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = _warm.run(["-c", TWO_RANKS, str(tmp_path)], env={**os.environ, **paths})
     assert done.returncode == 0, done.stderr

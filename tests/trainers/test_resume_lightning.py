@@ -223,8 +223,7 @@ def test_checkpoint_of_a_pipeline_resumes_at_the_next_batch(tmp_path, num_worker
 def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
     tmp_path, make, options, touches_estimate, num_workers
 ):
-    """Lightning stops at ``len()``. A sampler that is asked no more does not draw what it draws as
-    it ends, and resuming has to leave its generator there."""
+    """Lightning stops at ``len()``."""
     places = {"steps": [3, 4], "epochs": [0]}
     assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
 
@@ -261,8 +260,7 @@ def test_loaders_of_several_lengths_resume(tmp_path, mode, short, num_workers):
 def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
     tmp_path, make, is_kept, num_workers
 ):
-    """By an error: Lightning has dropped the batch that it held back by then. ``is_kept``: whether
-    it saves checkpoints of its own as well."""
+    """By an error: Lightning has dropped the batch that it held back by then."""
     whole = fit(make(num_workers), tmp_path / "whole")
     for number, options in enumerate([{"fails_after": 2}, {"fails_after": 6}]):
         path = tmp_path / f"{number}.ckpt"
@@ -278,9 +276,7 @@ def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
 @numbers_of_workers
 @pytest.mark.parametrize("limit", [1.0, 2], ids=["whole", "limited"])
 def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limit, num_workers):
-    """In the middle of an epoch, after which the state is training's again. The epoch's own rest
-    is trained on; the order of later ones follows the loader's generator, which validation has
-    drawn from, too."""
+    """In the middle of an epoch, after which the state is training's again."""
     options = {"val_check_interval": 2, "num_sanity_val_steps": 0, "limit_val_batches": limit}
     whole = fit(even(num_workers), tmp_path, validates=True, **options)
     path = tmp_path / "steps" / "step=3.ckpt"
@@ -304,8 +300,7 @@ def test_checkpoint_after_the_last_step_has_the_state_behind_it(tmp_path, num_wo
 def test_checkpoint_of_a_training_that_max_steps_ended_is_that_of_an_epoch(
     tmp_path, make, num_workers
 ):
-    """Lightning counts the epoch as over. Resuming by steps trains on what is left of it, under the
-    next epoch's number; by epochs it leaves that out, and the monitor says so."""
+    """Lightning counts the epoch as over."""
     path = tmp_path / "saved.ckpt"
     whole = fit(make(num_workers), tmp_path / "whole", is_kept=False)
     with warnings.catch_warnings():
