@@ -28,7 +28,7 @@ class Loader:
     num_samples: int = 8
     """In a batch."""
     spread: float = 0.2
-    """Each time is up to this share longer or shorter, evenly; None = exponential."""
+    """Each time is up to this share longer or shorter, evenly."""
 
 
 class _Resource:
@@ -93,8 +93,6 @@ class Simulation:
 
     def _time(self, mean):
         spread = self.loader.spread
-        if spread is None:
-            return self._random.expovariate(1 / mean) if mean else 0.0
         return mean * self._random.uniform(1 - spread, 1 + spread)
 
     def _compute(self, seconds):

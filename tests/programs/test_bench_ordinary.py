@@ -13,7 +13,7 @@ from _measures_here import measure_here
 from bench import table_ordinary
 from bench.command import run_bench
 from bench.ordinary.catalogue import ORDINARY
-from bench.ordinary.passes import DifferentBatches, check_batches
+from bench.ordinary.passes import check_batches
 from bench.tables import BenchOptions
 
 import spdl_torch
@@ -42,44 +42,6 @@ def test_dataset_gives_torchs_batches(ordinary, folder):
         assert len(list(spdl_torch.DataLoader(**make()))) == COUNT // BATCH
     else:
         check_batches(make, 0)
-
-
-class Counter:
-    """A sample that is another one with every look at it."""
-
-    def __init__(self):
-        self.looks = itertools.count()
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return index, next(self.looks) * (index == COUNT - 1)
-
-
-class Shorter(Counter):
-    """Ends early in ours, which is the second to be asked for a dataset."""
-
-    made = itertools.count()
-
-    def __init__(self):
-        self.length = COUNT if next(self.made) % 2 == 0 else BATCH
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return index
-
-
-def test_other_batch_than_torchs_is_an_error():
-    """The comparison sees one number of one sample, and batches that are missing."""
-    counter = Counter()
-    make = partial(dict, dataset=counter, batch_size=BATCH)
-    with pytest.raises(DifferentBatches, match=r"batch 1 is not torch's; it differs at \[1\]"):
-        check_batches(make, 0)
-    with pytest.raises(DifferentBatches, match="batch 1 is not torch's"):
-        check_batches(lambda: {"dataset": Shorter(), "batch_size": BATCH}, 0)
 
 
 def test_wrong_batches_fail_the_table(monkeypatch):
