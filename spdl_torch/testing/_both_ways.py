@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import multiprocessing
 import multiprocessing.process
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, repeat
+from time import sleep
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -19,13 +26,127 @@ from ..data.loader.dataloader import DataLoader
 from ..data.rng.keys import StreamKey, epoch_seed
 from ..data.rng.owned import OwnedGenerators
 from ..data.rng.streams import SampleStreams
-from ..data.workers.worker_info import acting_as_worker
+from ..data.workers.dataset_copies import own_copy
+from ..data.workers.worker_info import acting_as_worker, rebound
+from ..objects.copies import deep_copy
+from ..objects.members import Unfinished, members, walk
 from ..scopes import scope
-from ._interleaving import threads_interleaved
-from ._private_copies import private_copy
+from ._members import is_library, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
+
+
+_SWITCH_SECONDS = 1e-6
+# Python 3.11 crashes when threads share a generator that is traced, and pauses elsewhere show that.
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_GOLDEN = 0x9E3779B1  # Knuth's multiplier: its multiples by 0, 1, 2, ... look random
+_PAUSED = 64  # of 256 steps; also the longest pause, in microseconds
+_MOST_PAUSES = 4_000
+"""The pauses of one block: a fraction of a second, even for a dataset that loops over pixels in
+Python."""
+
+
+@scope
+def threads_interleaved() -> Iterator[None]:
+    """Make threads that start in the block switch often; afterwards restore how it was.
+
+    A short switch interval alone shows few races: a thread keeps the GIL while it runs short lines.
+    So a quarter of the steps of user code, and of Python's modules that it calls, release the GIL,
+    by the tracing hook that debuggers use. A step is a bytecode: a buffer may be written and read
+    in one line.
+    """
+    interval, tracer = sys.getswitchinterval(), threading.gettrace()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    threading.settrace(_pausing())
+    try:
+        yield
+    finally:
+        threading.settrace(tracer)
+        sys.setswitchinterval(interval)
+
+
+def _pausing() -> Callable[[FrameType, str, Any], Any]:
+    steps, pauses = itertools.count(), itertools.count()
+    is_over = False
+
+    def on_step(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal is_over
+        if is_over:
+            return None
+        # In lockstep, four threads that shuffle a list alike would undo one another's swaps.
+        irregular = next(steps) * _GOLDEN >> 16 & 0xFF
+        if irregular < _PAUSED:
+            is_over = next(pauses) >= _MOST_PAUSES
+            sleep(_SWITCH_SECONDS * irregular)
+        return on_step
+
+    def on_call(frame: FrameType, event: str, argument: Any) -> Any:
+        if is_over or frame.f_code.co_flags & _GENERATORS:
+            return None
+        module, caller = str(frame.f_globals.get("__name__")), frame.f_back
+        # Python's own modules where user code calls them: tarfile is one of them, the loader not.
+        is_called = caller is not None and caller.f_trace is on_step
+        if is_library(module) and (not is_called or is_ours(module)):
+            return None
+        frame.f_trace_opcodes = True
+        return on_step
+
+    return on_call
+
+
+_LARGE_BYTES = 1 << 26
+_MOST_OBJECTS = 5_000
+_MOST_MEMBERS = 1_000
+
+
+def private_copy(
+    dataset: Any, collate_fn: Callable[[Any], Any] | None
+) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Copy both deeply, as a process would have them; a method of the dataset becomes its copy's.
+
+    What cannot be copied is shared: an open file, a generator, a lock.
+    """
+    memo = _large_in(dataset)
+    own = _deep_copy(dataset, memo)
+    if own is dataset:
+        own = _copy_by_attributes(dataset, memo)
+    if collate_fn is None:
+        return own, None
+    bound = rebound(collate_fn, dataset, own)
+    return own, _deep_copy(collate_fn, memo) if bound is collate_fn else bound
+
+
+def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy, or the value itself if there is none."""
+    try:
+        return deep_copy(value, memo)
+    except Exception:  # a handle, a generator, a lock, or a class that refuses
+        return value
+
+
+def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
+    """Copy what can be copied of a dataset whose copy as a whole fails."""
+    memo.clear()  # the attempt may have left partial copies
+    memo.update(_large_in(dataset))
+    own = own_copy(dataset, threading.Lock())
+    if own is dataset or not hasattr(own, "__dict__"):
+        return own
+    memo[id(dataset)] = own
+    for name, value in tuple(vars(own).items()):
+        vars(own)[name] = _deep_copy(value, memo)
+    return own
+
+
+def _large_in(dataset: Any) -> dict[int, Any]:
+    """Return the large arrays that a dataset leads to, by id: what a copy may share."""
+    found: dict[int, Any] = {}
+    with suppress(Unfinished):
+        for _, value in walk([("", dataset)], partial(members, most=_MOST_MEMBERS), _MOST_OBJECTS):
+            if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _LARGE_BYTES:
+                found[id(value)] = value
+    return found
 
 
 _JOIN_SECONDS = 10.0

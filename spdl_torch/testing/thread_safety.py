@@ -11,10 +11,9 @@ from torch.utils.data import IterableDataset
 from ..data.differences import path_of_difference
 from ..objects.generator_states import generators_kept
 from ..progress_bar import ProgressBar
-from ._both_ways import BothWays
-from ._private_copies import private_copy
+from ._both_ways import BothWays, private_copy
+from ._members import SharedObjects
 from ._process_state import ProcessState
-from ._shared_objects import SharedObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable

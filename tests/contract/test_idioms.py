@@ -16,7 +16,7 @@ from _idioms_runs import NUM_WORKERS, load
 
 import spdl_torch
 from spdl_torch.engine.threads import thread_group
-from spdl_torch.testing._interleaving import threads_interleaved
+from spdl_torch.testing._both_ways import threads_interleaved
 
 NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))
 NUM_RUNS_FOR_LONG = 3  # in processes, all of them: there is nothing to race for

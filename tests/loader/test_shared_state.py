@@ -18,7 +18,7 @@ from spdl_torch.engine.recorder.rings import Ring
 from spdl_torch.engine.threads.shared_state import LiveObjects, SharedCounter
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge, make_report
-from spdl_torch.testing._interleaving import threads_interleaved
+from spdl_torch.testing._both_ways import threads_interleaved
 
 NUM_THREADS = 4
 EACH = 200
