@@ -217,7 +217,7 @@ class _Progress:
         self._stream = stream
         self._total = total
         self._done = 0
-        self._start_time = self._drawn_time = time.monotonic()
+        self._start_time = time.monotonic()
         self._bar = ProgressBar(stream, "samples")
         if total:
             self._bar.begin("writing", total)
@@ -225,9 +225,7 @@ class _Progress:
     def advance(self) -> None:
         """Count a sample."""
         self._done += 1
-        now = time.monotonic()
-        if now - self._drawn_time > 0.1:
-            self._drawn_time = now
+        if self._done % 16 == 0:
             self._bar.advance(self._done)
 
     def shard_done(self, shard: int, num_shards: int) -> None:

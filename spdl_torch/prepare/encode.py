@@ -6,30 +6,21 @@ import errno
 import io
 import json
 import os
-import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spdl_torch.errors import DecodeError
 
-from ..named_tuples import NamedTuple
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from PIL.Image import Image
 
     from .plan import Settings, ShardPlan, SourceFile
 
 _ORIENTATION = 0x0112
-_FIELDS = {"jpeg": "jpg", "tiff": "tif", "mpeg": "mpg"}
-
-
-class Member(NamedTuple):
-    """One file of a sample."""
-
-    field: str
-    content: bytes
-    crc32: int
+_KINDS = {"jpeg": "jpg", "tiff": "tif", "mpeg": "mpg"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,8 @@ class Sample:
     """The members of a sample, or the reason why there are none."""
 
     number: int
-    members: tuple[Member, ...] = ()
+    members: Mapping[str, bytes] = field(default_factory=dict)
+    """The contents by the ends of their names."""
     error: Exception | None = None
 
 
@@ -55,16 +47,16 @@ class Encoder:
             with open(path, "rb") as opened:
                 content = opened.read()
                 _check_unchanged(file, os.fstat(opened.fileno()), path)
-            field, content = _encoded(path, content, self._plan.settings)
+            kind, content = _encoded(path, content, self._plan.settings)
         except (OSError, ValueError) as error:  # DecodeError is a ValueError
             return Sample(number, error=_told_apart(error, path))
-        members = [_member(field, content)]
+        members = {kind: content}
         facts: dict[str, object] = {"file": file.path}
         if file.label is not None:
-            members.append(_member("cls", str(file.label).encode()))
+            members["cls"] = str(file.label).encode()
             facts["class"] = self._plan.classes[file.label]
-        members.append(_member("json", json.dumps(facts).encode("ascii")))
-        return Sample(number, tuple(members))
+        members["json"] = json.dumps(facts).encode("ascii")
+        return Sample(number, members)
 
 
 def encoder_versions(settings: Settings) -> str:
@@ -103,42 +95,28 @@ def _told_apart(error: Exception, path: str) -> Exception:
     return broken
 
 
-def _member(field: str, content: bytes) -> Member:
-    return Member(field, content, zlib.crc32(content))
-
-
 def _encoded(path: str, content: bytes, settings: Settings) -> tuple[str, bytes]:
-    """Return the field and the content: as they are, or as a JPEG whose shorter edge is
+    """Return the end of the name and the content: as they are, or as a JPEG whose shorter edge is
     ``settings.resize``. Images that are not larger keep their size and, if JPEGs, their bytes.
     """
     suffix = Path(path).suffix.lower()[1:]
-    field = _FIELDS.get(suffix, suffix)
+    kind = _KINDS.get(suffix, suffix)
     if settings.resize is None:
-        return field, content
-    from spdl_torch.io._image.decode import decode_image, to_pil
-
-    image = to_pil(decode_image(_named(content, path)))
-    width, height = image.size
-    shorter = min(width, height)
-    if shorter <= settings.resize:
-        if field == "jpg":
-            return field, content
-        return "jpg", _as_jpeg(image, content, settings.quality)
-    width, height = (max(1, round(edge * settings.resize / shorter)) for edge in image.size)
-    return "jpg", _as_jpeg(_resized(image, width, height), content, settings.quality)
-
-
-def _named(content: bytes, path: str) -> io.BytesIO:
-    """Return the content as a file, with a name for errors to show."""
-    file = io.BytesIO(content)
-    file.name = path
-    return file
-
-
-def _resized(image: Image, width: int, height: int) -> Image:
+        return kind, content
     from PIL.Image import Resampling
 
-    return image.resize((width, height), Resampling.BICUBIC)
+    from spdl_torch.io._image.decode import decode_image, to_pil
+
+    file = io.BytesIO(content)
+    file.name = path  # for errors to show
+    image = to_pil(decode_image(file))
+    shorter = min(image.size)
+    if shorter > settings.resize:
+        width, height = (max(1, round(edge * settings.resize / shorter)) for edge in image.size)
+        image = image.resize((width, height), Resampling.BICUBIC)
+    elif kind == "jpg":
+        return kind, content
+    return "jpg", _as_jpeg(image, content, settings.quality)
 
 
 def _as_jpeg(image: Image, original: bytes, quality: int) -> bytes:
