@@ -85,8 +85,7 @@ def _quality(text: str) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from .command import PrepareOptions, run_check, run_prepare
-    from .plan import Settings
+    from .command import run_check, run_prepare
 
     try:
         if arguments.out is None:
@@ -95,20 +94,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
             return run_check(arguments.source, sys.stdout, sys.stderr, writes_index=arguments.index)
         if arguments.index:
             raise CommandError("--index takes a folder of tars, and no OUT.")
-        settings = Settings(
-            resize=arguments.resize,
-            quality=arguments.quality,
-            shard_samples=arguments.shard_samples,
-            seed=arguments.seed,
-        )
-        options = PrepareOptions(
-            source=arguments.source,
-            out=arguments.out,
-            settings=settings,
-            num_workers=arguments.workers,
-            skips_bad=arguments.on_error == "skip",
-        )
-        status = run_prepare(options, sys.stdout, sys.stderr)
+        status = run_prepare(arguments, sys.stdout, sys.stderr)
         if status == 0 and arguments.verify:
             status = run_check(arguments.out, sys.stdout, sys.stderr)
         return status

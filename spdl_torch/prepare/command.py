@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,37 +17,25 @@ from spdl_torch.shown_text import counted
 
 from ..command_options import CommandError
 from .encode import Encoder, encoder_versions
-from .plan import PLAN_FILE, make_plan, shard_name
-from .verify import check_tars, index_tars, tars_in
-from .write import ShardWriter, done_index, write_whole
+from .plan import PLAN_FILE, Settings, make_plan, shard_name
+from .write import ShardWriter, check_tars, done_index, index_tars, tars_in, write_whole
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterable
     from pathlib import Path
 
     from .encode import Sample
-    from .plan import Settings, ShardPlan
+    from .plan import ShardPlan
 
 
 class _BadFile(Exception):
     """A file of the source that ends the run."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareOptions:
-    """The options of the command."""
-
-    source: Path
-    out: Path
-    settings: Settings
-    num_workers: int | None = None
-    """Threads that encode; None = one for each core."""
-    skips_bad: bool = False
-    """Whether a file that cannot be read or decoded is left out; otherwise it ends the run."""
-
-
-def run_prepare(options: PrepareOptions, out: TextIO, progress: TextIO) -> int:
-    """Write the shards that are not there yet; return the exit status.
+def run_prepare(options: Namespace, out: TextIO, progress: TextIO) -> int:
+    """Write the shards that are not there yet; return the exit status. ``options``: those of the
+    command line.
 
     **Stop.** Ctrl-C ends it once the files in progress are encoded. What was written stays, and the
     same call continues from there.
@@ -105,7 +92,7 @@ def run_check(folder: Path, out: TextIO, progress: TextIO, *, writes_index: bool
     return 1 if num_bad else 0
 
 
-def _plan(options: PrepareOptions, progress: TextIO) -> ShardPlan:
+def _plan(options: Namespace, progress: TextIO) -> ShardPlan:
     if not options.source.is_dir():
         what = "is not a folder" if options.source.exists() else "does not exist"
         raise CommandError(
@@ -116,7 +103,7 @@ def _plan(options: PrepareOptions, progress: TextIO) -> ShardPlan:
     bar = ProgressBar(progress)
     bar.begin(f"listing {options.source}")
     try:
-        settings = options.settings
+        settings = Settings(options.resize, options.quality, options.shard_samples, options.seed)
         return make_plan(options.source, settings, encoder_versions(settings))
     except (OSError, ValueError) as error:
         raise CommandError(error) from error
@@ -144,7 +131,7 @@ def _claim(folder: str, plan: ShardPlan) -> None:
 
 
 def _write_shards(
-    options: PrepareOptions, plan: ShardPlan, missing: list[int], report: _Progress
+    options: Namespace, plan: ShardPlan, missing: list[int], report: _Progress
 ) -> None:
     """Write shards one after the other, while threads encode the samples of the next ones."""
     if not missing:
@@ -154,7 +141,7 @@ def _write_shards(
         .add_source(chain.from_iterable(map(plan.numbers_of, missing)))
         .pipe(
             Encoder(plan),
-            concurrency=options.num_workers or whole_cores(),
+            concurrency=options.workers or whole_cores(),
             output_order="input",
             name="encode",
         )
@@ -167,7 +154,7 @@ def _write_shards(
 
 
 def _write_shard(
-    options: PrepareOptions,
+    options: Namespace,
     plan: ShardPlan,
     shard: int,
     samples: Iterable[Sample],
@@ -193,7 +180,7 @@ def _write_shard(
     report.shard_done(shard, plan.num_shards)
 
 
-def _check_skipped(error: Exception, options: PrepareOptions) -> None:
+def _check_skipped(error: Exception, options: Namespace) -> None:
     """Raise unless the file is to be left out. A transient error always ends the run: another run
     could read the file.
     """
@@ -202,7 +189,7 @@ def _check_skipped(error: Exception, options: PrepareOptions) -> None:
     )
     if not is_files_own:
         raise _BadFile(str(error)) from error
-    if not options.skips_bad:
+    if options.on_error == "raise":
         advice = "With --on-error skip the same command goes on and leaves such files out."
         raise _BadFile(f"{error}\n{advice}") from error
 

@@ -29,7 +29,7 @@ _FORMAT = "spdl_torch prepared data"
 _VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The settings that the bytes of the shards depend on, besides the files."""
 
@@ -55,7 +55,7 @@ class SourceFile:
     """The index of its class among the classes; None = the source has no classes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ShardPlan:
     """All samples in their order, and where each shard begins."""
 
@@ -136,25 +136,24 @@ def make_plan(folder: str | os.PathLike[str], settings: Settings, encoder: str) 
             f"{files[0].path!r} and {classes[0]!r}. Move one of them away."
         )
     for label, name in enumerate(classes):
-        found = [*_files_below(os.path.join(root, name), f"{name}/", label, ignored)]
+        below = os.path.join(root, name)
+        found = [*_files_of(below, f"{name}/", label, ignored, is_deep=True)]
         if not found:
             raise ValueError(
                 f"{root}: the folder of class {name!r} has no image, video or array. Move it away."
             )
         files += found
     if not files:
-        raise ValueError(f"{root}: found no image, video or array. Known: {_known()}.")
-    if settings.resize is not None:
-        _check_images(root, files)
+        known = " ".join(sorted(_KNOWN))
+        raise ValueError(f"{root}: found no image, video or array. Known: {known}.")
+    others = (file.path for file in files if Path(file.path).suffix.lower() not in IMAGES)
+    if settings.resize is not None and (other := next(others, None)) is not None:
+        raise ValueError(
+            f"{root}: only images can be resized, found {other!r}. Leave --resize out, or prepare "
+            "them apart."
+        )
     files.sort(key=_order(settings.seed))
-    return ShardPlan(
-        folder=root,
-        settings=settings,
-        encoder=encoder,
-        classes=classes,
-        files=files,
-        ignored=ignored,
-    )
+    return ShardPlan(root, settings, encoder, classes, files, ignored)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -163,21 +162,15 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     return sorted(found, key=lambda entry: entry.name)
 
 
-def _files_below(folder: str, prefix: str, label: int, ignored: list[str]) -> Iterator[SourceFile]:
-    yield from _files_of(folder, prefix, label, ignored)
-    for entry in _entries(folder):
-        if _is_folder(entry):
-            yield from _files_below(entry.path, f"{prefix}{entry.name}/", label, ignored)
-
-
 def _files_of(
-    folder: str, prefix: str, label: int | None, ignored: list[str]
+    folder: str, prefix: str, label: int | None, ignored: list[str], *, is_deep: bool = False
 ) -> Iterator[SourceFile]:
     for entry in _entries(folder):
         name = prefix + entry.name
         if _is_folder(entry):
-            continue
-        if Path(entry.name).suffix.lower() in _KNOWN:
+            if is_deep:
+                yield from _files_of(entry.path, f"{name}/", label, ignored, is_deep=True)
+        elif Path(entry.name).suffix.lower() in _KNOWN:
             yield SourceFile(name, *_size_and_time(entry), label)
         else:
             ignored.append(name)
@@ -203,22 +196,14 @@ def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
     return there.st_size, there.st_mtime_ns
 
 
-def _check_images(root: str, files: Iterable[SourceFile]) -> None:
-    for file in files:
-        if Path(file.path).suffix.lower() not in IMAGES:
-            raise ValueError(
-                f"{root}: only images can be resized, found {file.path!r}. Leave --resize out, or "
-                "prepare them apart."
-            )
-
-
 def _order(seed: int) -> Callable[[SourceFile], Any]:
     """Return the sort key. Shuffling sorts by hashes, so the order is the same on every machine."""
     front = str(seed).encode() + b"\0"
-    return lambda file: (
-        hashlib.blake2b(front + os.fsencode(file.path), digest_size=16).digest(),
-        file.path,
-    )
+
+    def key(file: SourceFile) -> tuple[bytes, str]:
+        return hashlib.blake2b(front + os.fsencode(file.path), digest_size=16).digest(), file.path
+
+    return key
 
 
 def _digest_of(files: Iterable[SourceFile]) -> str:
@@ -227,7 +212,3 @@ def _digest_of(files: Iterable[SourceFile]) -> str:
         fields = (file.path, file.num_bytes, file.mtime_ns, file.label)
         digest.update(ascii(fields).encode("ascii"))
     return digest.hexdigest()
-
-
-def _known() -> str:
-    return " ".join(sorted(_KNOWN))
