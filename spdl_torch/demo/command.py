@@ -3,258 +3,177 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-import time
-from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from ..command_options import CommandError
+from ..machine.cpu_time import OtherPrograms
 from ..machine.limits import whole_cores
-from ..measuring.child_process import ChildFailure, answers_of
-from ..progress_bar import ProgressBar, duration, time_left
-from ..scopes import scope
-from ..shown_text import counted, wrapped
-from .jobs import (
-    PHOTOGRAPHS,
-    VARIANTS,
-    WORKLOADS,
-    Comparison,
-    Environment,
-    Measurement,
-    Prepare,
-    decode_answer,
-    encode,
-    expected_seconds,
-)
-from .outcome import Outcome
-from .text import ending_text, workload_text
+from ..progress_bar import ProgressBar
+from ..shown_text import counted, printable
+from .table import VARIANTS, WORKLOADS, comparison_table, fastest_models, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
 
-    from .jobs import Measure, WorkloadPlan
+    from .table import Measurement
 
-    _Answer = tuple[Environment | Measurement, float | None]
+_Answer = TypeVar("_Answer")
 
-_NUM_PHOTOGRAPHS = 96
-_NUM_PHOTOGRAPHS_SMOKE = 32
+_NUM_PHOTOGRAPHS, _NUM_PHOTOGRAPHS_SMOKE = 96, 32
 _MOST_DEFAULT_WORKERS = 8
-
-_HOW_LONG = {
-    True: "A short run, 10 to 20 seconds.",
-    False: "70 to 90 seconds on quiet cores; a closer estimate follows when the images are there. "
-    "Ctrl-C ends it early, with tables of what was measured.",
-}
-
-# Those of torchvision.datasets.folder.IMG_EXTENSIONS; importing them would import torch.
-_IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-)
+_REPORT_TIMES = 8
+"""For the report so many times the usual amount, as it has to load for two seconds."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemoOptions:
-    """The command line."""
-
-    data: Path | None
-    """A tree of images with one folder per class; None writes one."""
-    epochs: int | None
-    """Whole passes over the images; None trains for a fixed number of images."""
-    smoke: bool
-    num_workers: int
-    num_rounds: int
+class _TurnFailed(Exception):
+    """A process ended without an answer; it has printed why."""
 
 
-def default_workers() -> int:
-    """Return the number of cores that this process may use, 8 at most."""
-    return min(whole_cores(), _MOST_DEFAULT_WORKERS)
+class Demo:
+    """One run of the command, with what has been measured so far."""
 
-
-def run_demo(options: DemoOptions, out: TextIO, progress: TextIO) -> int:
-    """Compare the loaders; write the tables to ``out``; return the exit status.
-
-    Ctrl-C kills the current run, writes the tables of what was measured so far, and returns 130.
-    Raises: CommandError: ``options.data`` is not a class-per-folder tree of images.
-    """
-    if options.data is not None:
-        check_folder(options.data)
-    demo = _Demo(options, out, progress)
-    print(wrapped(_HOW_LONG[options.smoke]), file=progress, flush=True)
-    try:
-        with _image_folder(options.data) as folder:
-            demo.run(folder)
-        status = 0
-    except KeyboardInterrupt:
-        demo.meter.end()
-        print("Interrupted.", file=out)
-        status = 130
-    except ChildFailure as failure:
-        demo.meter.end()
-        print(f"spdl-torch demo: {demo.activity}: {failure}", file=sys.stderr)
-        status = 1
-    demo.finish()
-    return status
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse what is not a class-per-folder tree of images.
-
-    Raises: CommandError.
-    """
-    expected = "--data must be a folder with one folder of images per class (class/photo.jpg)"
-    remedy = "Give the folder above the classes, or leave --data out to use generated photographs."
-    if not folder.is_dir():
-        given = f"{folder} is a file" if folder.exists() else f"{folder} does not exist"
-        raise CommandError(f"{expected}; {given}. {remedy}")
-    classes = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    if not classes:
-        raise CommandError(f"{expected}; {folder} holds no folders. {remedy}")
-    empty = [entry.name for entry in classes if not _holds_image(entry)]
-    if len(empty) == len(classes):
-        raise CommandError(f"{expected}; the folders in {folder} hold no images. {remedy}")
-    if empty:
-        raise CommandError(
-            f"{expected}; {len(empty)} of {len(classes)} folders in {folder} hold no images, "
-            f"{empty[0]!r} first. Remove them, or give another folder."
-        )
-
-
-def _holds_image(folder: Path) -> bool:
-    return any(
-        os.path.splitext(name)[1].lower() in _IMAGE_SUFFIXES
-        for _, _, names in os.walk(folder)
-        for name in names
-    )
-
-
-@scope
-def _image_folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="spdl-torch-demo-") as made:
-        yield Path(made)
-
-
-class _Demo:
-    """One run of the command, with what has been measured so far and how to show it."""
-
-    def __init__(self, options: DemoOptions, out: TextIO, progress: TextIO) -> None:
-        self._options = options
-        self._out = out
-        self.meter = ProgressBar(progress)
-        self.activity = "starting"
-        self._outcome = Outcome(
-            num_workers=options.num_workers, num_cores=whole_cores(), is_smoke=options.smoke
-        )
-
-    def run(self, folder: Path) -> None:
-        """Prepare the images, then run every variant in turn, round after round."""
-        count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
-        prepare = Prepare(
-            folder=str(folder),
-            num_photographs=count if self._options.data is None else 0,
-            # Users who bring images want to see those measured.
-            workloads=tuple(WORKLOADS) if self._options.data is None else (PHOTOGRAPHS,),
-            is_smoke=self._options.smoke,
-        )
-        job = Comparison(
-            prepare=prepare,
-            num_workers=self._options.num_workers,
-            num_rounds=self._options.num_rounds,
-            epochs=self._options.epochs,
-        )
-        self._begin("preparing", "importing torch")
-        with closing(run_job(job, self._on_line)) as answers:
-            environment, _ = next(answers)
-            assert isinstance(environment, Environment), f"{environment=}"
-            turns = job.measures(environment)
-            self._know(environment, {each.workload: each.plan for each in turns})
-            self._follow(turns, environment, answers)
-
-    def _follow(
-        self, turns: Sequence[Measure], environment: Environment, answers: Iterator[_Answer]
+    def __init__(
+        self,
+        data: Path | None,
+        num_workers: int | None,
+        num_rounds: int,
+        *,
+        smoke: bool,
+        out: TextIO,
+        progress: TextIO,
     ) -> None:
-        parts = [
-            expected_seconds(turn.workload, turn.plan, environment, self._options.num_workers)
-            for turn in turns
+        """``data``: a folder with one folder of images per class; None = small pictures, and
+        photographs made for the occasion."""
+        self._data = data
+        self._num_workers = num_workers or min(whole_cores(), _MOST_DEFAULT_WORKERS)
+        self._num_rounds = num_rounds
+        self._smoke = smoke
+        self._out = out
+        self._bar = ProgressBar(progress)
+        self._activity = "starting"
+        self._others = OtherPrograms()
+        self._results: dict[str, dict[str, list[Measurement]]] = {}
+
+    def run(self) -> int:
+        """Compare the loaders, show the tables and return the exit status.
+
+        Ctrl-C ends the present turn, shows the tables of what was measured so far, and returns 130.
+        Raises: CommandError: the data are no such folder.
+        """
+        status = 0
+        try:
+            with contextlib.ExitStack() as stack:
+                folder = self._data
+                if folder is None:
+                    made = tempfile.TemporaryDirectory(prefix="spdl-torch-demo-")
+                    folder = Path(stack.enter_context(made))
+                    self._write_photographs(folder)
+                self._measure(folder)
+        except KeyboardInterrupt:
+            status = 130
+            self._say("Interrupted.")
+        except _TurnFailed as failure:
+            status = 1
+            print(f"spdl-torch demo: {self._activity}: {failure}", file=sys.stderr)
+        self._bar.end()
+        self._show()
+        return status
+
+    def _write_photographs(self, folder: Path) -> None:
+        from ..measuring.photographs import write_photographs
+
+        count = _NUM_PHOTOGRAPHS_SMOKE if self._smoke else _NUM_PHOTOGRAPHS
+        self._bar.begin("writing photographs", count)
+        write_photographs(folder, count, seed=0, progress=self._bar.advance)
+
+    def _measure(self, folder: Path) -> None:
+        """Run every variant in turn, round after round, the other way round in every second one: a
+        disturbance then hits all of them, and none is always the first."""
+        self._begin("importing torch")
+        from .training import Job, check_folder, check_gpu, describe, measure, report_of
+
+        check_folder(folder)
+        self._begin("reading the images once")
+        self._say(_apart(describe, str(folder), self._data is None))
+        rounds = counted(self._num_rounds, "round")
+        self._say(f"{whole_cores()} cores, num_workers={self._num_workers}, {rounds}")
+        workloads = list(WORKLOADS) if self._data is None else ["photographs"]
+        turns = [
+            (workload, variant)
+            for number in range(self._num_rounds)
+            for workload in workloads
+            for variant in WORKLOADS[workload].variants[:: -1 if number % 2 else 1]
         ]
-        if not self._options.smoke:
-            total = duration(sum(parts))
-            self._say(f"This takes about {total} if nothing else keeps the cores busy.")
-        start = time.monotonic()
-        for number, turn in enumerate(turns):
-            seconds = time.monotonic() - start
-            left = time_left(sum(parts[:number]), sum(parts), seconds, sum(parts))
-            self._begin(f"{number + 1}/{len(turns)}{left}: {_name(turn)}", "starting")
-            self._keep(turn, *next(answers))
+        for number, (workload, variant) in enumerate(turns, 1):
+            self._begin(f"{number}/{len(turns)}: {workload}, {' '.join(VARIANTS[variant].heading)}")
+            job = Job(workload, variant, str(folder), self._num_workers, self._smoke)
+            found = self._results.setdefault(workload, {})
+            found.setdefault(variant, []).append(_apart(measure, job))
+        if not self._smoke:
+            self._begin("our loader's report")
+            self._say(f"\n{_apart(report_of, job._replace(variant='both', times=_REPORT_TIMES))}")
+        self._activity = "checking the GPU"
+        if lines := _apart(check_gpu, self._num_workers):
+            self._say(f"\n{lines}")
 
-    def _know(self, environment: Environment, plans: Mapping[str, WorkloadPlan]) -> None:
-        self.meter.end()
-        self._outcome.environment = environment
-        self._outcome.plans.update(plans)
-        self._say(self._setting(environment))
+    def _show(self) -> None:
+        """Show what was measured, as far as it went."""
+        others = self._others.cores() or 0.0
+        for workload, results in self._results.items():
+            self._say(f"\n{workload.capitalize()}: {WORKLOADS[workload].about}")
+            self._say(comparison_table(results, with_ratios=not self._smoke))
+            if len(results) > 1 and not self._smoke:
+                self._say(fastest_models(results))
+                self._say(verdict(workload, results, others, whole_cores()))
+        if self._smoke and self._results:
+            self._say("The smoke run is too short to compare. Next: leave out --smoke.")
 
-    def _keep(self, job: Measure, answer: Environment | Measurement, peak: float | None) -> None:
-        assert isinstance(answer, Measurement), f"{answer=}"
-        self.meter.end()
-        self._outcome.add(job, replace(answer, peak_bytes=peak))
-
-    def _begin(self, activity: str, part: str) -> None:
-        self.activity = activity
-        self.meter.begin(f"{activity}: {part}")
-
-    def _on_line(self, line: dict[str, Any]) -> None:
-        if "phase" in line:
-            self.meter.begin(f"{self.activity}: {line['phase']}", line["total"])
-        else:
-            self.meter.advance(line["done"])
+    def _begin(self, activity: str) -> None:
+        self._activity = activity
+        self._bar.begin(activity)
 
     def _say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
-
-    def _setting(self, environment: Environment) -> str:
-        options = self._options
-        where = options.data or "generated photographs"
-        rounds = counted(options.num_rounds, "round")
-        text = (
-            f"{environment.num_images} images ({environment.mean_bytes / 1000:.0f} kB each, "
-            f"{environment.num_classes} classes) of {where}\n"
-            f"python {environment.python}, torch {environment.torch}, "
-            f"torchvision {environment.torchvision}, {environment.device_name}\n"
-            f"{whole_cores()} cores, num_workers={options.num_workers}, "
-            f"ImageFolder's crops by {environment.codec}\n"
-            f"A turn loads alone, then trains a light network, then resnet18: {rounds}."
-        )
-        return "\n".join(map(wrapped, text.splitlines()))
-
-    def finish(self) -> None:
-        """Write what was measured, as far as it went."""
-        outcome = self._outcome
-        for workload in outcome.measured():
-            self._say(f"\n{workload_text(outcome, workload)}")
-        if outcome.measured():
-            self._say(f"\n{ending_text(outcome)}")
+        self._bar.end()
+        print(printable(text), file=self._out, flush=True)
 
 
-def _name(job: Measure) -> str:
-    return f"{job.workload}, {VARIANTS[job.variant].name}"
+def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
+    """Do ``work`` in a process of its own, or where a fork is not safe do it here.
 
-
-def run_job(
-    job: Comparison, on_line: Callable[[dict[str, Any]], None]
-) -> Generator[tuple[Environment | Measurement, float | None]]:
-    """Do ``job`` in a fresh process; yield its answers as they come, each with the peak bytes of
-    the process tree since the one before.
-
-    Otherwise as :func:`~spdl_torch.measuring.child_process.answers_of`.
+    A fork has no intra-op threads, and no GPU, of its parent's: this process computes nothing. It
+    leads a group of its own, with its workers, so that Ctrl-C meets this process alone.
     """
-    argument = json.dumps(encode(job))
-    with contextlib.closing(answers_of(f"{__package__}.child", argument, on_line)) as answers:
-        for answer, peak in answers:
-            yield decode_answer(answer), peak
+    if sys.platform != "linux":
+        return work(*arguments)
+    from ..data.child_process.signals import handlers_deferred
+
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(writer, work, arguments))
+    try:
+        with handlers_deferred():  # what a handler raises in the middle of a fork is lost
+            process.start()
+        writer.close()
+        answer: _Answer = reader.recv()
+    except EOFError:
+        process.join()
+        raise _TurnFailed(f"the process ended with status {process.exitcode}") from None
+    except BaseException:
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()  # it may not have its group yet
+        raise
+    process.join()
+    return answer
+
+
+def _send(writer: Connection, work: Callable[..., object], arguments: Sequence[object]) -> None:
+    os.setpgid(0, 0)
+    writer.send(work(*arguments))

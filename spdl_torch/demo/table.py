@@ -1,150 +1,176 @@
-"""The tables that the demo ends with, for a plain terminal of 100 columns and for a page."""
+"""The tables and sentences that the demo ends with, for a plain terminal of 100 columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .jobs import VARIANTS, Measurement
-from .verdict import rate_of, wait_at
+from ..named_tuples import NamedTuple
+from ..shown_text import shown_rate, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-_Figure = tuple[str, str, "Callable[[Measurement], float | Sequence[float] | None]", float, str]
+    Results = Mapping[str, Sequence["Measurement"]]
+    """The rounds of each variant, by its key."""
 
-_FIGURES: tuple[_Figure, ...] = (
-    ("loading alone", "images/s", lambda m: m.loading_images_per_second, 1, "higher"),
-    ("training light network", "images/s", lambda m: m.light.epochs, 1, "higher"),
-    ("  waiting for data", "% of time", lambda m: m.light.wait_ratio, 100, "lower"),
-    ("training resnet18", "images/s", lambda m: m.resnet.epochs, 1, "higher"),
-    ("  waiting for data", "% of time", lambda m: m.resnet.wait_ratio, 100, "lower"),
-    ("time to first batch", "ms", lambda m: m.first_batch_seconds, 1e3, "lower"),
-    ("CPU time, loading alone", "ms/image", lambda m: m.loading_cpu_seconds, 1e3, "lower"),
-    ("memory, all processes", "MiB, peak", lambda m: m.peak_bytes, 2**-20, "lower"),
-    ("other programs", "cores", lambda m: m.other_cores, 1, ""),
+
+class Variant(NamedTuple):
+    """One column: which classes the training script imports."""
+
+    heading: tuple[str, str]
+    subject: str
+    """The words for it in a sentence that compares it with torch's."""
+    imports: tuple[str, str]
+    """The loader and, for photographs, the folder of images."""
+
+
+VARIANTS = {
+    "torch": Variant(
+        ("torch", "DataLoader"),
+        "torch's DataLoader",
+        ("torch.utils.data:DataLoader", "torchvision.datasets:ImageFolder"),
+    ),
+    "loader": Variant(
+        ("spdl_torch", "DataLoader"),
+        "our DataLoader",
+        ("spdl_torch:DataLoader", "torchvision.datasets:ImageFolder"),
+    ),
+    "both": Variant(
+        ("spdl_torch", "+ImageFolder"),
+        "our DataLoader and our ImageFolder",
+        ("spdl_torch:DataLoader", "spdl_torch:ImageFolder"),
+    ),
+}
+"""The columns: the user's program today, then one import changed, then two."""
+
+
+class Workload(NamedTuple):
+    """A dataset and the variants that load it."""
+
+    about: str
+    variants: tuple[str, ...]
+    why_level: str
+    """The reason why our DataLoader alone changes little, and what gains more."""
+
+
+WORKLOADS = {
+    "pictures": Workload(
+        "32 x 32 pixels in memory, through Pillow and torchvision's transforms",
+        ("torch", "loader"),
+        "This dataset stays in worker processes, as with torch's loader, because its many short "
+        "calls hold the GIL: our DataLoader alone saves only what surrounds the samples. For more, "
+        "give the dataset __getitems__, which makes a batch's samples in one call.",
+    ),
+    "photographs": Workload(
+        "JPEG files, cropped at random and resized",
+        ("torch", "loader", "both"),
+        "torchvision's ImageFolder stays in worker processes, as with torch's loader, and decodes "
+        "there as before: our DataLoader alone saves only what surrounds the samples. For more, "
+        "import ImageFolder from spdl_torch, too.",
+    ),
+}
+"""The workloads in the order in which they are measured."""
+
+
+class Measurement(NamedTuple):
+    """What one turn has measured. CPU seconds are those of the process and its workers."""
+
+    loading_images_per_second: float
+    """The most that the loader delivers: a model that takes more waits for it."""
+    training_images_per_second: float
+    wait_ratio: float
+    """The share of the training's time that it waited for batches."""
+    first_batch_seconds: float
+    """From ``iter()`` to the first batch, in a fresh process."""
+    loading_cpu_seconds: float
+    """Per image, without a model."""
+
+
+_ROWS = (
+    ("loading alone", "images/s", 1, "higher"),
+    ("training light network", "images/s", 1, "higher"),
+    ("  waiting for data", "% of time", 100, "lower"),
+    ("time to first batch", "ms", 1e3, "lower"),
+    ("CPU time, loading alone", "ms/image", 1e3, "lower"),
 )
-"""Name, unit, where it is (several: of each epoch), factor from the measurement to the unit, which
-way is better; a value that does not depend on the loader has no better, and no ratio."""
+"""Name, unit, factor to it and which way is better, of each field of a measurement."""
 
-_LABEL, _UNIT, _CELL, _RATIO, _BETTER = 24, 10, 14, 8, 7
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One value for every variant measured."""
-
-    name: str
-    unit: str
-    cells: tuple[str, ...]
-    ratios: tuple[str, ...]
-    """The ratio of every further cell to the first; "" = none."""
-    better: str
+_MATTERS = 0.05
+"""The part of a speed below which a difference does not matter."""
 
 
-def comparison_rows(results: Mapping[str, Sequence[Measurement]]) -> list[Row]:
-    """Return a row for every value, a cell for each variant in ``results``: the median of its
-    rounds, of training of its epochs.
-
-    ``±`` is half the difference between the best and the worst; a ratio is the median of those of
-    the rounds one by one.
+def comparison_table(results: Results, *, with_ratios: bool = True) -> str:
+    """Return a column for each variant, the median of its rounds, and ``±`` half the difference
+    between the best and the worst; then the ratio of each further column to the first.
     """
-    rows = []
-    for name, unit, value_of, factor, better in _FIGURES:
-        rounds = [_values(map(value_of, results[key])) for key in results]
-        cells = tuple(_cell([v * factor for v in values]) for values in rounds)
-        ratios = tuple(_ratio(rounds[0], each) if better else "" for each in rounds[1:])
-        rows.append(Row(name=name, unit=unit, cells=cells, ratios=ratios, better=better))
-    return rows
-
-
-def comparison_table(
-    results: Mapping[str, Sequence[Measurement]], *, with_ratio: bool = True
-) -> str:
-    """Return the rows as a table; each ratio is a further column over the first."""
-    with_ratio = with_ratio and len(results) > 1
-    lines = _headings(list(results), with_ratio)
-    for row in comparison_rows(results):
-        line = f"{row.name:{_LABEL}}{row.unit:{_UNIT}}"
-        line += "".join(f"{cell:>{_CELL}}" for cell in row.cells)
-        if with_ratio:
-            line += "".join(f"{ratio:>{_RATIO}}" for ratio in row.ratios)
-            line += f"{row.better:>{_BETTER}}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def over_what(num_columns: int) -> tuple[str, ...]:
-    """Return ``2nd/1st``, ``3rd/1st``: the columns that each ratio compares."""
-    return tuple(f"{each}/1st" for each in ("2nd", "3rd")[: num_columns - 1])
-
-
-def _headings(measured: Sequence[str], with_ratio: bool) -> list[str]:
+    over = ["2nd/1st", "3rd/1st"][: len(results) - 1] if with_ratios else []
     lines = []
-    over = over_what(len(measured))
-    for row, extra in enumerate(((("ratio",) * len(over), "better"), (over, "is"))):
-        line = " " * (_LABEL + _UNIT)
-        line += "".join(f"{VARIANTS[key].heading[row]:>{_CELL}}" for key in measured)
-        if with_ratio:
-            line += "".join(f"{each:>{_RATIO}}" for each in extra[0]) + f"{extra[1]:>{_BETTER}}"
-        lines.append(line)
-    return [*lines, "-" * len(lines[0])]
+    for heads, ratio, better in ((0, "ratio", "better"), (1, "", "is")):
+        cells = "".join(f"{VARIANTS[key].heading[heads]:>14}" for key in results)
+        ratios = "".join(f"{ratio or each:>8}" for each in over)
+        lines.append(f"{'':34}{cells}{ratios}" + (f"{better:>7}" if over else ""))
+    lines.append("-" * len(lines[0]))
+    for field, (name, unit, factor, better) in enumerate(_ROWS):
+        rounds = {key: [each[field] for each in turns] for key, turns in results.items()}
+        cells = "".join(
+            f"{_cell([factor * value for value in values]):>14}" for values in rounds.values()
+        )
+        gains = [median(pairs) for pairs in _ratios(results, field)] if over else []
+        line = f"{name:24}{unit:10}{cells}" + "".join(f"{each:>7.2f}x" for each in gains)
+        lines.append(line + (f"{better:>7}" if over else ""))
+    return "\n".join(lines)
 
 
 def _cell(values: Sequence[float]) -> str:
     """Return ``640 ±12``; the spread only when there is one."""
-    if not values:
-        return "n/a"
     digits = 0 if median(values) >= 100 else 1
-    text = f"{median(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ±{(max(values) - min(values)) / 2:.{digits}f}"
-    return text
+    spread = f" ±{(max(values) - min(values)) / 2:.{digits}f}" if len(values) > 1 else ""
+    return f"{median(values):.{digits}f}{spread}"
 
 
-def _values(found: Iterable[float | Sequence[float] | None]) -> list[float]:
-    """Return the values that there are, those of all epochs in one list."""
-    values: list[float] = []
-    for each in found:
-        if isinstance(each, int | float):
-            values.append(each)
-        elif each is not None:
-            values += each
-    return values
-
-
-def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
-    """Return the median of the pairs' ratios."""
-    pairs = [ours / theirs for theirs, ours in zip(before, after, strict=False) if theirs]
-    return f"{median(pairs):.2f}x" if pairs else ""
-
-
-_MOST_SPEEDS = 5
-_NAME, _RATE, _SPEED = 27, 11, 12
-
-
-def model_speeds(rates: Sequence[float]) -> list[int]:
-    """Return round speeds from below the slowest loader's rate to well above the fastest one's.
-
-    ``rates=[410, 960] -> 200 500 1000 2000``.
+def _ratios(results: Results, field: int) -> list[list[float]]:
+    """Return, for each variant but the first, its values over the first's. Those of one round were
+    measured one after the other: what disturbs the machine disturbs both.
     """
-    least, most = min(rates) / 2.5, max(rates) * 5
-    series = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
-    return [speed for speed in series if least <= speed <= most][-_MOST_SPEEDS:]
+    first, *others = results.values()
+    pairs = (zip(first, each, strict=False) for each in others)
+    return [[b[field] / a[field] if a[field] else 1.0 for a, b in each] for each in pairs]
 
 
-def waiting_table(results: Mapping[str, Sequence[Measurement]]) -> str:
-    """Return a line for each variant: above which speed a model waits for it, and how much at
-    others."""
-    rates = {key: rate_of(rounds) for key, rounds in results.items()}
-    speeds = model_speeds(list(rates.values()))
-    line = f"{'':{_NAME}}{'N':>{_RATE}}"
-    line += "".join(f"{f'at {speed:,}/s':>{_SPEED}}" for speed in speeds)
-    lines = ["A model faster than N images/s waits for its loader, this part of its time:", line]
-    lines.append("-" * len(line))
-    for key, rate in rates.items():
-        line = f"{VARIANTS[key].name:{_NAME}}{f'{rate:,.0f}':>{_RATE}}"
-        shares = (f"{100 * wait_at(speed, rate):.0f} %" for speed in speeds)
-        lines.append(line + "".join(f"{share:>{_SPEED}}" for share in shares))
-    return "\n".join(lines)
+def verdict(workload: str, results: Results, other_cores: float, num_cores: int) -> str:
+    """Return what the measurements of a workload mean. ``other_cores``: those that other programs
+    kept busy meanwhile.
+    """
+    gains = _ratios(results, 1)  # in training
+    subjects = [VARIANTS[key].subject for key in list(results)[1:]]
+    parts = [
+        f"with {subject} a light network trains at {median(gain):.2f}x ({min(gain):.2f} to "
+        f"{max(gain):.2f}) torch's images/s"
+        for subject, gain in zip(subjects, gains, strict=True)
+    ]
+    last, more = gains[-1], "More rounds tell smaller differences: --rounds 20."
+    if other_cores > 0.1 * num_cores:
+        found = f"No verdict, as other programs used {other_cores:.1f} of {num_cores} cores"
+        more = "Repeat when the machine is quiet; until then trust the CPU time more."
+    elif median(last) >= 1 + _MATTERS and min(last) > 1:
+        found, more = "Faster", ""
+    elif median(last) <= 1 - _MATTERS and max(last) < 1:
+        found, more = "Slower", "Keep torch's for this dataset."
+    else:
+        found = "About level"
+    text = f"{found}: {'; '.join(parts)}. {more} {WORKLOADS[workload].why_level}"
+    return wrapped(" ".join(text.split()), f"{workload.capitalize() + ':':13}")
+
+
+def fastest_models(results: Results) -> str:
+    """Return how fast a model can be before it waits for each loader."""
+    rates = (
+        f"{shown_rate(median(each[0] for each in rounds))} with {VARIANTS[key].subject}"
+        for key, rounds in results.items()
+    )
+    return wrapped(
+        "A model waits for its loader if it takes more images/s than that loads alone: "
+        f"{', '.join(rates)}. At twice as many it waits half of its time. This holds for a model "
+        "that leaves the cores to the loader, as one on a GPU does."
+    )

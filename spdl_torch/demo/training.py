@@ -1,296 +1,291 @@
-"""The training script that is measured: two networks, augmented images, SGD, nothing unusual."""
+"""The training script that is measured: augmented images, a light network, SGD, nothing unusual."""
 
 from __future__ import annotations
 
 import pkgutil
+import platform
 import random
 import time
-from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Subset
-from torchvision.models import resnet18
-from torchvision.transforms import (
-    Compose,
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ToTensor,
-)
+from torch.utils.data import Dataset, Subset
+from torchvision import __version__ as torchvision_version, transforms
+from torchvision.datasets import ImageFolder
 
-from ..machine.cpu_time import OtherPrograms, cpu_seconds
+from ..command_options import CommandError
+from ..machine.cpu_time import cpu_seconds
 from ..named_tuples import NamedTuple
-from .jobs import (
-    PICTURES,
-    POOL,
-    REPORT_TIMES,
-    VARIANTS,
-    Measure,
-    Measurement,
-    Training,
-    spread,
-)
-from .pictures import Pictures
-from .verdict import seen_by_training
+from ..shown_text import counted
+from .table import VARIANTS, Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from .jobs import Amount
-
-
-class Progress(Protocol):
-    """Called with what is being done and how far it is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """Begin a part of ``total`` images."""
-
-    def done(self, count: int) -> None:
-        """Report that ``count`` images of the part are done."""
+_POOL = 2000
+"""The most different photographs that are read."""
 
 
-def measure(job: Measure, progress: Progress) -> Measurement:
-    """Load once without a model, then train both networks; call it in a fresh process."""
-    plan = job.plan
-    others = OtherPrograms()
-    _seed(job.seed)
-    progress.phase("loading", plan.loading_images)
-    amount = plan.loading_images, plan.crop_pixels, plan.batch_size
-    loading = _load(_make_loader(job, *amount), progress)
-    light, _ = _train(job, _make_light_network, "a light network", amount, progress)
-    report = _report(job, progress) if job.reports else None
-    amount = plan.resnet_images, plan.resnet_crop_pixels, plan.resnet_batch_size
-    resnet, _ = _train(job, _make_resnet, "resnet18", amount, progress)
-    return Measurement(
-        loading_images_per_second=loading.images_per_second,
-        first_batch_seconds=loading.first_batch_seconds,
-        loading_cpu_seconds=loading.cpu_seconds / plan.loading_images,
-        light=light,
-        resnet=resnet,
-        other_cores=others.cores(),
-        report=report,
-    )
+class Amount(NamedTuple):
+    """What a pass over a dataset does."""
+
+    crop_pixels: int
+    batch_size: int
+    images_per_worker: int
 
 
-def _make_loader(job: Measure, num_images: int, crop_pixels: int, batch_size: int) -> Any:
-    return pkgutil.resolve_name(VARIANTS[job.variant].loader)(
-        make_dataset(job.workload, job.variant, job.folder, num_images, crop_pixels),
+AMOUNTS = {
+    "pictures": Amount(32, 64, 2048),
+    "photographs": Amount(128, 16, 320),
+}
+"""About half a second of torch's loader on each core, by workload."""
+
+_SMOKE = {"pictures": Amount(32, 32, 64), "photographs": Amount(64, 16, 32)}
+
+
+class Job(NamedTuple):
+    """Load alone, then train, with one of ``VARIANTS`` of a workload."""
+
+    workload: str
+    variant: str
+    folder: str
+    num_workers: int
+    smoke: bool
+    times: int = 1
+    """How many times the usual amount."""
+
+    @property
+    def amount(self) -> Amount:
+        """What each pass does."""
+        found = (_SMOKE if self.smoke else AMOUNTS)[self.workload]
+        if torch.cuda.is_available() and self.workload == "photographs" and not self.smoke:
+            found = Amount(224, 64, 4 * found.images_per_worker)
+        return found
+
+    @property
+    def num_images(self) -> int:
+        """The number of images of each pass: several batches that are not the workers' first."""
+        _, size, per_worker = self.amount
+        return self.times * max(per_worker, 3 * size) * self.num_workers
+
+
+class Pictures(Dataset[Any]):
+    """Pictures like CIFAR-10's, as everybody loads them: uint8 of 32 x 32 x 3 in one array.
+
+    A sample is a picture, cropped, flipped and normalised, float32 of 3 x 32 x 32, and its label.
+    """
+
+    classes = tuple(f"class_{label}" for label in range(10))
+
+    def __init__(self, num_images: int) -> None:
+        shape = (min(num_images, 10_000), 32, 32, 3)
+        self.data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        self.num_images = num_images
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomCrop(32, padding=4),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        place = index % len(self.data)
+        return self.transform(Image.fromarray(self.data[place])), place % len(self.classes)
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Return the indices of ``count`` images out of ``total``: spread evenly over the folder, or
+    repeating it.
+
+    ``total=10 count=3 -> 0 3 6``; ``total=2 count=5 -> 0 1 0 1 0``.
+    """
+    if count <= total:
+        return [index * total // count for index in range(count)]
+    return [index % total for index in range(count)]
+
+
+def make_loader(job: Job) -> tuple[Any, int]:
+    """Return the loader as the variant's program makes it, and the number of classes."""
+    crop_pixels, batch_size, _ = job.amount
+    loader_class, folder_class = map(pkgutil.resolve_name, VARIANTS[job.variant].imports)
+    data: Any = Pictures(job.num_images)
+    num_classes = len(data.classes)
+    if job.workload == "photographs":
+        augmentation = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(crop_pixels),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            ]
+        )
+        files = folder_class(job.folder, augmentation)
+        num_classes = len(files.classes)
+        pool = spread(len(files), min(_POOL, len(files)))
+        data = Subset(files, [pool[place] for place in spread(len(pool), job.num_images)])
+    loader = loader_class(
+        data,
         batch_size=batch_size,
         shuffle=True,
         num_workers=job.num_workers,
-        pin_memory=job.device == "cuda",
+        pin_memory=torch.cuda.is_available(),
     )
+    return loader, num_classes
 
 
-def make_dataset(
-    workload: str, variant: str, folder: str, num_images: int, crop_pixels: int = 128
-) -> Any:
-    """Return ``num_images`` of a workload, as the variant's program loads them."""
-    if workload == PICTURES:
-        return Pictures(num_images)
-    files = pkgutil.resolve_name(VARIANTS[variant].folder)(folder, _augmentation(crop_pixels))
-    pool = spread(len(files), min(POOL, len(files)))
-    whole = num_images == len(files)
-    return Subset(
-        files, range(num_images) if whole else [pool[i] for i in spread(len(pool), num_images)]
-    )
+def check_folder(folder: Path) -> None:
+    """Refuse what is not a class-per-folder tree of images. Raises: CommandError."""
+    try:
+        ImageFolder(folder)
+    except OSError as error:
+        expected = "--data must be a folder with one folder of images per class (class/photo.jpg)"
+        remedy = "Leave --data out to use generated photographs."
+        raise CommandError(f"{expected}: {error}. {remedy}") from error
 
 
-def _make_light_network(num_classes: int) -> nn.Module:
-    """Return a network that takes 20,000 images of 128 x 128 pixels a second on one core: whichever
-    loader feeds it, it waits.
+def describe(folder: str, is_generated: bool) -> str:
+    """Read the images to be measured, so that every turn finds them in memory; return what they
+    are, and what the machine is.
     """
-    return nn.Sequential(
+    files = ImageFolder(folder)
+    paths = [files.samples[place][0] for place in spread(len(files), min(_POOL, len(files)))]
+    size = sum(len(Path(path).read_bytes()) for path in paths) / len(paths)
+    each = f"{size / 1000:.0f} kB each, {len(files.classes)} classes"
+    where = "generated photographs" if is_generated else folder
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return (
+        f"{len(files)} images ({each}) of {where}\n"
+        f"python {platform.python_version()}, torch {torch.__version__}, torchvision "
+        f"{torchvision_version}, {device}"
+    )
+
+
+def measure(job: Job) -> Measurement:
+    """Load once without a model, then train; call it in a fresh process."""
+    _start()
+    loader, num_classes = make_loader(job)
+    before = cpu_seconds()
+    alone, _, first_batch_seconds = _pass_over(loader, lambda images, labels: None)
+    loading_cpu_seconds = (cpu_seconds() - before) / job.num_images
+    _start()
+    loader, _ = make_loader(job)
+    trained, wait_ratio, _ = _pass_over(loader, _make_step(num_classes, job.amount))
+    return Measurement(alone, trained, wait_ratio, first_batch_seconds, loading_cpu_seconds)
+
+
+def report_of(job: Job) -> str:
+    """Train on one of our loaders; return the report on it."""
+    _start()
+    loader, num_classes = make_loader(job)
+    _pass_over(loader, _make_step(num_classes, job.amount))
+    return str(loader.report())
+
+
+def _start() -> None:
+    """Seed what draws, and leave the cores to the workers: several intra-op threads spin while they
+    wait for each other."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+def _make_step(num_classes: int, amount: Amount) -> Callable[[Any, Any], object]:
+    """Return the training step of a network that takes 20,000 images of 128 x 128 pixels a second
+    on one core: whichever loader feeds it, it waits.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = nn.Sequential(
         nn.Conv2d(3, 32, kernel_size=8, stride=8),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(32, num_classes),
-    )
-
-
-def _make_resnet(num_classes: int) -> nn.Module:
-    network: nn.Module = resnet18(num_classes=num_classes)
-    return network
-
-
-def resnet_seconds(amount: Amount, device: str) -> float:
-    """Return how long resnet18 trains on one image, by itself."""
-    network = _make_resnet(10).to(device)
-    step = _make_step(network, device)
-    size, pixels = amount.batch_size, amount.pixels
-    images, labels = torch.zeros(size, 3, pixels, pixels), torch.zeros(size).long()
-    step(images, labels)  # sets up its kernels
-    seconds = []
-    for _ in range(_PROBES):
-        start = time.perf_counter()
-        step(images, labels)
-        seconds.append(time.perf_counter() - start)
-    return median(seconds) / size
-
-
-_PROBES = 3
-
-
-def _augmentation(crop_pixels: int) -> Compose:
-    return Compose(
-        [
-            RandomResizedCrop(crop_pixels),
-            RandomHorizontalFlip(),
-            ToTensor(),
-            Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ]
-    )
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Loading:
-    images_per_second: float
-    first_batch_seconds: float
-    cpu_seconds: float
-
-
-def _load(loader: Any, progress: Progress) -> _Loading:
-    cpu, pace = cpu_seconds(), _Pace(_num_warm(loader))
-    start = time.perf_counter()
-    first_batch_seconds = 0.0
-    for waited, (images, _) in _timed(loader):
-        first_batch_seconds = first_batch_seconds or time.perf_counter() - start
-        pace.count(len(images), waited)
-        progress.done(pace.total)
-    read = pace.read()
-    return _Loading(
-        images_per_second=read.num_images / read.seconds,
-        first_batch_seconds=first_batch_seconds,
-        cpu_seconds=cpu_seconds() - cpu,
-    )
-
-
-def _num_warm(loader: Any) -> int:
-    """Return how many batches are not counted: until each worker has made one, it depends on how
-    far apart they started."""
-    num_workers: int = loader.num_workers
-    return min(num_workers, len(loader) - 1)
-
-
-def _train(
-    job: Measure,
-    make_network: Callable[[int], nn.Module],
-    name: str,
-    amount: tuple[int, int, int],
-    progress: Progress,
-) -> tuple[Training, Any]:
-    """Train a new network on so many images of so many pixels in batches of such a size; return the
-    measurements and the loader that fed it."""
-    _seed(job.seed)
-    num_images, size, _ = amount
-    total = num_images * job.plan.epochs
-    progress.phase(f"training {name}", total)
-    loader = _make_loader(job, *amount)
-    step = _make_step(make_network(_num_classes(loader.dataset)).to(job.device), job.device)
-    step(torch.zeros(2, 3, size, size), torch.zeros(2).long())  # sets up a GPU
-    cpu, clocks, done = cpu_seconds(), list[_Reading](), 0
-    loss = float("nan")
-    for _ in range(job.plan.epochs):
-        clock = _Pace(_num_warm(loader))
-        for waited, (images, labels) in _timed(loader):
-            loss = step(images, labels)
-            clock.count(len(images), waited)
-            progress.done(done + clock.total)
-        clocks.append(clock.read())
-        done += clock.total
-    seconds = sum(each.seconds for each in clocks)
-    training = Training(
-        images_per_second=sum(each.num_images for each in clocks) / seconds,
-        epochs=tuple(each.num_images / each.seconds for each in clocks),
-        wait_ratio=sum(each.wait_seconds for each in clocks) / seconds,
-        cpu_seconds=(cpu_seconds() - cpu) / total,
-        loss=loss,
-    )
-    return training, loader
-
-
-class _Reading(NamedTuple):
-    """The steps that count."""
-
-    seconds: float
-    wait_seconds: float
-    num_images: int
-
-
-class _Pace:
-    """Counts an epoch from the end of its first ``num_warm`` steps to that of its last one: the
-    first one sets up kernels for the batch's shape, they wait for the workers' start, and after the
-    last one the workers end.
-    """
-
-    def __init__(self, num_warm: int, now: Callable[[], float] = time.perf_counter) -> None:
-        self.total = 0
-        self._now = now
-        self._last = now()
-        self._before = self._last, 0.0, 0
-        self._wait_seconds = 0.0
-        self._num_left = num_warm
-
-    def count(self, num_images: int, waited: float) -> None:
-        """Count a step that has ended."""
-        self._last = self._now()
-        self.total += num_images
-        self._wait_seconds += waited
-        if self._num_left:
-            self._num_left -= 1
-            self._before = self._last, self._wait_seconds, self.total
-
-    def read(self) -> _Reading:
-        """Return what was counted until now."""
-        since, waited, images = self._before
-        return _Reading(self._last - since, self._wait_seconds - waited, self.total - images)
-
-
-def _num_classes(dataset: Any) -> int:
-    return len(getattr(dataset, "dataset", dataset).classes)
-
-
-def _make_step(model: torch.nn.Module, device: str) -> Callable[[Any, Any], float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    model.train()
+    ).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> float:
         images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        loss = cross_entropy(model(images), labels)
+        loss = cross_entropy(network(images), labels.to(device, non_blocking=True))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimizer.step()
         return loss.item()  # waits for the device, so that the wait for data is only that
 
+    size = amount.crop_pixels
+    step(torch.zeros(2, 3, size, size), torch.zeros(2).long())  # sets up a GPU
     return step
 
 
-def _timed(loader: Any) -> Iterator[tuple[float, Any]]:
-    """Yield each batch with the seconds that the caller waited for it, ``iter()`` included."""
-    asked = time.perf_counter()
-    for batch in loader:
-        yield time.perf_counter() - asked, batch
+def _pass_over(loader: Any, step: Callable[[Any, Any], object]) -> tuple[float, float, float]:
+    """Return the images a second, the share of the time that the loop waited, and the seconds until
+    the first batch.
+
+    The first batch of each worker is not counted: until then it depends on how far apart they
+    started.
+    """
+    num_images, waited, first_batch_seconds = 0, 0.0, 0.0
+    counted_from = asked = begun = time.perf_counter()
+    for number, (images, labels) in enumerate(loader):
+        now = time.perf_counter()
+        first_batch_seconds = first_batch_seconds or now - begun
+        waited, num_images = waited + now - asked, num_images + len(images)
+        step(images, labels)
         asked = time.perf_counter()
+        if number + 1 == loader.num_workers:
+            num_images, waited, counted_from = 0, 0.0, asked
+    seconds = asked - counted_from
+    return num_images / seconds, waited / seconds, first_batch_seconds
 
 
-def _report(job: Measure, progress: Progress) -> dict[str, Any] | None:
-    """Train the light network for longer; return our loader's report on that, None for torch's."""
-    plan = job.plan
-    amount = REPORT_TIMES * plan.light_images, plan.crop_pixels, plan.batch_size
-    training, loader = _train(job, _make_light_network, "it again, to report", amount, progress)
-    if not hasattr(loader, "report"):
-        return None
-    return seen_by_training(loader.report(), training.wait_ratio).as_dict()
+class _Filled(Dataset[torch.Tensor]):
+    """Sample ``k`` is a megabyte of bytes that are ``k`` modulo 251."""
+
+    thread_safe = True
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 20,), index % 251, dtype=torch.uint8)
+
+
+def wrong_on_gpu(loader: Any, expected: list[int]) -> int:
+    """Return how many batches were wrong when a late kernel read them, long after the loop had
+    dropped them and the loader had moved on."""
+    sums = []
+    for batch in loader:
+        torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]  # some 2 ms
+        sums.append(batch.sum(dtype=torch.int64))
+        del batch
+    found: list[int] = torch.stack(sums).tolist()
+    wrong = sum(one != other for one, other in zip(found, expected, strict=False))
+    return wrong + abs(len(found) - len(expected))
+
+
+def check_gpu(num_workers: int) -> str:
+    """Check that batches arrive whole on a GPU; return a line for each kind of workers, "" if there
+    is no GPU."""
+    if not torch.cuda.is_available():
+        return ""
+    from ..data.loader.dataloader import DataLoader
+
+    data, lines = _Filled(), list[str]()
+    expected = [sum(index % 251 << 20 for index in range(n, n + 4)) for n in range(0, len(data), 4)]
+    for isolation in ("thread", "process"):
+        workers: dict[str, Any] = {"num_workers": num_workers, "isolation": isolation}
+        wrong = wrong_on_gpu(DataLoader(data, batch_size=4, device="cuda", **workers), expected)
+        found = "all whole" if not wrong else f"{wrong} WRONG: leave device= out on this machine"
+        who = counted(num_workers, isolation)
+        lines.append(f"{who}, {len(expected)} batches to the GPU: {found}")
+    return "\n".join(lines)
