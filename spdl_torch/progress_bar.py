@@ -50,15 +50,11 @@ class ProgressBar:
             self._stream.flush()
 
 
-def time_left(done: float, total: float, seconds: float, expected: float | None = None) -> str:
-    """Return ``, about 2 min left``: ``done`` of ``total`` equal parts took ``seconds``. For parts
-    that differ, ``done`` and ``total`` are their expected seconds.
-
-    expected: seconds of all parts, used before the first is done; None: no estimate then.
+def time_left(done: float, total: float, seconds: float) -> str:
+    """Return ``, about 2 min left``: ``done`` of ``total`` equal parts took ``seconds``; "" before
+    the first is done.
     """
-    if done:
-        return f", about {duration(seconds * (total - done) / done)} left"
-    return "" if expected is None else f", about {duration(expected)} left"
+    return f", about {duration(seconds * (total - done) / done)} left" if done else ""
 
 
 def duration(seconds: float) -> str:

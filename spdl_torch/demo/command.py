@@ -113,8 +113,8 @@ class Demo:
         for number, (workload, variant) in enumerate(turns, 1):
             self._begin(f"{number}/{len(turns)}: {workload}, {' '.join(VARIANTS[variant].heading)}")
             job = Job(workload, variant, str(folder), self._num_workers, self._smoke)
-            found = self._results.setdefault(workload, {})
-            found.setdefault(variant, []).append(_apart(measure, job))
+            measured = _apart(measure, job)
+            self._results.setdefault(workload, {}).setdefault(variant, []).append(measured)
         if not self._smoke:
             self._begin("our loader's report")
             self._say(f"\n{_apart(report_of, job._replace(variant='both', times=_REPORT_TIMES))}")

@@ -244,18 +244,17 @@ class Report:
         return ", ".join(checks)
 
 
-def stage_lines(report: Report, *, has_notes: bool = True) -> list[str]:
+def stage_lines(report: Report) -> list[str]:
     """Return the table of the stages: a line of headings, and one for each, with a note at its end
     on what it waits for."""
     crew = "workers" if report.pooled else "threads"
     headings = (_HEADINGS[0], crew, *_HEADINGS[2:])
     rows = [headings, *(report._row(stage) for stage in report.stats.stages)]
-    rows = rows if has_notes else [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     return [
         "  ".join(
-            cell.ljust(width) if n == 0 or (has_notes and n == last) else cell.rjust(width)
+            cell.ljust(width) if n in (0, last) else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
