@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 20
 
-_ASKING = ("_submit_more", "_try_put_index")  # the methods of our iterators, and of torch's
+_ASKING = ("_fill", "_try_put_index")  # the methods of our iterators, and of torch's
 
 
 class HandOver(NamedTuple):
@@ -70,8 +70,8 @@ def hand_overs(
 
 def wait_for_batch(batches: Any) -> None:
     """Wait until the workers have a batch ready, or will have none."""
-    epoch = getattr(getattr(batches, "_crew", None), "_epoch", None)
-    while epoch is not None and not len(epoch.outlet) and not epoch.outlet.closed:
+    outlet: Any = getattr(batches, "_outlet", ())  # torch's has none, and () has no batch ever
+    while outlet != () and not len(outlet) and not outlet.closed:
         time.sleep(0.001)
 
 

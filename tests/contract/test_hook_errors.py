@@ -47,6 +47,8 @@ from _seats import (
     with_workers,
 )
 
+from spdl_torch.pipeline import PipelineStopped
+
 __all__ = ["backends", "no_thread_left"]
 
 pytestmark = [
@@ -64,13 +66,16 @@ some_kinds = pytest.mark.parametrize(
 
 
 def outcomes_of(batches, most):
-    """What each ``next()`` gives until the end: a batch, or the error that it raises."""
+    """What each ``next()`` gives until the end, or until the iterator is over: a batch, or the
+    error that it raises."""
     found = []
     while len(found) <= most:
         try:
             found.append(next(batches))
         except StopIteration:
             return found
+        except PipelineStopped as error:
+            return [*found, error.with_traceback(None)]
         except BaseException as error:
             found.append(error.with_traceback(None))  # its frames are a cycle with ``found``
     raise AssertionError(f"there is no end to {found}")
@@ -139,13 +144,32 @@ HOOKS = {
 }
 
 
+def kinds_for(seat, kinds):
+    """Those that come in place of a batch. Without workers that is an Exception alone: others end
+    the program, as with torch."""
+    return [each for each in kinds if each in EXCEPTIONS or seat is not NONE]
+
+
+@pytest.mark.parametrize("kind", [each for each in ALL if each not in EXCEPTIONS])
+def test_what_is_no_exception_ends_an_iterator_without_workers(kind):
+    """It may be Ctrl-C. The state goes on with the batch that it has met."""
+    loader = NONE.loader(Failing([kind], "__getitem__"))
+    found = outcomes_of(iter(loader), 9)
+    assert [plain(each) for each in found[:2]] == [[0], [1]]
+    assert is_kind(found[2], kind, on_worker=False)
+    assert type(found[3]) is PipelineStopped
+    again = NONE.loader(Failing([kind], ""))
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in again] == [[2], [3], [4]]
+
+
 @in_every_seat
 @pytest.mark.parametrize("hook", HOOKS)
 def test_error_takes_the_place_of_its_batch(seat, hook):
     """One epoch with an error of every kind, one after another: each has its type, its text and a
     note that says where, and all other batches come."""
     kind_of_dataset, where, kinds = HOOKS[hook]
-    dataset = kind_of_dataset(kinds, hook)
+    dataset = kind_of_dataset(kinds_for(seat, kinds), hook)
     options = {"collate_fn": dataset.collate} if hook == "collate_fn" else {}
     found = outcomes_of(iter(seat.loader(dataset, **options)), 2 * len(dataset))
     assert len(found) == len(dataset)
@@ -226,16 +250,16 @@ def test_error_of_the_sampler_loses_no_batch(seat):
 @in_every_seat
 @pytest.mark.parametrize("kind", [each for each in ALL if each not in EXCEPTIONS])
 def test_whatever_a_sampler_raises_is_no_end(seat, kind):
-    """What is no Exception may be Ctrl-C in the middle of a request: a loop that goes on gets the
-    batches, or an error that says so, and the end."""
+    """What is no Exception may be Ctrl-C in the middle of a request: the iterator is over, and the
+    loop hears of it."""
     loader = seat.loader(range(8), batch_sampler=Draws([kind], 8), prefetch_factor=1)
     found = outcomes_of(iter(loader), 40)
     batches = [plain(each) for each in found if not isinstance(each, BaseException)]
-    first, *others = [each for each in found if isinstance(each, BaseException)]
+    first, last = [each for each in found if isinstance(each, BaseException)]
     assert is_kind(first, kind, on_worker=False)
     assert "in the sampler (Draws)" in notes_of(first)
     assert batches == [[number] for number in range(len(batches))]
-    assert len(batches) == 8 or [type(each) for each in others] == [RuntimeError]
+    assert type(last) is PipelineStopped
 
 
 @in_every_seat
@@ -304,37 +328,42 @@ def test_error_of_a_length_is_raised(seat):
 
 @in_every_seat
 def test_every_beginning_of_an_iterable_may_fail(seat):
-    """An epoch each for every kind, on the same workers; then a whole epoch."""
-    num_iterators = max(1, seat.num_workers)
-    loader = seat.loader(FailingBegin(ALL), persistent_workers=True, prefetch_factor=1)
+    """``iter()`` or the first ``next()`` raises it; without workers the next epoch is whole."""
     for kind in ALL:
-        begun = []
-
-        def ask(begun=begun):
-            begun += () if begun else [iter(loader)]
-            next(begun[0])
-
-        for _ in range(num_iterators):
-            error = error_by(ask)
-            assert is_kind(error, kind, on_worker=seat is not NONE), (kind, error)
-            assert "in iter(FailingBegin)" in notes_of(error)
-        del begun, ask, error
-    assert [batch.tolist() for batch in loader] == [
-        [n] for n in range(4) for _ in range(num_iterators)
-    ]
+        loader = seat.loader(FailingBegin([kind]), prefetch_factor=1)
+        error = error_by(lambda loader=loader: next(iter(loader)))
+        assert is_kind(error, kind, on_worker=seat is not NONE), (kind, error)
+        assert "in iter(FailingBegin)" in notes_of(error)
+        if seat is NONE:
+            assert [batch.tolist() for batch in loader] == [[n] for n in range(4)]
 
 
 @with_workers
 @some_kinds
-def test_error_of_worker_init_fn_is_raised_for_each_worker(seat, kinds):
-    """A worker for each kind: each takes the place of a batch of its worker."""
-    options = {"num_workers": len(kinds), "rng": "worker"}
-    batches = iter(seat.loader(range(len(kinds)), worker_init_fn=FailingInit(kinds), **options))
-    for number, kind in enumerate(kinds):
-        with pytest.raises(BaseException, match=r"in worker_init_fn\(") as caught:
-            next(batches)
-        assert is_kind(caught.value, kind, on_worker=True), (kind, caught.value)
-        assert f"in worker_init_fn({number})" in notes_of(caught.value)
+def test_worker_that_could_not_start_ends_the_epoch(seat, kinds):
+    """The loop has its error once, in each epoch, and nobody takes the epoch for a whole one."""
+    for kind in kinds:
+        for init in (FailingInit([kind, kind]), FailingInit([None, kind])):
+            loader = seat.loader(range(8), worker_init_fn=init, persistent_workers=True)
+            for _ in range(2):
+                *batches, error = outcomes_of(iter(loader), 9)
+                assert is_kind(error, kind, on_worker=True), (kind, error)
+                assert "in worker_init_fn(" in notes_of(error)
+                assert [plain(each) for each in batches] == [[n] for n in range(len(batches))]
+                assert len(batches) < 8
+
+
+@with_workers
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_whose_iterable_cannot_begin_ends_the_epoch(seat, persistent):
+    """In each epoch, with one error."""
+    for kinds in ({0: "ordinary"}, {1: "locked"}, {0: "odd", 1: "ordinary"}):
+        loader = seat.loader(FailingParts(kinds), persistent_workers=persistent)
+        for _ in range(2):
+            *batches, error = outcomes_of(iter(loader), 9)
+            assert type(error) in [type(error_of(kind, "")) for kind in kinds.values()]
+            assert "in iter(FailingParts)" in notes_of(error)
+            assert not any(isinstance(each, BaseException) for each in batches)
 
 
 class Kept(Failing):
@@ -392,84 +421,6 @@ def test_batch_without_samples_is_named_as_one(seat):
     error = error_by(lambda: list(seat.loader(range(8), batch_sampler=[[]])))
     assert type(error) is IndexError
     assert "batch 0, indices [], given empty list" in notes_of(error)
-
-
-@with_workers
-@some_kinds
-def test_worker_that_could_not_start_costs_one_batch(seat, kinds):
-    """That of its error, where torch has it; the others make the rest. With torch each of its
-    batches is an error, of which the later ones do not say why."""
-    for kind in kinds:
-        init = FailingInit([kind, None])
-        errors, batches = split(outcomes_of(iter(seat.loader(range(8), worker_init_fn=init)), 9))
-        (error,) = errors
-        assert is_kind(error, kind, on_worker=True), (kind, error)
-        assert "in worker_init_fn(0)" in notes_of(error)
-        assert len(batches) == 7
-        assert batches == sorted(batches)
-
-
-@with_workers
-def test_error_of_all_workers_is_the_users_in_place_of_every_batch(seat):
-    """No batch is left out, and each error says why."""
-    for kind in ("ordinary", "odd", "locked", "stop", "twice"):
-        init = FailingInit([kind, kind])
-        found = outcomes_of(iter(seat.loader(range(6), worker_init_fn=init)), 9)
-        assert len(found) == 6
-        for error in found:
-            assert is_kind(error, kind, on_worker=True), (kind, error)
-            assert "worker_init_fn" in full(error)
-            assert "in worker_init_fn(" in notes_of(error)
-
-
-@with_workers
-@pytest.mark.parametrize("persistent", [False, True])
-def test_worker_whose_iterable_cannot_begin_has_one_error_and_an_end(seat, persistent):
-    """The others' items come, in each epoch."""
-    parts = {0: "ordinary"}, {1: "locked"}, {0: "odd", 1: "ordinary"}
-    for kinds in parts:
-        loader = seat.loader(FailingParts(kinds), persistent_workers=persistent)
-        for _ in range(2):
-            found = outcomes_of(iter(loader), 9)
-            first = [each for each in found[:2] if isinstance(each, Exception)]
-            assert [type(each) for each in first] == [
-                type(error_of(kind, "")) for kind in kinds.values()
-            ]
-            assert all("in iter(FailingParts)" in notes_of(each) for each in first)
-            assert split(found) == (first, [[n] for n in range(3)] if len(kinds) == 1 else [])
-
-
-@with_workers
-def test_iterable_is_over_on_a_worker_that_could_not_start(seat):
-    """In a second epoch on the same workers, too, and not without the error."""
-    init = FailingInit([None, "ordinary"])
-    options = {"worker_init_fn": init, "persistent_workers": True}
-    loader = seat.loader(FailingParts({}), **options)
-    for _ in range(2):
-        errors, batches = split(outcomes_of(iter(loader), 9))
-        assert [type(each) for each in errors] == [Plain]
-        assert batches == [[0], [1], [2]]
-
-
-@pytest.mark.long
-@in_seats(FORKED)
-def test_loop_that_goes_on_after_errors_has_what_it_has_with_torch(seat):
-    """As many errors and the same batches as torch's loader, which is the oracle, up to where that
-    has errors that do not say why: for ever, if the dataset is iterable."""
-
-    def outcomes(make, dataset, **options):
-        batches = iter(make(dataset, **options))
-        found = [error_or_batch(batches) for _ in range(6)]
-        return [
-            None if isinstance(each, Exception) else plain(each)
-            for each in found
-            if not isinstance(each, UnboundLocalError | StopIteration)
-        ]
-
-    for dataset, kinds in ((FailingParts({0: "ordinary"}), [None] * 2), (range(6), ["odd"] * 2)):
-        options = {"worker_init_fn": FailingInit(kinds)}
-        theirs = outcomes(seat.peer, dataset, **options)
-        assert outcomes(seat.loader, dataset, **options)[: len(theirs)] == theirs
 
 
 @in_seats(FORKED)
@@ -566,7 +517,7 @@ def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
-    dataset = Failing(ALL, "pin_memory")
+    dataset = Failing(kinds_for(seat, ALL), "pin_memory")
     collate = functools.partial(Pinned, dataset=dataset)
     found = outcomes_of(
         iter(seat.loader(dataset, collate_fn=collate, pin_memory=True)), 2 * len(dataset)
@@ -584,7 +535,7 @@ def test_error_of_pin_memory_takes_the_place_of_its_batch(seat, monkeypatch):
 @in_every_seat
 def test_error_of_a_batch_that_moves_itself_takes_its_place(seat, backends):
     """The others arrive, whatever raises in ``batch.to(device)``."""
-    dataset = Failing(ALL, "to")
+    dataset = Failing(kinds_for(seat, ALL), "to")
     collate = functools.partial(Sent, dataset=dataset)
     batches = iter(seat.loader(dataset, collate_fn=collate, device="cuda"))
     found = outcomes_of(batches, 2 * len(dataset))

@@ -14,7 +14,7 @@ from pickle import PicklingError
 import _warm
 import pytest
 from _datasets import Rows
-from _inside import children_of, forget_iterator, placement_of
+from _inside import placement_of
 from _loader_helpers import DataLoader, no_thread_left
 from _seats import FORKED, in_every_seat, in_seats, with_workers
 from torch.utils.data import IterableDataset
@@ -222,20 +222,6 @@ def test_context_that_starts_threads_has_threads():
     )
     with pytest.raises(ValueError, match=r"starts threads\. Leave one of the two out"):
         iter(loader)
-
-
-@in_seats(FORKED)
-def test_epoch_after_ctrl_c_in_the_middle_of_a_message_is_whole(seat):
-    """A child that was cut off there and has not ended yet gets a successor."""
-    loader = seat.loader(Rows(8), 2, persistent_workers=True)
-    batches = iter(loader)
-    next(batches)
-    for child in children_of(batches).values():
-        child.connection.ending.is_cut_off = True
-        child.connection.hang_up()
-    found = [batch["index"].tolist() for batch in loader]
-    assert found == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    forget_iterator(loader)
 
 
 class Killed(Rows):

@@ -485,23 +485,6 @@ def test_worker_streams_are_replayable_when_seeded():
     assert epochs[0] != epochs[1]
 
 
-def test_batches_of_a_worker_that_cannot_start_fail_in_their_turn():
-    """rng="worker": each batch has its worker, as in torch, and nobody else makes it."""
-
-    def start(number):
-        if number == 1:
-            raise OSError("no file")
-
-    loader = DataLoader(range(9), 2, num_workers=3, worker_init_fn=start, rng="worker")
-    iterator, got = iter(loader), []
-    for _ in range(5):
-        try:
-            got.append(next(iterator).tolist())
-        except (OSError, RuntimeError) as error:
-            got.append(str(error)[-7:])
-    assert got == [[0, 1], "no file", [4, 5], [6, 7], "no file"]
-
-
 def test_seed_is_refused_where_nothing_draws_from_it():
     """torch's rule without workers is the global generators."""
     with pytest.raises(UnsupportedOptionError, match="seed=3 has no effect"):

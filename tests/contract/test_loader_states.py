@@ -22,7 +22,6 @@ from _datasets import (
     Shuffled,
     Uncopyable,
 )
-from _inside import state_of
 from _loader_helpers import DataLoader, no_thread_left, torch_loader
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -30,7 +29,6 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from spdl_torch import PipelineDataset
 from spdl_torch.data.checkpoint import user_state as own_state
 from spdl_torch.data.checkpoint.user_state import OwnState, WorkerState
-from spdl_torch.data.loader.epoch_states import FOLLOWING, EpochState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
@@ -494,26 +492,3 @@ def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, where
     torch.set_rng_state(rng)
     again.load_state_dict(state)
     assert [epoch(again, number) for number in (2, 3)] == expected
-
-
-def test_moves_of_an_epochs_states_lead_round():
-    """Every state is reached from the first, and each leads to another epoch."""
-    reached, new = set(), {EpochState.BEGINNING}
-    while new - reached:
-        reached |= new
-        new = {after for state in reached for after in FOLLOWING[state]}
-    assert reached == set(EpochState) == set(FOLLOWING)
-    assert all(EpochState.BEGINNING in after for after in FOLLOWING.values())
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_epoch_is_running_until_its_last_batch_was_asked_for(num_workers):
-    """With workers and without; a move that the table lacks is an error of ours."""
-    iterator = iter(DataLoader(list(range(4)), num_workers=num_workers))
-    for _ in range(4):
-        assert state_of(iterator) is EpochState.RUNNING
-        next(iterator)
-    assert next(iterator, None) is None
-    assert state_of(iterator) is EpochState.OVER
-    with pytest.raises(AssertionError, match="cannot become"):
-        iterator._advance(EpochState.RUNNING)

@@ -84,9 +84,9 @@ class Timed:
     def __next__(self):
         receiving, self.asking = next(self.looks)
         self._look(receiving)
-        self._submit_more()
+        self._fill()
 
-    def _submit_more(self):
+    def _fill(self):
         self._look(self.asking)
 
     def _look(self, times):
@@ -125,12 +125,11 @@ class Filling:
 
 def test_hand_over_begins_when_the_batch_is_there():
     """On a busy machine it may come late; what the loop does while it waits is not measured."""
-    epoch = SimpleNamespace(outlet=Filling([0, 0, 1]))
-    batches = SimpleNamespace(_crew=SimpleNamespace(_epoch=epoch))
+    batches = SimpleNamespace(_outlet=Filling([0, 0, 1]))
     hand_over.wait_for_batch(batches)
-    assert next(epoch.outlet.lengths, None) is None
-    epoch.outlet = Filling([0])
-    epoch.outlet.closed = True  # no more will come
+    assert next(batches._outlet.lengths, None) is None
+    batches._outlet = Filling([0])
+    batches._outlet.closed = True  # no more will come
     hand_over.wait_for_batch(batches)
 
 

@@ -41,7 +41,7 @@ def state_of(source):
 
 def crew_of(source):
     """The workers of an iterator, or of a loader that keeps its iterator."""
-    return (iterator_of(source) if isinstance(source, DataLoader) else source)._crew
+    return (iterator_of(source) if isinstance(source, DataLoader) else source)._backend
 
 
 def seats_of(source):
@@ -93,7 +93,7 @@ def resize(batches, number):
 
 def give_out(batches):
     """Give out the jobs that an iterator may give out now, as it does with each batch."""
-    batches._submit_more()
+    batches._fill()
 
 
 def doing_in(batches):

@@ -21,6 +21,7 @@ from time import monotonic
 from _datasets import BulkIndices, IndexStream, Indices
 
 from spdl_torch import DataLoader
+from spdl_torch.pipeline import PipelineStopped
 
 PATIENCE_SECONDS = 30
 """For what is to end."""
@@ -96,8 +97,8 @@ class Rounds:
         try:
             for batch in () if iterator is None else iterator:
                 rest += batch.tolist()
-        except RuntimeError as error:
-            if "Ctrl-C came" not in str(error):
+        except PipelineStopped as error:
+            if "Ctrl-C" not in str(error):
                 raise
             self.num_cut_short += 1
             loader.load_state_dict(loader.state_dict())
@@ -107,7 +108,8 @@ class Rounds:
         again = DataLoader(loader.dataset, 4, **options)
         again.load_state_dict(state)
         resumed = [n for batch in again for n in batch.tolist()]
-        assert set(rest) <= set(resumed) <= set(range(LENGTH)), (rest, resumed)
+        assert set(resumed) <= set(range(LENGTH)), resumed
+        assert iterator is None or sorted(rest) == sorted(resumed), (rest, resumed)
         assert sorted(n for batch in loader for n in batch.tolist()) == list(range(LENGTH))
 
 

@@ -59,7 +59,7 @@ from spdl_torch.data.child_process.messages import (
     send_descriptor,
     socket_of,
 )
-from spdl_torch.data.loader import crew_opening, vouching
+from spdl_torch.data.loader import backends, vouching
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.objects.stateless import is_stateless
 from spdl_torch.observe import tracing
@@ -594,8 +594,8 @@ def test_option_that_cannot_be_honoured_is_refused():
 @pytest.mark.parametrize("persistent", [False, True])
 def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, caplog, persistent):
     """As on Windows: the batches, and one line in the log that says what is missing."""
-    monkeypatch.setattr(crew_opening, "has_processes", False)
-    crew_opening._say_whose_processes.cache_clear()
+    monkeypatch.setattr(backends, "has_processes", False)
+    backends._say_whose_processes.cache_clear()
     loader = divided(list(range(10)), 4, processes=2, persistent_workers=persistent)
     for _ in range(2):
         batches = iter(loader)
@@ -608,7 +608,7 @@ def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, cap
 
 def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
     """At ``iter()``, and not in silence; threads and no workers are as everywhere."""
-    monkeypatch.setattr(crew_opening, "has_processes", False)
+    monkeypatch.setattr(backends, "has_processes", False)
     resumed = divided(list(range(4)), processes=1)
     resumed.load_state_dict(resumed.state_dict())
     with pytest.raises(UnsupportedOptionError, match="a state that was loaded has no effect"):

@@ -112,7 +112,7 @@ def _work(
         could_not_start=_note_nothing,
     )
     try:
-        worker.serve(_note_nothing, lambda: False, lambda: False)
+        worker.serve(_note_nothing, lambda: False)
     except OSError:
         pass  # the trainer is gone
     finally:

@@ -137,12 +137,7 @@ class ChildConnection:
 
     def say(self, content: bytes) -> bool:
         """Send a pickled message; see ``send``."""
-        try:
-            return self.line.outgoing.send(content)
-        except BaseException:  # Ctrl-C mid-message: the child could not parse what follows
-            self.ending.is_cut_off = True
-            self.hang_up()
-            raise
+        return self.line.outgoing.send(content)
 
     def hang_up(self) -> None:
         """Tell the child to end. Never blocks; safe in a finalizer."""
@@ -160,11 +155,6 @@ class ChildConnection:
     def pid(self) -> int:
         """The process's id; 0 = there is none yet."""
         return 0 if self._child is None else self._child.pid
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the child has ended, or was told to: it answers nothing more."""
-        return self.is_over or self._is_hung_up
 
     @property
     def was_killed(self) -> bool:

@@ -21,7 +21,7 @@ NO_GUARD = (
 
 class Ending:
     """What is known of a process's end. The receiver's thread writes it, and the loop's where it
-    starts a process or is cut off.
+    starts a process.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,6 @@ class Ending:
         """The process's own last words."""
         self.broken: BaseException | None = None
         """Why it could not be started, or what it sent not be received."""
-        self.is_cut_off = False
-        """Whether Ctrl-C came in the middle of a message to it."""
         self.exit_code: int | None = None
         self.was_terminated = False
         """Whether something in this program called ``Process.terminate()``."""
@@ -42,7 +40,7 @@ class Ending:
     @property
     def is_of_this_program(self) -> bool:
         """Whether the process, or this program, is at fault, and not a signal from elsewhere."""
-        return bool(self.fatal or self.broken or self.is_cut_off or self.was_terminated)
+        return bool(self.fatal or self.broken or self.was_terminated)
 
     @property
     def is_by_signal(self) -> bool:
@@ -68,11 +66,6 @@ class Ending:
             )
             raised.__cause__ = self.broken
             return raised
-        if self.is_cut_off:
-            return RuntimeError(
-                f"DataLoader: {where} was stopped because Ctrl-C came in the middle of a message "
-                "to it. Call iter(loader) again; state_dict() says where the epoch stands."
-            )
         if self.was_terminated:
             return RuntimeError(
                 f"DataLoader: {where} was ended by Process.terminate(), which something in this "

@@ -71,7 +71,7 @@ class ProcessSeats:
     ) -> None:
         """``context``: see ``Equipment``."""
         self.placement: Placement | None = None
-        self.errors: dict[int, BaseException] = {}  # they come as results
+        self.failure: BaseException | None = None  # it comes as a result
         self._finalize = spec.finalize
         self._spec = spec._replace(finalize=None, device_index=None)
         self._equipment = Equipment(context, self._spec, device_stage)
@@ -115,9 +115,7 @@ class ProcessSeats:
             leaving = self.roster.leaving
             stay = {number: self.children[number] for number in self.roster.numbers}
             for number, child in stay.items():
-                # Not only those that are over: one that Ctrl-C cut off in the middle of a message
-                # was told to end, and may still be at its last sample.
-                if child.connection.is_ending:
+                if child.connection.is_over:
                     stay[number] = self._new_child(number, key, workers)
                     new.append(stay[number])
                 else:
@@ -138,8 +136,8 @@ class ProcessSeats:
         for child in self.children.values():
             self._look_after(child)
 
-    def submit(self, job: Given) -> None:
-        """Give out a job; see ``Seats.submit``. Raises: what pickle raises on an index."""
+    def submit(self, job: Given) -> Exception | None:
+        """Give out a job; see ``Seats.submit``. Return what pickle raises on its index."""
         if self._epoch is None:
             raise ChannelClosed
         roster = self.roster
@@ -147,7 +145,7 @@ class ProcessSeats:
             self._start_successors()
         if len(roster.children) > len(roster.numbers):
             self._part()
-        roster.submit(job)
+        return roster.submit(job)
 
     def tend(self, epoch: Epoch) -> None:
         """Fork the children that are due, and give a worker its slabs back."""
@@ -324,9 +322,6 @@ class ProcessSeats:
             job = child.jobs.pop(result.number, None) if is_current else None
             if job is not None:
                 child.answered(answer.readings)
-            comes_again = isinstance(result, Failed) and result.again
-            if job is not None and comes_again and self.roster.made_elsewhere(job, child):
-                return
         if epoch is None or job is None:
             if isinstance(result, Loaded) and result.batch.ticket is not None:
                 mappings.give_back(result.batch.ticket.slab)

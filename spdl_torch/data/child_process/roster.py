@@ -34,8 +34,8 @@ class Roster:
         """The numbers of those that do not leave. The loop's thread writes it."""
         self._has_turns = has_turns
         # Those that get no jobs while others can make them: those that replace killed ones, until
-        # they are up, which takes seconds, and those whose workers could not start. Replaced and
-        # never changed, like children, and only while the lock is held.
+        # they are up, which takes seconds. Replaced and never changed, like children, and only
+        # while the lock is held.
         self._spared: tuple[WorkerProcess, ...] = ()
         self._next = 0  # of the process whose turn it is among equals
 
@@ -44,33 +44,16 @@ class Roster:
         with self.lock:
             self.children = {**self.children, child.number: child}
 
-    def submit(self, job: Given) -> None:
-        """Send a job to the worker whose turn it is, or to the idlest one. Raises: what pickle
-        raises.
-        """
+    def submit(self, job: Given) -> Exception | None:
+        """Send a job to the worker whose turn it is, or to the idlest one. Return what pickle
+        raises; None = it is sent."""
         with self.lock:
             numbers = self.numbers_at_work() if self._spared else self.numbers
             if self._has_turns:
                 child = self.children[numbers[job.worker % len(numbers)]]
             else:
                 child = self._idlest(numbers)
-            child.submit(job)
-
-    def made_elsewhere(self, job: Given, child: WorkerProcess) -> bool:
-        """Give a job of a process whose worker could not start, and has said so, to another one;
-        return False if there is none that could make it.
-        """
-        if self._has_turns:
-            return False
-        with self.lock:
-            child.is_broken = True
-            if child not in self._spared:
-                self._spared = (*self._spared, child)
-            able = [n for n in self.numbers if not self.children[n].is_broken]
-            if not able:
-                return False
-            self._idlest(able).submit(job)
-        return True
+            return child.submit(job)
 
     def replace(
         self, child: WorkerProcess, successor: WorkerProcess, jobs: Iterable[Given], *, late: bool
@@ -95,7 +78,7 @@ class Roster:
         """Go on with these, all workers, in another epoch."""
         with self.lock:
             self.children = children
-            self._spared = tuple(child for child in self._spared if child.is_broken)
+            self._spared = ()
 
     @property
     def leaving(self) -> list[WorkerProcess]:
@@ -135,9 +118,7 @@ class Roster:
         """Return the numbers of the processes that are not spared; all if every one is. The lock is
         held: a receiver's thread calls this, too.
         """
-        self._spared = tuple(
-            child for child in self._spared if child.is_broken or not child.connection.is_up
-        )
+        self._spared = tuple(child for child in self._spared if not child.connection.is_up)
         children = self.children
         return [n for n in self.numbers if children[n] not in self._spared] or self.numbers
 

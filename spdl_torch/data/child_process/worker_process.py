@@ -96,8 +96,6 @@ class WorkerProcess:
         them: its receivers and the trainer's thread change them."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
-        self.is_broken = False
-        """Whether none of its workers could start; the loop has had their errors."""
         self.latest: bytes | None = None
         """The pickle of its last ``Readings`` of this epoch."""
         # A child reports a wait for a job when that has come. Until then it is counted here: waits
@@ -131,9 +129,9 @@ class WorkerProcess:
             equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
         )
 
-    def submit(self, job: Given) -> None:
+    def submit(self, job: Given) -> Exception | None:
         """Give the child a job, and with it the slabs that are free. The roster's lock is held, and
-        answers are heard with it. Raises: what pickle raises.
+        answers are heard with it. Return what pickle raises; None = it is sent.
 
         It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread
         that trains sends one for each batch, and a named tuple is pickled by calls of Python code.
@@ -141,19 +139,16 @@ class WorkerProcess:
         freed = self.mappings.freed()
         try:
             content = pickle.dumps((*job, *freed), 5)
-        except BaseException:
+        except Exception as error:
             if any(freed):
                 self.connection.send(freed)  # nobody reports them again
-            raise
+            return error
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
         self._unreported_ns = self.waited_ns, 0
-        try:
-            self.connection.say(content)
-        except BaseException:  # Ctrl-C
-            self.jobs.pop(job.number, None)
-            raise
+        self.connection.say(content)
+        return None
 
     def answered(self, readings: bytes | None) -> None:
         """Note that the child has answered a job. ``readings``: those that came with it. The

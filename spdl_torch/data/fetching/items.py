@@ -51,8 +51,6 @@ class Items:
         self._ended = resume is not None and resume.ended
         self.num_taken = 0
         """The number of items since the epoch began, including those before the state."""
-        self.is_cut_off = False
-        """Whether Ctrl-C has ended the iterator, a generator, before its end."""
         self._under_way: list[Any] = []  # the batch's items so far; describe() reads it
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin_iterable(batch.key)
@@ -77,8 +75,6 @@ class Items:
             raise
         except BaseException:  # Ctrl-C, perhaps when an item was drawn that nobody has counted
             self.own_state.num_drawn = max(self.num_taken, before + len(items)) + 1
-            is_generator = inspect.isgenerator(self._iterator)
-            self.is_cut_off = is_generator and self._iterator.gi_frame is None
             raise
         self.own_state.num_drawn = self.num_taken
         if not items or (self._drop_last and len(items) < len(index)):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ...autotune.tuning import TuningState
     from ...autotune.window import Window, WindowReadings
     from ...engine.stats.perf_stats import StageStats
+    from .backend import Backend
     from .base_loader import BaseLoader
-    from .crew import Crew
 
 WORKERS = "num_workers"
 """The name of the loader's one stage in decisions."""
@@ -27,10 +27,10 @@ class LoaderTuner:
     in ``state`` and in the loader's ``num_workers``.
     """
 
-    def __init__(self, loader: BaseLoader[Any], state: TuningState, crew: Crew) -> None:
+    def __init__(self, loader: BaseLoader[Any], state: TuningState, backend: Backend) -> None:
         self._loader = weakref.ref(loader)
         self._state = state
-        self._crew = crew
+        self._backend = backend
         self._num_workers = int(loader.num_workers)
         self._prefetch = loader.prefetch_factor or 1
         self._batch_bytes: int | None = None
@@ -66,14 +66,16 @@ class LoaderTuner:
         if now < self._due:
             return
         self._due = now + self._part_seconds
-        readings = self._state.meter.look(self._crew.stats.snapshot_of_workers(), self._num_batches)
+        readings = self._state.meter.look(
+            self._backend.stats.snapshot_of_workers(), self._num_batches
+        )
         if readings is not None:
             has_changed = self._step(self._window(readings))
             self._state.meter.restart(skip=int(has_changed))
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
-        self._state.meter.end_run(self._crew.stats.snapshot_of_workers(), self._num_batches)
+        self._state.meter.end_run(self._backend.stats.snapshot_of_workers(), self._num_batches)
         if self._state.found:
             self._state.log_settings(self._settings())
 
@@ -96,14 +98,14 @@ class LoaderTuner:
         for count in step.counts.values():
             self._resize(count)
         for decision in step.decisions:
-            state.log(decision, self._crew.stats.recorder)
+            state.log(decision, self._backend.stats.recorder)
         if step.decisions and state.tuner().is_settled:
             state.log_settings(self._settings())
         return bool(step.counts)
 
     def _resize(self, count: int) -> None:
         self._num_workers = count  # for max_outstanding
-        self._note(self._crew.resize(count, self.max_outstanding))
+        self._note(self._backend.resize(count, self.max_outstanding))
 
     def _note(self, count: int) -> None:
         self._num_workers = count

@@ -10,7 +10,6 @@ Nothing here refers to the iterator that the trainer holds, so dropping it ends 
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,10 @@ from ...errors import PipelineStopped
 from ..workers.activity import describe_activities
 from ..workers.device import AHEAD
 from ..workers.epoch import Epoch
-from ..workers.jobs import NO_BATCHES, Failed, Given, Result
+from ..workers.jobs import NO_BATCHES, Over, Result
 from ..workers.stats import CrewStats
 from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread
+from .backend import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.counts import Queues
+    from ..workers.jobs import Failed, Given
     from ..workers.load_spec import LoadSpec
     from ..workers.seats import Seats
     from ..workers.transfer_stage import DeviceStage
@@ -42,7 +43,7 @@ _JOIN_SECONDS = 1.0
 _MAX_EPOCHS_WAITING = 1_000  # epochs that a persistent loader may begin before the thread looks
 
 
-class Crew:
+class Crew(Backend):
     """The workers of one iterator, and the epoch that they work on.
 
     ``break``, an exception and Ctrl-C call ``request_stop``: every wait ends at once; a worker that
@@ -56,21 +57,19 @@ class Crew:
         self._spec = spec
         self.seats = seats
         """Where the workers sit."""
-        self._num_given = 0  # jobs of this epoch
         self._stage = stage
-        self.stats = CrewStats(stage)
+        self.stats: CrewStats = CrewStats(stage)
         self._epoch: Epoch | None = None
         self._is_stopped = False
         # Of the transfer thread, which is started for the first epoch.
         self._threads = ThreadGroup(weakly(self.request_stop))
         self._epochs: Channel[Epoch] | None = None
 
-    def begin(self, key: StreamKey, workers: Sequence[WorkerState] = ()) -> None:
-        """Begin an epoch, the first or another one; jobs of the last one are dropped.
+    def begin(self, key: StreamKey, workers: Sequence[WorkerState], _: object = None) -> None:
+        """Begin an epoch; see ``Backend``. Workers that are there stay, and others start.
 
-        Workers that are there stay, and others start. This is not part of ``__init__``, so that the
-        holder can register ``request_stop`` before there is anything to stop: Ctrl-C may come at
-        any moment in here.
+        This is not part of ``__init__``, so that the holder can register ``request_stop`` before
+        there is anything to stop: Ctrl-C may come at any moment in here.
 
         Raises: RuntimeError: the system has no more threads or processes; those that were started
             end.
@@ -91,7 +90,7 @@ class Crew:
     def _enter(self, epoch: Epoch, before: Queues) -> None:
         """Begin the epoch, of which ``before`` was read when its workers were not there yet."""
         self.stats.begin(epoch, before, self.seats.counts, self.seats.placement)
-        self._num_given = 0
+        self.consumer = epoch.consumer, epoch.outlet
         # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in an
         # epoch that request_stop cannot close.
         self._epoch = epoch
@@ -116,82 +115,44 @@ class Crew:
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
 
-    def submit(self, job: Given) -> None:
-        """Give out a job; see ``Seats.submit``. Jobs are numbered from 0 on in each epoch."""
+    def give(self, job: Given) -> Exception | None:
+        """Give out a job; see ``Backend``. One that finds the workers gone is lost: so is the
+        epoch, as ``take`` says."""
         try:
-            self.seats.submit(job)
-            self._num_given = job.number + 1
+            return self.seats.submit(job)
         except ChannelClosed:
-            self._raise_loss()
-            self._running()
-            raise
+            return None
 
-    def ask(self) -> None:
-        """Note that the loop asks for a batch."""
-        if (epoch := self._epoch) is not None:
-            epoch.consumer.ask(epoch.outlet)
+    def answer(self, result: Failed) -> None:
+        """Let this be the result of a job; see ``Backend``."""
+        self._running().deliver(result)
 
-    def got(self, number: int) -> None:
-        """Note that the loop has that result, and goes on."""
-        if (epoch := self._epoch) is not None:
-            epoch.consumer.got(number)
-
-    def get(self, timeout: float | None) -> Result:
-        """Return the next result, in order if the spec says so.
-
-        Raises: TimeoutError; RuntimeError: the workers have ended.
-        """
-        deadline = inf if timeout is None else monotonic() + timeout
+    def take(self, seconds: float) -> Result | Over | None:
+        """Return the next result; see ``Backend``."""
+        deadline = monotonic() + seconds
         while True:
-            epoch, seconds = self._running(), None
+            if (failure := self.seats.failure) is not None:
+                return Over(failure)
+            epoch, wait = self._epoch, None
+            if epoch is None or not self._threads.is_here:
+                return Over(PipelineStopped(self._gone()))
             if not epoch.outlet.has_next:  # a batch that is there comes first
-                seconds = self._tend(epoch, deadline)
+                wait = self._tend(epoch, deadline)
             try:
-                result = epoch.outlet.get_numbered(seconds)[1]
+                result = epoch.outlet.get_numbered(wait)[1]
                 break
             except TimeoutError:
                 if monotonic() >= deadline:
-                    raise
+                    return None
             except ChannelClosed:
-                self._raise_loss()
-                raise
-        if self.seats.errors:
-            result = self._or_error(result)
+                return Over(self.seats.loss or PipelineStopped(self._gone()))
         return result if self._stage is None else self._stage.hand_over(result)
 
-    def _or_error(self, result: Result) -> Result:
-        """Return the result, or the error that comes in its place."""
-        error = self.seats.errors.pop(result.number, None)
-        return result if error is None else Failed(result.number, error)
-
-    def _tend(self, epoch: Epoch, deadline: float) -> float | None:
+    def _tend(self, epoch: Epoch, deadline: float) -> float:
         """Do what is due before the loop waits; return for how long it may wait until it looks
         again."""
         self.seats.tend(epoch)
-        seconds = min(self.seats.look_seconds, deadline - monotonic())
-        return None if seconds == inf else max(0.0, seconds)
-
-    @property
-    def num_taken(self) -> int:
-        """The number of results that ``get`` has taken in this epoch, including one that Ctrl-C
-        kept it from returning.
-        """
-        epoch = self._epoch
-        return 0 if epoch is None else epoch.outlet.num_got
-
-    @property
-    def num_outstanding(self) -> int:
-        """The number of jobs whose results the loop has not had yet."""
-        return self._num_given - self.num_taken
-
-    @property
-    def loss(self) -> BaseException | None:
-        """The error for which no batch comes any more in this epoch; None = all is well."""
-        return self.seats.loss
-
-    def _raise_loss(self) -> None:
-        if (loss := self.loss) is not None:
-            raise loss from loss.__cause__
+        return max(0.0, min(self.seats.look_seconds, deadline - monotonic()))
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that get the jobs, and return the new number: the old one if
@@ -225,8 +186,13 @@ class Crew:
         """
         return self._threads.is_here and not self._is_stopped and not self.seats.is_stopped
 
+    @property
+    def num_processes(self) -> int:
+        """The number of worker processes; see ``Backend``."""
+        return 0 if self.seats.placement is None else self.seats.placement.num_processes
+
     def request_stop(self) -> None:
-        """End every wait and with it the workers. Never blocks; safe in a finalizer."""
+        """End every wait and with it the workers; see ``Backend``."""
         if not self._threads.is_here:
             return  # a forked child has none of the threads, and locks may stay held for ever
         try:
@@ -257,14 +223,16 @@ class Crew:
 
     def _running(self) -> Epoch:
         epoch = self._epoch
-        is_here = self._threads.is_here
-        if epoch is None or not is_here:
-            raise PipelineStopped(
-                "DataLoader: the workers of this iterator have ended"
-                + ("." if is_here else "; they did not follow into a forked process.")
-                + " Call iter(loader) for new ones."
-            )
+        if epoch is None or not self._threads.is_here:
+            raise PipelineStopped(self._gone())
         return epoch
+
+    def _gone(self) -> str:
+        fork = "" if self._threads.is_here else "; they did not follow into a forked process"
+        return (
+            f"DataLoader: the workers of this iterator have ended{fork}. Call iter(loader) for new "
+            "ones, and end a thread that loads before the program ends."
+        )
 
     def _transfer_for(self, stage: DeviceStage) -> None:
         """Let the transfer thread have the epoch; start it before the first one."""

@@ -18,7 +18,7 @@ from ..lightning_states import follow_trainer
 from ..sampling.sampler_chain import divides_itself, is_shared_out
 from ..user_warnings import warn_once
 from ..workers.remarks import start_remark, with_remarks, with_remarks_of
-from . import crew_opening
+from . import backends
 from .arguments import (
     check_arguments,
     check_error_options,
@@ -26,8 +26,7 @@ from .arguments import (
     refuse_foreign_state,
 )
 from .base_loader import BaseLoader
-from .crew_iterator import CrewIterator
-from .inline_iterator import InlineIterator
+from .loader_iterator import LoaderIterator
 from .loader_state import LoaderState
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class DataLoader(BaseLoader[T_co]):
             in_order=in_order,
         )
         if self.num_workers:
-            crew_opening.import_workers(self)
+            backends.import_workers(self)
         # Accelerate would divide among its ranks a second time what they already share.
         if is_shared_out(self) or divides_itself(dataset):
             self._is_accelerate_prepared = True
@@ -222,14 +221,10 @@ class DataLoader(BaseLoader[T_co]):
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if self.num_workers and not crew_opening.has_processes and self._placement().num_processes:
-            return crew_opening.torchs_iterator(self)
-        if self.num_workers == 0:
-            kind: type[InlineIterator | CrewIterator] = InlineIterator
-        else:
-            kind = CrewIterator
+        if self.num_workers and not backends.has_processes and self._placement().num_processes:
+            return backends.torchs_iterator(self)
         number = self._state.figures.pipeline_number
-        iterator = kind(self, self.device, stats=self.stats, pipeline_number=number)
+        iterator = LoaderIterator(self, self.device, stats=self.stats, pipeline_number=number)
         self._state.add(iterator)
         return iterator
 

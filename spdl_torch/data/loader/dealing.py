@@ -38,9 +38,9 @@ class Dealing:
         """The worker of each job that the loop has not had yet, and the number of its batch in the
         sampler's order."""
 
-    def next_worker(self, held: int | None, num_outstanding: int) -> int | None:
+    def next_worker(self, held: int | None) -> int | None:
         """Return the worker whose turn it is; None = nobody's. ``held``: the number of a job that
-        is done, while the loop has not had its batch; ``num_outstanding``: of jobs that are not.
+        is done, while the loop has not had its batch.
 
         Where order does not matter, a worker with its full share of jobs is passed over:
         otherwise one that is stuck would in the end have every job.
@@ -48,14 +48,12 @@ class Dealing:
         for worker in itertools.islice(self._turns, self._num_workers):
             if worker not in self._active:
                 continue
-            if not self._evenly or self._has_room(worker, held, num_outstanding):
+            if not self._evenly or self._has_room(worker, held):
                 return worker
         return None
 
-    def _has_room(self, worker: int, held: int | None, num_outstanding: int) -> bool:
+    def _has_room(self, worker: int, held: int | None) -> bool:
         jobs = sum(of == worker for number, (of, _) in self.given.items() if number != held)
-        # A batch that Ctrl-C has lost on its way to the loop stays in ``given``.
-        jobs = min(jobs, num_outstanding)
         return jobs < max(1, self.max_outstanding // len(self._active))
 
     def has_ended(self, number: int) -> None:

@@ -1,6 +1,6 @@
-"""The state of an epoch that both iterators of a loader share: the inline one, and a crew's.
+"""The order of an epoch: its seed, its sampler, and where a loop that was saved goes on in it.
 
-Both derive from torch's ``_BaseDataLoaderIter``: its constructor draws from the generators in
+It derives from torch's ``_BaseDataLoaderIter``: its constructor draws from the generators in
 torch's order, and Lightning recognises by it an iterator that must not be pickled.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import autograd
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ...errors import PipelineFailure, PipelineStopped
+from ...errors import PipelineFailure
 from ..checkpoint.epoch_start import BaseSeed, EpochStart
 from ..checkpoint.last_indices import tell_order
 from ..checkpoint.progress import Progress
@@ -30,13 +29,11 @@ from ..checkpoint.resume_state import (
     skipped,
 )
 from ..checkpoint.user_state import WorkerState
-from ..error_notes import add_thread_note, not_an_end
+from ..error_notes import add_thread_note
 from ..fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from ..fetching.batch import BatchRecipe
 from ..rng.keys import StreamKey, epoch_seed
 from ..sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of, unshared
-from ..user_warnings import warn
-from .epoch_states import FOLLOWING, EpochState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
@@ -51,29 +48,9 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _END = object()
 
-_CUT_SHORT = (
-    "DataLoader: Ctrl-C came while a batch was asked for, and the batches before it are handed "
-    "over. Call iter(loader) again; state_dict() says where the epoch stands."
-)
-
-_SHORT = (
-    "DataLoader: this epoch of {0} has {1} items, just as many as were left of the epoch before, "
-    "which was resumed in its middle. If {0} begins again at the state that it was given, as "
-    "Hugging Face's streams do until another epoch is named, later epochs lack the items before "
-    "that: call set_epoch(number) on the dataset before each epoch."
-)
-
-_autograd: Any = autograd
-_is_profiled = _autograd._profiler_enabled
-
 
 class EpochIterator(_BaseDataLoaderIter):
-    """The base of both iterators: the position in the epoch, and the seed it draws from."""
-
-    _state = EpochState.BEGINNING
-
-    _is_cut_short = False
-    """Whether Ctrl-C came while an index was being drawn, or given out."""
+    """The base of a loader's iterator: it draws the indices, and knows the position."""
 
     def __init__(self, loader: BaseLoader[Any]) -> None:
         resume = loader._state.position.begin(loader)
@@ -98,7 +75,6 @@ class EpochIterator(_BaseDataLoaderIter):
         self, loader: BaseLoader[Any], resume: ResumeState | None, redrawn: Redrawn
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
-        self._advance(EpochState.BEGINNING)
         known = loader._state.position
         if resume is not None:
             known.num_epochs_begun = resume.epoch + resume.finished
@@ -194,11 +170,6 @@ class EpochIterator(_BaseDataLoaderIter):
             left_before=() if before is None or resume else before.left_of_resumed,
         )
 
-    def _advance(self, state: EpochState) -> None:
-        """Go to ``state``."""
-        assert state in FOLLOWING[self._state], f"{self._state} cannot become {state}"
-        self._state = state
-
     def _skipped_to(self, resume: ResumeState) -> tuple[int, int, LastIndices]:
         """Skip what the trainer has already received; return as ``skipped``."""
         if isinstance(self._dataset, IterableDataset):
@@ -261,29 +232,6 @@ class EpochIterator(_BaseDataLoaderIter):
             known = before.left_to_next() or known
         return list(known)
 
-    def __next__(self) -> Any:
-        try:
-            # torch's __next__ labels every batch for the profiler, which costs 4 µs even without
-            # one, and counts the items of an iterable whose length was asked for. Skip both when
-            # idle.
-            if _is_profiled() or self._IterableDataset_len_called is not None:
-                return super().__next__()
-            batch: Any = self._next_data()
-        except StopIteration as error:
-            # Whatever raises it, and wherever: only the end of the epoch is an end.
-            if self._state in (EpochState.OVER, EpochState.LOST):
-                raise
-            raise not_an_end(error) from error
-        self._num_yielded += 1
-        return batch
-
-    def close(self) -> None:
-        """End the epoch here, unless it is over; ``next()`` raises ``PipelineStopped`` from now
-        on.
-        """
-        if self._state is not EpochState.OVER:
-            self._next_data = _closed  # type: ignore[method-assign]  # no check at every next()
-
     def _take_index(self) -> tuple[Any, int] | None:
         """Return the sampler's next index, and the position of its first sample in the epoch;
         None = there is none left.
@@ -317,7 +265,6 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _note_draw(self, error: BaseException) -> None:
         """Note on an error that it came from the sampler, as it was asked for an index."""
-        self._is_cut_short = self._is_cut_short or not isinstance(error, Exception)
         where = f"in the sampler ({self._name_of_sampler()})"
         add_thread_note(error, where, f"asked for batch {self._num_taken}")
 
@@ -378,32 +325,6 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         return None
 
-    def _end_epoch(self) -> NoReturn:
-        """End the epoch: no batch is left.
-
-        Raises: StopIteration; PipelineFailure: too many samples have failed; RuntimeError, once:
-            Ctrl-C has cut the epoch short.
-        """
-        if self._state is EpochState.LOST:
-            raise StopIteration
-        if self._is_cut_short:
-            self._advance(EpochState.LOST)
-            raise RuntimeError(_CUT_SHORT) from None
-        if self._progress.is_short:
-            warn(_SHORT.format(type(self._dataset).__name__, sum(self._progress.left_before)))
-        failure = self._end()
-        if failure is None and self._skipped is not None:
-            failure = self._skipped.end()
-        # Last: the loop does not see an end that Ctrl-C cuts off, so it has to come again. From
-        # here to the loop there is no place where Python looks for Ctrl-C.
-        self._progress.finished = True
-        raise failure or StopIteration from None
-
-    def _end(self) -> Any:
-        """Go to OVER, and let go of what has made the batches. Return the error that the trainer
-        gets in place of the end; None = no error."""
-        raise NotImplementedError
-
     def _count(self, index: Any) -> int:
         """Return the number of samples of an index."""
         if not self._auto_collation:
@@ -416,9 +337,3 @@ class EpochIterator(_BaseDataLoaderIter):
 
 def _in_words(num_parts: int) -> str:
     return "num_workers=0 or 1" if num_parts == 1 else f"num_workers={num_parts}"
-
-
-def _closed() -> NoReturn:
-    raise PipelineStopped(
-        "DataLoader: the loader of this iterator was closed. Call iter(loader) for a new one."
-    )

@@ -235,7 +235,7 @@ class LoaderState:
         """The findings of ``num_workers="auto"`` so far."""
 
     def add(self, iterator: Any) -> None:
-        """Know an ``EpochIterator`` for as long as somebody holds it, and report what it
+        """Know a ``LoaderIterator`` for as long as somebody holds it, and report what it
         measures."""
         if self._iterators is None:
             self._iterators = WeakSet()

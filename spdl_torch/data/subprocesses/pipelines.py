@@ -274,7 +274,7 @@ class SubprocessIterable(Generic[T]):
         """Stop the child explicitly: the error's traceback keeps the iterator alive."""
         iterator: Any = self._loader._iterator
         self._loader._iterator = None
-        iterator._crew.request_stop()
+        iterator._backend.request_stop()
 
 
 def _as_it_is(item: Any) -> Any:

@@ -6,10 +6,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ...named_tuples import NamedTuple
+from ..fetching.bad_samples import NoGoodSample
+from ..fetching.items import EndOfIterable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..checkpoint.user_state import WorkerState
     from ..fetching.bad_samples import BadSample, Tries
+    from ..fetching.batch_maker import BatchMaker
 
 
 class Given(NamedTuple):
@@ -52,9 +57,8 @@ class Failed(NamedTuple):
     error: BaseException
     progress: WorkerState | None = None
     tries: Tries | None = None
-    again: bool = False
-    """Whether the error of a worker that could not start comes once more: the batch can be made by
-    another one."""
+    ends: bool = False
+    """Whether nothing comes after it: of a worker that could not begin."""
 
 
 class Exhausted(NamedTuple):
@@ -66,6 +70,43 @@ class Exhausted(NamedTuple):
 
 
 Result = Loaded | Failed | Exhausted | NoBatch
+
+
+class Told(NamedTuple):
+    """An error that the loop gets in place of no batch: the sampler's, or of a wait that took too
+    long. The batches come at a later ``next()``."""
+
+    error: Exception
+
+
+class Over(NamedTuple):
+    """The end of an epoch for its loop, by what it raises: StopIteration, or an error after which
+    no batch comes."""
+
+    error: BaseException
+
+
+def result_of(
+    maker: BatchMaker,
+    job: Given | Job,
+    finalize: Callable[[Any], Any] | None,
+    catches: type[BaseException] = BaseException,
+) -> Result:
+    """Make the batch of a job, and return it or what comes in its place. ``finalize``: applied to
+    it; None = nothing is. ``catches``: the errors that come in its place, others are raised."""
+    number, wanted = job.number, job.wants_state
+    try:
+        batch, tries = maker.make(job.first, job.index, number)
+        if finalize is not None:
+            batch = finalize(batch)
+        return Loaded(number, batch, maker.progress(wanted=wanted), tries)
+    except NoGoodSample as nothing:
+        return NoBatch(number, nothing.args[0], maker.progress(wanted=wanted))
+    except EndOfIterable:
+        return Exhausted(number, maker.progress(wanted=wanted), maker.tries())
+    except catches as error:
+        return Failed(number, error, maker.progress(wanted=wanted), maker.tries())
+
 
 NO_BATCHES = frozenset({Exhausted, NoBatch})
 """The results that bring the loop nothing; no statistic of a queue counts them."""

@@ -26,9 +26,9 @@ class Seats(Protocol):
     """The interval at which a waiting loop calls ``tend``; inf = never."""
 
     @property
-    def errors(self) -> dict[int, BaseException]:
-        """Those of workers that could not start, by the batch in whose place the loop gets each:
-        the one that torch gives to this worker first, whoever has made it."""
+    def failure(self) -> BaseException | None:
+        """The error of a worker that could not start, which comes before the next batch; None = all
+        have started, or theirs comes in place of a batch."""
         ...
 
     @property
@@ -49,9 +49,11 @@ class Seats(Protocol):
         """Deliver to this epoch from now on; nothing happens if they do already."""
         ...
 
-    def submit(self, job: Given) -> None:
+    def submit(self, job: Given) -> Exception | None:
         """Give out the job of one batch, to its worker or, where any can make it, to whom it suits;
-        never blocks.
+        never blocks. Return the error for which its index cannot be sent; None = none.
+
+        Raises: ChannelClosed: the workers have ended.
         """
         ...
 

@@ -85,6 +85,16 @@ class EpochStats(ABC):
         """Return the statistics alone."""
         return self._snapshot()
 
+    def snapshot_of_workers(self) -> PipelineStats:
+        """Return the statistics for whoever changes the workers: the loop's waits are for these
+        alone, not for the sampler."""
+        return self._snapshot(of_workers=True)
+
+    @property
+    def recorder(self) -> FlightRecorder | None:
+        """The recorder of the last epoch that began."""
+        return self._recorder
+
     def report(self) -> Report:
         """Return the statistics with the probes' readings and the verdict, which cost more."""
         from .figures import figures_of
@@ -130,11 +140,6 @@ class CrewStats(EpochStats):
         """As :class:`EpochStats` says."""
         return self._begun is None
 
-    @property
-    def recorder(self) -> FlightRecorder | None:
-        """The recorder of the last epoch that began."""
-        return self._recorder
-
     def begin(
         self, epoch: Epoch, before: Queues, source: Source, placement: Placement | None
     ) -> None:
@@ -156,11 +161,6 @@ class CrewStats(EpochStats):
             # In this order: a thread that finds no epoch finds what was kept of the one that ended.
             self._last = self._measured_of(begun)
             self._begun = None
-
-    def snapshot_of_workers(self) -> PipelineStats:
-        """Return the same for whoever changes the workers: the loop's waits are for these alone,
-        not for the sampler."""
-        return self._snapshot(of_workers=True)
 
     def _measured(self, *, run_delays: bool = True) -> Measured | None:
         begun = self._begun

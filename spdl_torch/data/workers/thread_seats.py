@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from ...engine.channel.channel import Channel
 from ...engine.channel.waits import ChannelClosed
+from ...engine.failures import text_of
 from ...engine.threads import stall
 from ...engine.threads.calls import Once, weakly
 from ...engine.threads.thread_group import ThreadGroup
@@ -27,7 +28,6 @@ from .counts import WorkerCounts
 from .device import most_pieces
 from .epoch import Epoch, Sharing, Shift
 from .jobs import Given, Job
-from .thread_failures import ThreadFailures
 from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .worker_thread import Worker
 
@@ -58,9 +58,8 @@ class ThreadSeats:
 
     Owners of its state: the loop's thread writes ``_shift``, ``_spec`` and who is resting;
     ``request_stop``, on any thread, sets ``_shift`` to None, for good. A worker removes itself from
-    ``_shifts`` and ``_workers`` as it leaves. It writes ``_failures`` before it says that it is
-    ready, for which the loop's thread waits in ``_start_threads``: nobody goes through the errors
-    meanwhile.
+    ``_shifts`` and ``_workers`` as it leaves. It writes ``failure`` before it says that it is
+    ready, for which the loop's thread waits in ``_start_threads``.
     """
 
     look_seconds = inf
@@ -75,7 +74,10 @@ class ThreadSeats:
         self._threads = ThreadGroup(weakly(self.request_stop))
         self.is_stopped = False
         self._activities = [Activity() for _ in range(spec.announced_workers)]
-        self._failures = ThreadFailures()
+        self.failure: BaseException | None = None
+        """See ``Seats.failure``."""
+        self._death: BaseException | None = None  # of a thread, through no fault of the dataset
+        self._is_whole = True  # False once the system had no thread for a worker
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
@@ -126,14 +128,13 @@ class ThreadSeats:
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that share one queue; see ``Seats.resize``.
 
-        Each surplus worker leaves after the job that it works on or waits for. If
-        ``worker_init_fn`` fails on an added worker, that worker stops, the log says so, and the
-        number no longer changes.
+        Each surplus worker leaves after the job that it works on or waits for. If the system has no
+        more threads, the log says so, and the number no longer changes.
         """
         shift, more = self._shift, num_workers - self._spec.num_workers
         if shift is None:
             raise ChannelClosed
-        if not self._failures.is_whole or max_outstanding < 1:
+        if not self._is_whole or max_outstanding < 1:
             return self._spec.num_workers
         jobs = shift.jobs[0]
         jobs.grow(max_outstanding * num_workers)
@@ -145,19 +146,9 @@ class ThreadSeats:
         for number in joining:
             self._shifts[number] = Channel(_MAX_SHIFTS_WAITING)
             self._shifts[number].put(shift)
-        if joining:
-            self._start_threads(joining)
-        if not self._failures.is_whole:
-            left = self._failures.of_workers
-            errors = [left.pop(n) for n in joining if n in left]
-            _logger.warning(
-                "DataLoader: %d of %d new workers could not start; the others go on, and their "
-                "number stays",
-                len(errors),
-                len(joining),
-                exc_info=errors[0],
-            )
-            self._set_size(num_workers - len(errors), max_outstanding)
+        if missing := self._start_threads(joining) if joining else 0:
+            self._is_whole = False
+            self._set_size(num_workers - missing, max_outstanding)
         return self._spec.num_workers
 
     @property
@@ -173,14 +164,16 @@ class ThreadSeats:
         self.counts.workers.change(num_workers)
 
     @property
-    def errors(self) -> dict[int, BaseException]:
-        """The errors of workers that could not start; see ``Seats.errors``."""
-        return self._failures.of_workers
-
-    @property
     def loss(self) -> BaseException | None:
         """The failure of a thread, through no fault of the dataset; see ``Seats.loss``."""
-        return self._failures.loss
+        if self._death is None:
+            return None
+        error = RuntimeError(
+            "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
+            f"{text_of(self._death)}. The log has its traceback; please report it."
+        )
+        error.__cause__ = self._death
+        return error
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the threads do; see ``Seats.at_work``."""
@@ -204,7 +197,7 @@ class ThreadSeats:
         # Free the batches that nobody will take: the frames of a kept error may hold the seats.
         self._shift = None
         self.counts.end()
-        self._failures.of_workers.clear()
+        self.failure = None
         self._workers.clear()  # they refer to this object
         stop_probing(self)
 
@@ -234,11 +227,12 @@ class ThreadSeats:
             shifts.put(shift)
         return shift
 
-    def _start_threads(self, more: Sequence[int] = ()) -> None:
-        """Start all threads, or ``more`` workers, and wait until they are ready."""
+    def _start_threads(self, more: Sequence[int] = ()) -> int:
+        """Start all threads, or ``more`` workers, and wait until they are ready. Return how many of
+        those the system had no thread for."""
         # Not a Semaphore: Ctrl-C during its wait may leave its lock held, and the threads that
         # release it would wait for ever.
-        ready, num_started = Channel[None](_MOST_WORKERS), 0
+        ready, num_started, missing = Channel[None](_MOST_WORKERS), 0, 0
         # In a worker process, worker_init_fn may seed the global generators (Lightning's does). A
         # call in it that the patches do not reach would seed the trainer's.
         generators = generators_kept() if self._spec.worker_init_fn else nullcontext()
@@ -250,11 +244,17 @@ class ThreadSeats:
                     if not more:
                         raise
                     self._shifts.pop(number)
-                    self._failures.could_not_start(number, error)
+                    missing += 1
+                    _logger.warning(
+                        "DataLoader: no thread could be started for one more worker (%s); the "
+                        "others go on, and their number stays.",
+                        error,
+                    )
                 else:
                     num_started += 1
             for _ in range(num_started):
                 stall.warn_when_stalled(ready.get, self._log_slow_start)
+        return missing
 
     def _log_slow_start(self, seconds: float) -> None:
         _logger.warning(
@@ -281,7 +281,7 @@ class ThreadSeats:
             self._serve(number, say_ready)
         except BaseException as error:
             _logger.exception("DataLoader: a thread of the loader has failed")
-            self._failures.death = error.with_traceback(None)
+            self._death = error.with_traceback(None)
             shift = self._shift
             if shift is not None:
                 shift.close()
@@ -297,10 +297,10 @@ class ThreadSeats:
             self._activities[number],
             copying=self._copying,
             cells=self.counts.new_cells(enabled=self._spec.stats),
-            could_not_start=self._failures.could_not_start,
+            could_not_start=self._could_not_start,
         )
         try:
-            worker.serve(say_ready, self._can_be_spared, self._is_surplus)
+            worker.serve(say_ready, self._is_surplus)
         finally:
             self._workers.pop(number, None)
         self._shifts.pop(number, None)  # last: from here on resize() may give the number again
@@ -314,10 +314,6 @@ class ThreadSeats:
             self._num_surplus -= is_surplus
         return is_surplus
 
-    def _can_be_spared(self) -> bool:
-        """Return whether a worker that could not start may leave.
-
-        Where all share one queue, the others do its work. If none could start, the last one to
-        fail stays, to answer the jobs with its error.
-        """
-        return not self._spec.has_turns and len(self._failures.of_workers) < self._spec.num_workers
+    def _could_not_start(self, error: BaseException) -> None:
+        """Keep the first such error for the loop."""
+        self.failure = self.failure or error

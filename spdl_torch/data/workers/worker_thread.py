@@ -15,16 +15,15 @@ import torch
 
 from ...engine.channel.waits import ChannelClosed
 from ...engine.recorder.moments import Outcome
-from ..error_notes import add_thread_note
+from ..error_notes import Reason, add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
-from ..fetching.batch_maker import BatchMaker, Broken
-from ..fetching.items import EndOfIterable
+from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
 from .dataset_copies import own_copy, own_function
 from .fork_rest import begin_job, take_part
-from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result
+from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result, result_of
 from .worker_info import acting_as_worker, rebound
 
 if TYPE_CHECKING:
@@ -52,13 +51,13 @@ class Worker:
         *,
         copying: threading.Lock | None,
         cells: Sequence[TaskCell | None],
-        could_not_start: Callable[[int, BaseException], None],
+        could_not_start: Callable[[BaseException], None],
     ) -> None:
         """Take the worker's parts; the thread itself starts in ``serve``.
 
         ``copying``: held while it copies the dataset; None = it has a process to itself, where
-        nothing is copied. ``cells``: the counters of fetching
-        and collating. ``could_not_start``: called with the reason, before the trainer goes on.
+        nothing is copied. ``cells``: the counters of fetching and collating. ``could_not_start``:
+        called with the reason, before the trainer goes on.
         """
         self._number = number
         self._spec = spec
@@ -72,15 +71,10 @@ class Worker:
         """The dataset from which it makes samples; None = it has not begun."""
         self._has_begun = False
 
-    def serve(
-        self,
-        say_ready: Callable[[], None],
-        is_spare: Callable[[], bool],
-        is_surplus: Callable[[], bool],
-    ) -> None:
-        """Work on epoch after epoch, until the channel that delivers them is closed.
+    def serve(self, say_ready: Callable[[], None], is_surplus: Callable[[], bool]) -> None:
+        """Work on epoch after epoch, until the channel that delivers them is closed. A worker that
+        could not start answers its jobs with the reason, which ends the epoch.
 
-        ``is_spare``: called if this worker could not start; True if the others can do without it.
         ``is_surplus``: called before each job; True if the worker is to leave.
         """
         spec, number = self._spec, self._number
@@ -97,10 +91,9 @@ class Worker:
         )
         with info, self._streams:
             broken = broken or self._initialized(dataset)
-            leave = broken is not None and is_spare()
             # The trainer waits for this; what went wrong was reported before.
             say_ready()
-            shift = begun = None
+            shift, begun, leave = None, None, False
             while not leave:
                 try:
                     shift = self._shifts.get()
@@ -129,7 +122,7 @@ class Worker:
         )
         return ring, made
 
-    def _make_parts(self) -> tuple[Any, Broken | None, Callable[..., BatchMaker]]:
+    def _make_parts(self) -> tuple[Any, Reason | None, Callable[..., BatchMaker]]:
         """Return the worker's own dataset, why it could not be copied, if so, and what makes the
         maker of an epoch's batches."""
         spec = self._spec
@@ -151,7 +144,7 @@ class Worker:
         )
         return dataset, broken, make_batches
 
-    def _copied_dataset(self) -> tuple[Any, Broken | None]:
+    def _copied_dataset(self) -> tuple[Any, Reason | None]:
         """Return the worker's own dataset, and why it could not be copied, if so."""
         try:
             dataset = self._spec.recipe.dataset
@@ -166,7 +159,7 @@ class Worker:
             self._activity.beginning = ""
         return dataset, None
 
-    def _initialized(self, dataset: Any) -> Broken | None:
+    def _initialized(self, dataset: Any) -> Reason | None:
         spec, number = self._spec, self._number
         try:
             if spec.device_index is not None:
@@ -180,27 +173,21 @@ class Worker:
             self._activity.beginning = ""
         return None
 
-    def _failed_to_start(self, error: BaseException, where: str) -> Broken:
+    def _failed_to_start(self, error: BaseException, where: str) -> Reason:
         add_thread_note(error, where)
-        # It comes in place of the worker's first batch. Where any thread may make that, the pool
-        # puts it there.
-        is_told = not (self._spec.owns_dataset or self._spec.has_turns)
-        if is_told:
-            self._could_not_start(self._number, error)
-        return Broken(error, ends=self._spec.recipe.iterable, told=is_told)
+        self._could_not_start(error)
+        return Reason(error)
 
     def _work(
         self,
         shift: Shift,
         ring: Ring,
         make_batches: Callable[[], BatchMaker],
-        broken: Broken | None,
+        broken: Reason | None,
         is_surplus: Callable[[], bool],
     ) -> None:
         """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
         self._activity.maker = None
-        if broken is not None and self._spec.has_turns:
-            broken.begin_epoch()
         maker = broken or self._opened(make_batches)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
         jobs, since_ns = shift.jobs_of(self._number), ring.begin()
@@ -214,20 +201,20 @@ class Worker:
             self._activity.maker = None
             del shift, jobs, maker
 
-    def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Broken:
-        """Return the maker of the epoch's batches, or what stands in for it."""
+    def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Reason:
+        """Return the maker of the epoch's batches, or why there is none."""
         step = f"iter({type(self._spec.recipe.dataset).__name__})"
         self._activity.beginning = step
         try:
             return make_batches()
         except BaseException as error:
             add_thread_note(error, f"in {step}")
-            return Broken(error, ends=self._spec.recipe.iterable)
+            return Reason(error)
         finally:
             self._activity.beginning = ""
 
     def _do(
-        self, job: Job, maker: BatchMaker | Broken, shift: Shift, ring: Ring, since_ns: int
+        self, job: Job, maker: BatchMaker | Reason, shift: Shift, ring: Ring, since_ns: int
     ) -> int:
         """Do a job and deliver its result. ``since_ns``: when this worker finished the previous
         one; returns when it finished this one.
@@ -237,10 +224,15 @@ class Worker:
             started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
             self._activity.since_ns = started_ns
             begin_job(self._activity, job)  # waits here while the process is forked
-            if job.shared:
+            if isinstance(maker, Reason):
+                # What others help with they make: the loop has the reason before their batch.
+                failed = Failed(number, maker.taken(), ends=True)
+                result, taken = _NOTHING_LEFT if job.shared else failed, 0
+            elif job.shared:
                 result, taken = self._help(maker, job)
             else:
-                result = self._make(maker, job)
+                # SystemExit too is in its place: the trainer waits for an answer.
+                result = result_of(maker, job, self._spec.finalize)
                 taken = job.size if isinstance(result, Loaded) else 0  # do not time failures
             if taken and shift.sharing is not None:
                 shift.sharing.sample_ns = (perf_counter_ns() - started_ns) / taken
@@ -271,20 +263,7 @@ class Worker:
         finally:
             del job, maker, shift, result  # as in _work
 
-    def _make(self, maker: BatchMaker | Broken, job: Job) -> Result:
-        wanted = job.wants_state
-        try:
-            batch, tries = maker.make(job.first, job.index, job.number)
-            return Loaded(job.number, self._finalize(batch), maker.progress(wanted=wanted), tries)
-        except NoGoodSample as nothing:
-            return NoBatch(job.number, nothing.args[0], maker.progress(wanted=wanted))
-        except EndOfIterable:
-            return Exhausted(job.number, maker.progress(wanted=wanted), maker.tries())
-        except BaseException as error:  # SystemExit too: the trainer waits for an answer
-            again = isinstance(maker, Broken) and maker.is_again
-            return Failed(job.number, error, maker.progress(wanted=wanted), maker.tries(), again)
-
-    def _help(self, maker: BatchMaker | Broken, job: Job) -> tuple[Result | None, int]:
+    def _help(self, maker: BatchMaker, job: Job) -> tuple[Result | None, int]:
         """Fetch samples of a shared job until none is left.
 
         Returns: the result, if this worker finished the last sample; the number of samples taken.
@@ -308,14 +287,13 @@ class Worker:
             return _NOTHING_LEFT, 0
         return (self._collate(maker, job) if job.last_worker is self else None), taken
 
-    def _collate(self, maker: BatchMaker | Broken, job: Job) -> Result:
+    def _collate(self, maker: BatchMaker, job: Job) -> Result:
         """Build the result of a shared job whose samples are all finished."""
         tries = None if self._spec.recipe.tolerance is None else Tries.of(0, job.bad)
         if job.errors:
             error = job.errors[min(job.errors)]
             job.errors.clear()  # their frames refer to the job: break the cycle
-            again = isinstance(maker, Broken) and maker.is_again
-            return Failed(job.number, error, tries=tries, again=again)
+            return Failed(job.number, error, tries=tries)
         samples = job.samples
         try:
             if self._spec.recipe.tolerance is not None:

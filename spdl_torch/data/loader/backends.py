@@ -1,4 +1,4 @@
-"""Who works for a new iterator: its crew, with the seats of its workers."""
+"""The backends of a loader: who makes the batches of a new iterator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...errors import UnsupportedOptionError
 from ...late_imports import collected_later
 from ..rng.patches import install, without_key
 from ..workers.device import check_device
+from .inline_worker import InlineWorker
 from .vouching import seems_safe
 
 if TYPE_CHECKING:
-    from ...observe.verdict.placement import Placement
     from ..workers.load_spec import LoadSpec
     from ..workers.transfer_stage import DeviceStage
+    from .backend import Backend
     from .base_loader import BaseLoader
-    from .crew import Crew
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -44,13 +44,11 @@ def import_workers(loader: BaseLoader[Any]) -> None:
             from ..child_process import process_seats  # noqa: F401
 
 
-def open_crew(
-    loader: BaseLoader[Any],
-    placement: Placement,
-    spec: LoadSpec,
-    stage: DeviceStage | None,
-) -> Crew:
-    """Return a new iterator's crew, whose workers are where ``placement`` says. Starts nobody."""
+def open_backend(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | None) -> Backend:
+    """Return a new iterator's backend. Starts nobody."""
+    if not spec.num_workers:
+        return InlineWorker(spec, stage)
+    placement = loader._placement()  # once: it looks at every object of a list
     # Imported by loaders with workers alone, and each kind of seats where there are such workers:
     # so is torch.multiprocessing.
     with collected_later():
