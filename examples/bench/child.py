@@ -1,7 +1,7 @@
 """The process that measures one contender: ``python examples/bench/child.py JOB``.
 
 JOB is JSON: ``table``, ``contender`` and ``settings``. The answer is written as
-``spdl_torch.measuring.reporter`` says.
+``bench.reporter`` says.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 # Python puts this folder there; its files are a package, whose place is the folder above.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from bench.reporter import Reporter, end_with_the_parent
 from bench.tables import Refused, load_table
-from spdl_torch.measuring.reporter import Reporter, end_with_the_parent
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from spdl_torch.machine.cpu_time import OtherPrograms
-from spdl_torch.measuring.child_process import ChildFailure, answers_of
 from spdl_torch.progress_bar import ProgressBar, duration, time_left
 from spdl_torch.shown_text import counted
 from spdl_torch.whole_files import write_text
 
+from .child_process import ChildFailure, answers_of
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table
@@ -34,7 +34,7 @@ def run_child(
     program: Path, argument: str, on_line: Callable[[dict[str, Any]], None], limit_seconds: float
 ) -> tuple[dict[str, Any], float | None]:
     """Run a program with that argument; return its answer and the peak bytes of its process tree.
-    Otherwise as :func:`~spdl_torch.measuring.child_process.answers_of`.
+    Otherwise as :func:`~bench.child_process.answers_of`.
     """
     with contextlib.closing(answers_of(program, argument, on_line, limit_seconds)) as answers:
         return next(answers)

@@ -9,9 +9,8 @@ from .passes import measure_pass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .loaders import Work
+    from .reporter import Reporter
     from .tables import BenchOptions, Contender
 
 

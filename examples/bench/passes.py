@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.machine.cpu_time import cpu_seconds
-from spdl_torch.measuring.memory import tree_bytes, tree_pids
+
+from .memory import tree_bytes, tree_pids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
+    from .reporter import Reporter
 
 
 def measure_pass(

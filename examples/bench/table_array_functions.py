@@ -25,9 +25,8 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .report import Report
+    from .reporter import Reporter
     from .tables import BenchOptions
 
     Load = Callable[[bytes], Any]

@@ -15,8 +15,7 @@ from .tables import LOADER_METRICS, Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCH = 4

@@ -30,8 +30,7 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
     Call = Callable[[], object]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _START_STOP_REPEATS = 5

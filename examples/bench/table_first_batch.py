@@ -22,9 +22,8 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .recipe import Arrangement
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 METRICS = (

@@ -18,10 +18,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spdl_torch.measuring.memory import tree_bytes
-
 from .images import as_it_is, jpegs, photographs
 from .loaders import our_loader
+from .memory import tree_bytes
 from .recipe import recipe_loader
 from .report import Goal, Metric
 from .tables import Contender, Table
@@ -29,9 +28,8 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .recipe import Arrangement
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _EPOCHS = 20

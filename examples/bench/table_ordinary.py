@@ -20,9 +20,8 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .report import Report
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 

@@ -30,9 +30,8 @@ from .tables import LOADER_METRICS, Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .loaders import Batches
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCH = 32

@@ -31,8 +31,7 @@ from .trainers import make_trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}

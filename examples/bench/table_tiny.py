@@ -22,8 +22,7 @@ from .tables import TINY_METRICS, Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCHES = {"tabular": 256, "tensors": 256, "scaled": 256, "tokens": 64}

@@ -20,8 +20,7 @@ from .tables import Contender, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 BATCH = 256

@@ -23,8 +23,7 @@ from .tables import Contender, Refused, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _CLIPS_COMPARED = 4

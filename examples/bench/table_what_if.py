@@ -19,9 +19,8 @@ from .tables import Contender, Refused, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from spdl_torch.measuring.reporter import Reporter
-
     from .report import Report
+    from .reporter import Reporter
     from .tables import BenchOptions
 
 _MOST = 1.05

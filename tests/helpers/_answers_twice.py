@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from spdl_torch.measuring.reporter import Reporter, end_with_the_parent
+from bench.reporter import Reporter, end_with_the_parent
 
 if __name__ == "__main__":
     end_with_the_parent()

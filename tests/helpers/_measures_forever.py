@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from spdl_torch.measuring.reporter import end_with_the_parent
+from bench.reporter import end_with_the_parent
 
 if __name__ == "__main__":
     end_with_the_parent()

@@ -5,10 +5,9 @@ import json
 import traceback
 
 import torch
+from bench.child_process import ChildFailure
+from bench.reporter import Reporter
 from bench.tables import Refused, load_table
-
-from spdl_torch.measuring.child_process import ChildFailure
-from spdl_torch.measuring.reporter import Reporter
 
 
 def measure_here(program, argument, on_line, limit_seconds):

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from _folders import HELPERS
+from _folders import HELPERS, ROOT
 from _gates import until
+from bench import memory
+from bench.child_process import answers_of
 from PIL import Image
 
 import spdl_torch
@@ -19,8 +21,6 @@ from spdl_torch.command_options import CommandError
 from spdl_torch.demo.table import Measurement, comparison_table, fastest_models, verdict
 from spdl_torch.demo.training import Pictures, check_folder, check_gpu, spread
 from spdl_torch.machine.cpu_time import OtherPrograms
-from spdl_torch.measuring import memory
-from spdl_torch.measuring.child_process import answers_of
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.progress_bar import ProgressBar, duration, render, time_left
 
@@ -281,7 +281,7 @@ def test_the_command_does_not_import_torch():
     code = (
         "import sys, types\n"
         "package = types.ModuleType('spdl_torch')\n"
-        f"package.__path__ = [{str(Path(memory.__file__).parent.parent)!r}]\n"
+        f"package.__path__ = [{str(Path(spdl_torch.__file__).parent)!r}]\n"
         "package.__version__ = '0'\n"
         "sys.modules['spdl_torch'] = package\n"
         "import spdl_torch.__main__, spdl_torch.demo.command\n"
@@ -377,9 +377,12 @@ def test_every_answer_has_a_peak_however_soon_it_comes(tmp_path, monkeypatch):
 def test_measuring_process_ends_with_the_program(signum):
     """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
     module = "_measures_forever"
-    imports = "from spdl_torch.measuring.child_process import answers_of"
+    imports = "from bench.child_process import answers_of"
     code = f"{imports}; next(answers_of({module!r}, '', print))"
-    environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HELPERS), str(ROOT / "examples")]),
+    }
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
         until(lambda: len(memory.tree_pids(program.pid)) == 3)
         family = memory.tree_pids(program.pid)

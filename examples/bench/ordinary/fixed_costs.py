@@ -13,7 +13,7 @@ import spdl_torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spdl_torch.measuring.reporter import Reporter
+    from ..reporter import Reporter
 
 
 _SMALL, _LARGE = 8, 128

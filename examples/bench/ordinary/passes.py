@@ -19,8 +19,7 @@ from ..passes import measure_pass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from spdl_torch.measuring.reporter import Reporter
-
+    from ..reporter import Reporter
     from .catalogue import Ordinary
 
 _AHEAD = 2

@@ -15,7 +15,7 @@ from .fixed_costs import Constant, cost_of_sizes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spdl_torch.measuring.reporter import Reporter
+    from ..reporter import Reporter
 
 
 _SMALL, _LARGE = 8, 128

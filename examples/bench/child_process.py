@@ -14,7 +14,8 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from ..scopes import scope
+from spdl_torch.scopes import scope
+
 from .memory import tree_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def answers_of(
     Cancellation: an exception in the caller's thread, Ctrl-C included, and closing the iterator
     kill the process and all its workers at once; nothing of them is left afterwards. The child is a
     session of its own, so that Ctrl-C reaches only the caller. It ends with this process too, if
-    it calls :func:`~spdl_torch.measuring.reporter.end_with_the_parent`.
+    it calls :func:`~bench.reporter.end_with_the_parent`.
 
     Raises: ChildFailure: the process ended without an answer, or had none within the limit.
     """
