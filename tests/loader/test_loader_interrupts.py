@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+import signal
 import threading
 from contextlib import suppress
 
@@ -428,3 +429,27 @@ def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
     )
     assert len(list(count)) >= 3
     assert_threads_end()
+
+
+def test_timeout_that_a_handler_raises_ends_the_iterator():
+    """It is not taken for the end of a wait, after which the loop would wait on."""
+    asked = threading.Event()
+
+    class Alarmed(Indices):
+        def __getitem__(self, index):
+            assert asked.wait(PATIENCE_SECONDS)
+            signal.raise_signal(signal.SIGALRM)
+            return super().__getitem__(index)
+
+    def alarm(*_):
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        batches = iter(DataLoader(Alarmed(1), num_workers=1, isolation="thread"))
+        with pytest.raises(TimeoutError, match="the program's own"):
+            next(batches, asked.set())
+        with pytest.raises(PipelineStopped, match="has ended this iterator"):
+            next(batches)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -76,6 +76,8 @@ class Outgoing:
                     self._backlog.append(content)
                 elif self.outlet is not None:
                     self._write(content)
+            except TimeoutError:
+                raise  # a signal handler's: nothing here waits
             except OSError:
                 pass
             finally:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ...engine.channel.channel import Channel
-from ...engine.channel.waits import ChannelClosed
+from ...engine.channel.waits import ChannelClosed, WaitIsOver
 from ...engine.recorder.flight_recorder import FlightRecorder
 from ...engine.threads.calls import weakly
 from ...engine.threads.thread_group import ThreadGroup
@@ -141,7 +141,7 @@ class Crew(Backend):
             try:
                 result = epoch.outlet.get_numbered(wait)[1]
                 break
-            except TimeoutError:
+            except WaitIsOver:
                 if monotonic() >= deadline:
                     return None
             except ChannelClosed:

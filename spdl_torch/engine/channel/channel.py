@@ -27,7 +27,7 @@ from ...scopes import scope
 from .async_methods import AsyncMethods
 from .capacity import Capacity, Occupancy
 from .sentinels import SKIPPED, Sentinel, SentinelNumbers
-from .waits import ChannelClosed, EndOfChannel, Waiter, wait_for
+from .waits import ChannelClosed, EndOfChannel, Waiter, WaitIsOver, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -331,7 +331,7 @@ class Channel(AsyncMethods, Generic[T]):
                 else:
                     left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
                     if left <= 0 or not wait_for(waiter, left):
-                        raise TimeoutError(f"no item came within {timeout} seconds.")
+                        raise WaitIsOver(f"no item came within {timeout} seconds.")
         except BaseException:
             self._abandon_get(started_ns, waiter)
             raise

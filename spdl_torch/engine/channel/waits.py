@@ -23,6 +23,11 @@ class ChannelClosed(Exception):
     """
 
 
+class WaitIsOver(TimeoutError):
+    """Raised where a wait has taken too long. A class of its own: the handler of a signal may raise
+    TimeoutError in the middle of a wait, and that ends more than the wait."""
+
+
 class Waiter(Protocol):
     """The handle by which a waiting thread or coroutine is woken, such as a locked ``Lock``."""
 
