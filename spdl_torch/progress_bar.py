@@ -50,22 +50,6 @@ class ProgressBar:
             self._stream.flush()
 
 
-def time_left(done: float, total: float, seconds: float) -> str:
-    """Return ``, about 2 min left``: ``done`` of ``total`` equal parts took ``seconds``; "" before
-    the first is done.
-    """
-    return f", about {duration(seconds * (total - done) / done)} left" if done else ""
-
-
-def duration(seconds: float) -> str:
-    """Return ``40 s``, ``2.5 min``, ``12 h``: two digits at most, all that an estimate is worth."""
-    if seconds < 90:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    if seconds < 570:  # whole minutes would be a fifth and more off
-        return f"{round(seconds / 30) / 2:g} min"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"
-
-
 def render(label: str, done: int, total: int, seconds: float) -> str:
     """Return ``training [##..........]  96/480  58/s  7 s left``."""
     if total == 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from spdl_torch.machine.cpu_time import OtherPrograms
-from spdl_torch.progress_bar import ProgressBar, duration, time_left
+from spdl_torch.progress_bar import ProgressBar
 from spdl_torch.shown_text import counted
 from spdl_torch.whole_files import write_text
 
@@ -274,3 +274,19 @@ def write_files(report: Report, options: BenchOptions, out: TextIO) -> None:
 
     draw(report, options.picture)
     print(f"Picture: {options.picture}", file=out)
+
+
+def time_left(done: float, total: float, seconds: float) -> str:
+    """Return ``, about 2 min left``: ``done`` of ``total`` equal parts took ``seconds``; "" before
+    the first is done.
+    """
+    return f", about {duration(seconds * (total - done) / done)} left" if done else ""
+
+
+def duration(seconds: float) -> str:
+    """Return ``40 s``, ``2.5 min``, ``12 h``: two digits at most, all that an estimate is worth."""
+    if seconds < 90:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    if seconds < 570:  # whole minutes would be a fifth and more off
+        return f"{round(seconds / 30) / 2:g} min"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.0f} h"

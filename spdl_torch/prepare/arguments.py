@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_options import CommandError, whole_number
+from ..machine.limits import whole_cores
 
 if TYPE_CHECKING:
     import argparse
@@ -22,58 +22,51 @@ def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "of files or with a folder for each class. A run that was stopped goes on where it was "
         "when the same command is given again, and the bytes are those of one run.",
     )
-    prepare.add_argument("source", type=Path, metavar="SRC", help="only read")
-    prepare.add_argument(
+    add = prepare.add_argument
+    add("source", type=Path, metavar="SRC", help="only read")
+    add(
         "out",
         type=Path,
         nargs="?",
         metavar="OUT",
         help="folder of the shards; left out with --verify or --index alone, which look at SRC",
     )
-    prepare.add_argument(
+    add(
         "--resize",
         type=whole_number,
         metavar="N",
         help="make JPEGs of images, with N pixels at the shorter edge; smaller ones keep theirs "
         "(default: files are copied as they are)",
     )
-    prepare.add_argument(
+    add(
         "--quality",
         type=_quality,
         metavar="Q",
         default=90,
         help="quality of these JPEGs, 1 to 100 (default: 90)",
     )
-    prepare.add_argument(
+    add(
         "--shard-samples",
         type=whole_number,
         metavar="N",
         default=10_000,
         help="samples in a shard, at most (default: 10000)",
     )
-    prepare.add_argument(
-        "--seed", type=int, metavar="N", default=0, help="seed of the samples' order (default: 0)"
-    )
-    prepare.add_argument(
+    add(
         "--on-error",
         choices=["raise", "skip"],
         default="raise",
         help="skip: leave out files that are damaged or not to be read; the index names them",
     )
-    prepare.add_argument(
+    add(
         "--workers",
         type=whole_number,
         metavar="N",
+        default=whole_cores(),
         help="threads that encode (default: one per core)",
     )
-    prepare.add_argument(
-        "--verify",
-        action="store_true",
-        help="read all shards back and compare them with their indexes",
-    )
-    prepare.add_argument(
-        "--index", action="store_true", help="write the indexes that tars in SRC lack"
-    )
+    add("--verify", action="store_true", help="read all shards back, and compare with the indexes")
+    add("--index", action="store_true", help="write the indexes that tars in SRC lack")
     prepare.set_defaults(run_command=_prepare)
 
 
@@ -84,19 +77,17 @@ def _quality(text: str) -> int:
     return int(text)
 
 
-def _prepare(arguments: argparse.Namespace) -> int:
-    from .command import run_check, run_prepare
+def _prepare(options: argparse.Namespace) -> int:
+    from .shards import check_shards, write_shards
 
+    if options.out is None and options.verify == options.index:
+        raise CommandError("OUT is missing. Without it, give either --verify or --index.")
+    if options.out is not None and options.index:
+        raise CommandError("--index takes a folder of tars, and no OUT.")
     try:
-        if arguments.out is None:
-            if arguments.verify == arguments.index:
-                raise CommandError("OUT is missing. Without it, give either --verify or --index.")
-            return run_check(arguments.source, sys.stdout, sys.stderr, writes_index=arguments.index)
-        if arguments.index:
-            raise CommandError("--index takes a folder of tars, and no OUT.")
-        status = run_prepare(arguments, sys.stdout, sys.stderr)
-        if status == 0 and arguments.verify:
-            status = run_check(arguments.out, sys.stdout, sys.stderr)
-        return status
+        if options.out is None:
+            return check_shards(options.source, writes_indexes=options.index)
+        write_shards(options)
+        return check_shards(options.out, writes_indexes=False) if options.verify else 0
     except OSError as error:
         raise CommandError(error, status=1) from error

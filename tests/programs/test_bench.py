@@ -14,7 +14,7 @@ from _datasets import Indices
 from _folders import ROOT
 from _measures_here import measure_here
 from bench.arguments import main
-from bench.command import choose, run_bench
+from bench.command import choose, duration, run_bench, time_left
 from bench.loaders import (
     Work,
     bare_threads,
@@ -218,3 +218,14 @@ def test_interrupt_ends_with_what_there_is(tmp_path, signum):
     assert process.returncode == 130
     assert "Interrupted" in printed
     assert len(json.loads(figures.read_text())["rows"]["ours"]["three_stages_us"]["values"]) == 1
+
+
+def test_time_left_follows_from_the_parts_that_are_done():
+    """Nothing is said before the first is done."""
+    assert time_left(2, 6, 30.0) == ", about 60 s left"
+    assert time_left(0, 6, 1.0) == ""
+    assert [duration(s) for s in (0.1, 43, 89, 91, 148, 569, 4000, 40000)] == [
+        *("5 s", "45 s", "90 s", "1.5 min", "2.5 min", "9.5 min", "67 min", "11 h"),
+    ]
+    shown = [float(duration(s).removesuffix(" min")) for s in range(90, 570)]
+    assert all(abs(60 * n / s - 1) < 0.17 for n, s in zip(shown, range(90, 570), strict=True))
