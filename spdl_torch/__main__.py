@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .check_gpu.arguments import add_check_gpu
 from .command_options import CommandError
-from .demo.arguments import add_demo
+from .demo.command import add_demo
 from .measuring.arguments import add_photographs
 from .observe.commands.plot import add_plot
 from .observe.commands.report import add_report

@@ -1,4 +1,4 @@
-"""The work of ``python -m spdl_torch demo``, from the arguments to the tables."""
+"""``python -m spdl_torch demo``: loaders take turns in ``training.py``, and tables compare them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,130 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, TypeVar
 
-from ..machine.cpu_time import OtherPrograms
+from ..command_options import whole_number
 from ..machine.limits import whole_cores
+from ..named_tuples import NamedTuple
 from ..progress_bar import ProgressBar
-from ..shown_text import counted, printable
-from .table import VARIANTS, WORKLOADS, comparison_table, fastest_models, verdict
+from ..shown_text import counted, printable, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from .table import Measurement
+    Results = Mapping[str, Sequence["Measurement"]]
+    """The rounds of each variant, by its key."""
 
 _Answer = TypeVar("_Answer")
+
+
+class Variant(NamedTuple):
+    """One column: which classes the training script imports."""
+
+    heading: tuple[str, str]
+    loader: str
+    folder: str
+    """The folder of images, for photographs."""
+
+
+VARIANTS = {
+    "torch": Variant(
+        ("torch", "DataLoader"),
+        "torch.utils.data:DataLoader",
+        "torchvision.datasets:ImageFolder",
+    ),
+    "loader": Variant(
+        ("spdl_torch", "DataLoader"),
+        "spdl_torch:DataLoader",
+        "torchvision.datasets:ImageFolder",
+    ),
+    "both": Variant(
+        ("spdl_torch", "+ImageFolder"),
+        "spdl_torch:DataLoader",
+        "spdl_torch:ImageFolder",
+    ),
+}
+"""The columns: the user's program today, then one import changed, then two."""
+
+_WORKLOADS = {
+    "pictures": (
+        "32 x 32 pixels in memory, through Pillow and torchvision's transforms",
+        ("torch", "loader"),
+    ),
+    "photographs": ("JPEG files, cropped at random and resized", tuple(VARIANTS)),
+}
+"""What each dataset is, and which variants load it, in the order in which they are measured."""
+
+
+class Measurement(NamedTuple):
+    """What one turn has measured. CPU seconds are those of the process and its workers."""
+
+    loading_images_per_second: float
+    """The most that the loader delivers: a model that takes more waits for it."""
+    training_images_per_second: float
+    wait_ratio: float
+    """The share of the training's time that it waited for batches."""
+    first_batch_seconds: float
+    """From ``iter()`` to the first batch, in a fresh process."""
+    loading_cpu_seconds: float
+    """Per image, without a model."""
+
+
+_ROWS = (
+    ("loading alone", "images/s", 1, "higher"),
+    ("training light network", "images/s", 1, "higher"),
+    ("  waiting for data", "% of time", 100, "lower"),
+    ("time to first batch", "ms", 1e3, "lower"),
+    ("CPU time, loading alone", "ms/image", 1e3, "lower"),
+)
+"""Name, unit, factor to it and which way is better, of each field of a measurement."""
 
 _NUM_PHOTOGRAPHS, _NUM_PHOTOGRAPHS_SMOKE = 96, 32
 _MOST_DEFAULT_WORKERS = 8
 _REPORT_TIMES = 8
 """For the report so many times the usual amount, as it has to load for two seconds."""
+_MATTERS = 0.05
+"""The part of a speed below which a difference does not matter."""
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to those of ``spdl-torch``."""
+    demo = commands.add_parser(
+        "demo",
+        help="load and train with torch's DataLoader and with ours, and compare",
+        description="Load small pictures and photographs, alone and for a light network, with "
+        "torch's DataLoader and with ours, each in a process of its own. Ends with tables: speed, "
+        "waiting, CPU time, and what holds ours back. On a GPU it also checks that batches arrive "
+        "there whole. Takes about a minute on 2 quiet cores.",
+    )
+    demo.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="a folder with one folder of images per class; only these are measured "
+        "(default: small pictures, and photographs made for the occasion, removed at the end)",
+    )
+    demo.add_argument(
+        "--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works"
+    )
+    demo.add_argument(
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        default=min(whole_cores(), _MOST_DEFAULT_WORKERS),
+        help="num_workers (default: one per core, 8 max)",
+    )
+    demo.add_argument(
+        "--rounds",
+        type=whole_number,
+        metavar="N",
+        default=5,
+        help="turns of each loader (default: 5)",
+    )
+    demo.set_defaults(run_command=lambda options: Demo(options).run())
 
 
 class _TurnFailed(Exception):
@@ -38,38 +142,26 @@ class _TurnFailed(Exception):
 class Demo:
     """One run of the command, with what has been measured so far."""
 
-    def __init__(
-        self,
-        data: Path | None,
-        num_workers: int | None,
-        num_rounds: int,
-        *,
-        smoke: bool,
-        out: TextIO,
-        progress: TextIO,
-    ) -> None:
-        """``data``: a folder with one folder of images per class; None = small pictures, and
-        photographs made for the occasion."""
-        self._data = data
-        self._num_workers = num_workers or min(whole_cores(), _MOST_DEFAULT_WORKERS)
-        self._num_rounds = num_rounds
-        self._smoke = smoke
-        self._out = out
-        self._bar = ProgressBar(progress)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._bar = ProgressBar(sys.stderr)
         self._activity = "starting"
-        self._others = OtherPrograms()
         self._results: dict[str, dict[str, list[Measurement]]] = {}
 
     def run(self) -> int:
         """Compare the loaders, show the tables and return the exit status.
 
         Ctrl-C ends the present turn, shows the tables of what was measured so far, and returns 130.
-        Raises: CommandError: the data are no such folder.
+        Raises: CommandError: ``--data`` is no folder of images.
         """
+        how_long = "10 to 20 seconds." if self._options.smoke else "About a minute."
+        print(
+            f"{how_long} Ctrl-C ends it early, with tables of what was measured.", file=sys.stderr
+        )
         status = 0
         try:
             with contextlib.ExitStack() as stack:
-                folder = self._data
+                folder = self._options.data
                 if folder is None:
                     made = tempfile.TemporaryDirectory(prefix="spdl-torch-demo-")
                     folder = Path(stack.enter_context(made))
@@ -81,14 +173,13 @@ class Demo:
         except _TurnFailed as failure:
             status = 1
             print(f"spdl-torch demo: {self._activity}: {failure}", file=sys.stderr)
-        self._bar.end()
         self._show()
         return status
 
     def _write_photographs(self, folder: Path) -> None:
         from ..measuring.photographs import write_photographs
 
-        count = _NUM_PHOTOGRAPHS_SMOKE if self._smoke else _NUM_PHOTOGRAPHS
+        count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
         self._bar.begin("writing photographs", count)
         write_photographs(folder, count, seed=0, progress=self._bar.advance)
 
@@ -98,40 +189,40 @@ class Demo:
         self._begin("importing torch")
         from .training import Job, check_folder, check_gpu, describe, measure, report_of
 
+        options = self._options
         check_folder(folder)
         self._begin("reading the images once")
-        self._say(_apart(describe, str(folder), self._data is None))
-        rounds = counted(self._num_rounds, "round")
-        self._say(f"{whole_cores()} cores, num_workers={self._num_workers}, {rounds}")
-        workloads = list(WORKLOADS) if self._data is None else ["photographs"]
+        self._say(_apart(describe, str(folder)))
+        num_rounds = 1 if options.smoke else options.rounds
+        rounds = counted(num_rounds, "round")
+        self._say(f"{whole_cores()} cores, num_workers={options.workers}, {rounds}")
+        workloads = list(_WORKLOADS) if options.data is None else ["photographs"]
         turns = [
             (workload, variant)
-            for number in range(self._num_rounds)
+            for number in range(num_rounds)
             for workload in workloads
-            for variant in WORKLOADS[workload].variants[:: -1 if number % 2 else 1]
+            for variant in _WORKLOADS[workload][1][:: -1 if number % 2 else 1]
         ]
         for number, (workload, variant) in enumerate(turns, 1):
             self._begin(f"{number}/{len(turns)}: {workload}, {' '.join(VARIANTS[variant].heading)}")
-            job = Job(workload, variant, str(folder), self._num_workers, self._smoke)
+            job = Job(workload, variant, str(folder), options.workers, options.smoke)
             measured = _apart(measure, job)
             self._results.setdefault(workload, {}).setdefault(variant, []).append(measured)
-        if not self._smoke:
+        if not options.smoke:
             self._begin("our loader's report")
             self._say(f"\n{_apart(report_of, job._replace(variant='both', times=_REPORT_TIMES))}")
         self._activity = "checking the GPU"
-        if lines := _apart(check_gpu, self._num_workers):
+        if lines := _apart(check_gpu, options.workers):
             self._say(f"\n{lines}")
 
     def _show(self) -> None:
         """Show what was measured, as far as it went."""
-        others = self._others.cores() or 0.0
         for workload, results in self._results.items():
-            self._say(f"\n{workload.capitalize()}: {WORKLOADS[workload].about}")
-            self._say(comparison_table(results, with_ratios=not self._smoke))
-            if len(results) > 1 and not self._smoke:
-                self._say(fastest_models(results))
-                self._say(verdict(workload, results, others, whole_cores()))
-        if self._smoke and self._results:
+            self._say(f"\n{workload.capitalize()}: {_WORKLOADS[workload][0]}")
+            self._say(comparison_table(results, with_ratios=not self._options.smoke))
+            if len(results) > 1 and not self._options.smoke:
+                self._say(verdict(results))
+        if self._options.smoke and self._results:
             self._say("The smoke run is too short to compare. Next: leave out --smoke.")
 
     def _begin(self, activity: str) -> None:
@@ -140,7 +231,7 @@ class Demo:
 
     def _say(self, text: str) -> None:
         self._bar.end()
-        print(printable(text), file=self._out, flush=True)
+        print(printable(text), flush=True)
 
 
 def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
@@ -177,3 +268,55 @@ def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
 def _send(writer: Connection, work: Callable[..., object], arguments: Sequence[object]) -> None:
     os.setpgid(0, 0)
     writer.send(work(*arguments))
+
+
+def comparison_table(results: Results, *, with_ratios: bool = True) -> str:
+    """Return a column for each variant, the median of its rounds, and ``±`` half the difference
+    between the best and the worst; then the ratio of each further column to the first.
+    """
+    over = ["2nd/1st", "3rd/1st"][: len(results) - 1] if with_ratios else []
+    lines = []
+    for line, ratios in ((0, [""] * len(over)), (1, over)):
+        cells = "".join(f"{VARIANTS[key].heading[line]:>14}" for key in results)
+        lines.append(f"{'':34}{cells}{''.join(f'{each:>8}' for each in ratios)}")
+    lines[1] += " better" if over else ""
+    lines.append("-" * len(lines[1]))
+    for field, (name, unit, factor, better) in enumerate(_ROWS):
+        rounds = [[factor * each[field] for each in turns] for turns in results.values()]
+        line = f"{name:24}{unit:10}{''.join(f'{_cell(values):>14}' for values in rounds)}"
+        if over:
+            line += "".join(f"{median(each):>7.2f}x" for each in _ratios(results, field))
+            line += f"{better:>7}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Return ``640 ±12``; the spread only when there is one."""
+    digits = 0 if median(values) >= 100 else 1
+    spread = f" ±{(max(values) - min(values)) / 2:.{digits}f}" if len(values) > 1 else ""
+    return f"{median(values):.{digits}f}{spread}"
+
+
+def _ratios(results: Results, field: int) -> list[list[float]]:
+    """Return, for each variant but the first, its values over the first's. Those of one round were
+    measured one after the other: what disturbs the machine disturbs both.
+    """
+    first, *others = results.values()
+    pairs = (zip(first, each, strict=False) for each in others)
+    return [[b[field] / a[field] if a[field] else 1.0 for a, b in each] for each in pairs]
+
+
+def verdict(results: Results) -> str:
+    """Return what the last column gains in training: it has the most of ours."""
+    ratios = _ratios(results, 1)[-1]
+    if median(ratios) >= 1 + _MATTERS and min(ratios) > 1:
+        found = "faster"
+    elif median(ratios) <= 1 - _MATTERS and max(ratios) < 1:
+        found = "slower: keep torch's for this dataset"
+    else:
+        found = "about level; --rounds 20 tells smaller differences"
+    return wrapped(
+        f"The light network trains at {median(ratios):.2f}x torch's images/s in the last column "
+        f"({min(ratios):.2f} to {max(ratios):.2f} over the rounds): {found}."
+    )

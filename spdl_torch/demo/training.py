@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import platform
 import random
 import time
+from operator import ne
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +21,9 @@ from torchvision import __version__ as torchvision_version, transforms
 from torchvision.datasets import ImageFolder
 
 from ..command_options import CommandError
-from ..machine.cpu_time import cpu_seconds
 from ..named_tuples import NamedTuple
 from ..shown_text import counted
-from .table import VARIANTS, Measurement
+from .command import VARIANTS, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,21 +104,17 @@ class Pictures(Dataset[Any]):
         return self.transform(Image.fromarray(self.data[place])), place % len(self.classes)
 
 
-def spread(total: int, count: int) -> list[int]:
-    """Return the indices of ``count`` images out of ``total``: spread evenly over the folder, or
-    repeating it.
-
-    ``total=10 count=3 -> 0 3 6``; ``total=2 count=5 -> 0 1 0 1 0``.
-    """
-    if count <= total:
-        return [index * total // count for index in range(count)]
-    return [index % total for index in range(count)]
+def _chosen(num_files: int, num_images: int) -> list[int]:
+    """Return the indices of that many images, spread evenly over the folder, perhaps repeated."""
+    pool = min(num_files, num_images, _POOL)
+    return [number % pool * num_files // pool for number in range(num_images)]
 
 
 def make_loader(job: Job) -> tuple[Any, int]:
     """Return the loader as the variant's program makes it, and the number of classes."""
     crop_pixels, batch_size, _ = job.amount
-    loader_class, folder_class = map(pkgutil.resolve_name, VARIANTS[job.variant].imports)
+    _, loader_name, folder_name = VARIANTS[job.variant]
+    loader_class, folder_class = map(pkgutil.resolve_name, (loader_name, folder_name))
     data: Any = Pictures(job.num_images)
     num_classes = len(data.classes)
     if job.workload == "photographs":
@@ -131,8 +128,7 @@ def make_loader(job: Job) -> tuple[Any, int]:
         )
         files = folder_class(job.folder, augmentation)
         num_classes = len(files.classes)
-        pool = spread(len(files), min(_POOL, len(files)))
-        data = Subset(files, [pool[place] for place in spread(len(pool), job.num_images)])
+        data = Subset(files, _chosen(len(files), job.num_images))
     loader = loader_class(
         data,
         batch_size=batch_size,
@@ -153,19 +149,17 @@ def check_folder(folder: Path) -> None:
         raise CommandError(f"{expected}: {error}. {remedy}") from error
 
 
-def describe(folder: str, is_generated: bool) -> str:
+def describe(folder: str) -> str:
     """Read the images to be measured, so that every turn finds them in memory; return what they
     are, and what the machine is.
     """
     files = ImageFolder(folder)
-    paths = [files.samples[place][0] for place in spread(len(files), min(_POOL, len(files)))]
+    paths = [files.samples[place][0] for place in _chosen(len(files), _POOL)]
     size = sum(len(Path(path).read_bytes()) for path in paths) / len(paths)
-    each = f"{size / 1000:.0f} kB each, {len(files.classes)} classes"
-    where = "generated photographs" if is_generated else folder
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return (
-        f"{len(files)} images ({each}) of {where}\n"
-        f"python {platform.python_version()}, torch {torch.__version__}, torchvision "
+        f"{len(files)} images ({size / 1000:.0f} kB each, {len(files.classes)} classes) of {folder}"
+        f"\npython {platform.python_version()}, torch {torch.__version__}, torchvision "
         f"{torchvision_version}, {device}"
     )
 
@@ -174,13 +168,14 @@ def measure(job: Job) -> Measurement:
     """Load once without a model, then train; call it in a fresh process."""
     _start()
     loader, num_classes = make_loader(job)
-    before = cpu_seconds()
+    before = os.times()
     alone, _, first_batch_seconds = _pass_over(loader, lambda images, labels: None)
-    loading_cpu_seconds = (cpu_seconds() - before) / job.num_images
+    cpu_seconds = sum(os.times()[:4]) - sum(before[:4])
     _start()
     loader, _ = make_loader(job)
     trained, wait_ratio, _ = _pass_over(loader, _make_step(num_classes, job.amount))
-    return Measurement(alone, trained, wait_ratio, first_batch_seconds, loading_cpu_seconds)
+    cpu_seconds_each = cpu_seconds / job.num_images
+    return Measurement(alone, trained, wait_ratio, first_batch_seconds, cpu_seconds_each)
 
 
 def report_of(job: Job) -> str:
@@ -260,22 +255,11 @@ class _Filled(Dataset[torch.Tensor]):
         return torch.full((1 << 20,), index % 251, dtype=torch.uint8)
 
 
-def wrong_on_gpu(loader: Any, expected: list[int]) -> int:
-    """Return how many batches were wrong when a late kernel read them, long after the loop had
-    dropped them and the loader had moved on."""
-    sums = []
-    for batch in loader:
-        torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]  # some 2 ms
-        sums.append(batch.sum(dtype=torch.int64))
-        del batch
-    found: list[int] = torch.stack(sums).tolist()
-    wrong = sum(one != other for one, other in zip(found, expected, strict=False))
-    return wrong + abs(len(found) - len(expected))
-
-
 def check_gpu(num_workers: int) -> str:
-    """Check that batches arrive whole on a GPU; return a line for each kind of workers, "" if there
-    is no GPU."""
+    """Check that batches arrive whole on a GPU, where late kernels read them long after the loop
+    has dropped them and the loader has moved on; return a line for each kind of workers, "" if
+    there is no GPU.
+    """
     if not torch.cuda.is_available():
         return ""
     from ..data.loader.dataloader import DataLoader
@@ -284,7 +268,12 @@ def check_gpu(num_workers: int) -> str:
     expected = [sum(index % 251 << 20 for index in range(n, n + 4)) for n in range(0, len(data), 4)]
     for isolation in ("thread", "process"):
         workers: dict[str, Any] = {"num_workers": num_workers, "isolation": isolation}
-        wrong = wrong_on_gpu(DataLoader(data, batch_size=4, device="cuda", **workers), expected)
+        sums = []
+        for batch in DataLoader(data, batch_size=4, device="cuda", **workers):
+            torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]  # some 2 ms
+            sums.append(batch.sum(dtype=torch.int64))
+            del batch
+        wrong = sum(map(ne, torch.stack(sums).tolist(), expected)) + len(expected) - len(sums)
         found = "all whole" if not wrong else f"{wrong} WRONG: leave device= out on this machine"
         who = counted(num_workers, isolation)
         lines.append(f"{who}, {len(expected)} batches to the GPU: {found}")
