@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
 from collections import Counter
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from ..engine.definition.ops import OpKind
@@ -17,7 +15,7 @@ from ..pipeline.builder import PipelineBuilder
 from .tuning import check_counts, check_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from ..engine.definition.specs import PipelineSpec, StageSpec
     from ..machine.limits import Limits
@@ -63,8 +61,8 @@ def estimate(
     limits: Limits,
 ) -> Estimate:
     """Estimate for a dataset, a DataLoader or a PipelineBuilder; see ``PerfParams.estimate``."""
-    check_counts(_WHERE, {"batch_size": batch_size, "prefetch_factor": prefetch_factor})
-    check_counts(_WHERE, {"element_bytes": element_bytes})
+    counts = {"batch_size": batch_size, "prefetch_factor": prefetch_factor}
+    check_counts(_WHERE, {**counts, "element_bytes": element_bytes})
     check_shares(_WHERE, cpu_util=cpu_util, memory_util=memory_util)
     # The tiny term makes up for 0.29 * 100 being a little less than 29.
     cores = max(1, int(limits.own_cores * cpu_util + 1e-9))
@@ -96,6 +94,7 @@ def estimate(
     def fits(threads: int, room: int) -> bool:
         return size is None or memory is None or size * plan(threads, room)[0] <= memory
 
+    # Buffers shrink first, then threads.
     threads = max((n for n in range(1, cores + 1) if fits(n, 1)), default=1)
     room = max((n for n in range(1, most_room + 1) if fits(threads, n)), default=1)
     num_elements, settings = plan(threads, room)
@@ -111,6 +110,13 @@ def estimate(
     lines.append(f"in flight: at most {_bytes(size * num_elements)}{more}")
     unknown = "the system does not say how much there is. Pass memory_bytes"
     return Estimate(settings, tuple(lines), unknown if memory is None else "")
+
+
+def _bytes(number: int | None) -> str:
+    """Format as ``602,112 bytes`` or ``1,234.5 MiB``, always with an exact unit."""
+    if number is None:
+        return "not known"
+    return f"{number:,} bytes" if number < 10 * 2**20 else f"{number / 2**20:,.1f} MiB"
 
 
 def _plan_of_loader(batch_size: int) -> _Plan:
@@ -136,17 +142,16 @@ def _plan_of_pipeline(spec: PipelineSpec[Any], size: int | None, keep: Collectio
 
     def plan(threads: int, most: int) -> tuple[int, dict[str, Any]]:
         widths = [threads if s.name in free else s.concurrency for s in stages]
-        concurrency = {s.name: threads for s in stages if s.name in free}
         buffer_size: dict[str, int] = {}
         num_elements = (lengths[-1] if lengths else 1) * (spec.sink.buffer_size + 1)
         for number, (stage, width, length) in enumerate(zip(stages, widths, lengths, strict=True)):
             cheap = 0 if size is None else _CHEAP_ROOM_BYTES // max(1, size * length)
-            widest = max([1, *widths[number : number + 2]])
-            wanted = max(2 * widest, min(_CHEAP_ROOM, cheap))
+            wanted = max(2 * max(1, *widths[number : number + 2]), min(_CHEAP_ROOM, cheap))
             room = stage.buffer_size or min(wanted, most)
             num_elements += length * (2 * width + room)  # each thread has an item and its result
             if stage.buffer_size is None:  # stages that share a name get the smallest
                 buffer_size[stage.name] = min(room, buffer_size.get(stage.name, room))
+        concurrency = {s.name: threads for s in stages if s.name in free}
         settings: dict[str, Any] = {"concurrency": concurrency, "buffer_size": buffer_size}
         if concurrency:
             # Stages that were given their threads keep them; the others share the cores.
@@ -196,13 +201,6 @@ def _dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:
     return target, batch_size or 1
 
 
-def _bytes(number: int | None) -> str:
-    """Format as ``602,112 bytes`` or ``1,234.5 MiB``, always with an exact unit."""
-    if number is None:
-        return "not known"
-    return f"{number:,} bytes" if number < 10 * 2**20 else f"{number / 2**20:,.1f} MiB"
-
-
 class _Uncounted(Exception):
     """An object whose size is unknown."""
 
@@ -212,12 +210,12 @@ def nbytes_of(element: Any) -> int | None:
     containers; None = there is something else among them.
     """
     try:
-        return _nbytes(element, set())
+        return _nbytes(element, frozenset())
     except _Uncounted:
         return None
 
 
-def _nbytes(element: Any, above: set[int]) -> int:
+def _nbytes(element: Any, above: frozenset[int]) -> int:
     if isinstance(element, int | float | complex):
         return _NUMBER_BYTES
     if isinstance(element, str | bytes | bytearray):
@@ -253,9 +251,10 @@ def _size_in_dataset(dataset: Any) -> _Size:
         length = None
     with generators_kept():
         if length is None:
-            return _largest_of(itertools.repeat(iter(dataset).__next__, _NUM_SAMPLES))
-        places = {length * number // _NUM_SAMPLES: None for number in range(_NUM_SAMPLES)}
-        return _largest_of(partial(dataset.__getitem__, n) for n in places if n < length)
+            items = iter(dataset)
+            return _largest_of(lambda _: next(items), range(_NUM_SAMPLES))
+        places = {length * number // _NUM_SAMPLES for number in range(_NUM_SAMPLES)}
+        return _largest_of(dataset.__getitem__, sorted(n for n in places if n < length))
 
 
 def _size_in_pipeline(spec: PipelineSpec[Any]) -> _Size:
@@ -268,7 +267,7 @@ def _size_in_pipeline(spec: PipelineSpec[Any]) -> _Size:
         return None, f"the source, a {type(source).__name__}, {why}"
     items = iter(source)
 
-    def largest_form() -> Any:
+    def largest_form(_: int) -> Any:
         form = largest = next(items)
         for stage in spec.pipes:
             if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
@@ -282,16 +281,16 @@ def _size_in_pipeline(spec: PipelineSpec[Any]) -> _Size:
         return form if nbytes_of(form) is None else largest
 
     with generators_kept():
-        return _largest_of(itertools.repeat(largest_form, _NUM_SAMPLES))
+        return _largest_of(largest_form, range(_NUM_SAMPLES))
 
 
-def _largest_of(loads: Iterable[Callable[[], Any]]) -> _Size:
-    """Load samples on the calling thread. StopIteration means the end."""
+def _largest_of(load: Callable[[int], Any], places: Iterable[int]) -> _Size:
+    """Load samples on the calling thread, up to the first StopIteration."""
     sizes: list[int] = []
     why_not = "there is no sample"
-    for load in loads:
+    for place in places:
         try:
-            sizes.append(_nbytes(load(), set()))
+            sizes.append(_nbytes(load(place), frozenset()))
         except StopIteration:
             break
         except _Uncounted as unknown:

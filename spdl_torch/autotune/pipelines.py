@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import Limits
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from ..engine.definition.specs import StageSpec
     from ..engine.hooks.context_managers import LazyRunner
     from ..engine.run.tunable import Adjustable
+    from .tuner import Decision
     from .tuning import Tuning
-    from .window import Decision, Window, WindowReadings
 
 _logger = logging.getLogger("spdl_torch.autotune")
 
@@ -91,29 +92,15 @@ class _Session:
 
     def _look(self, run: Adjustable) -> None:
         readings = self._state.meter.look(run.snapshot(), run.num_delivered)
-        if readings is not None:
-            has_changed = self._step(run, self._window(run, readings))
-            self._state.meter.restart(skip=int(has_changed))
-
-    def _window(self, run: Adjustable, readings: WindowReadings) -> Window:
+        if readings is None:
+            return
         used = None
         left = Limits.of_this_machine().memory_bytes
         if self._limits.memory_bytes is not None and left is not None:
             used = max(0, self._limits.memory_bytes - left) // self._limits.local_world_size
         loads = loads_of(readings.stats, self._free)
-        return window_of(readings.parts, loads, probes=readings.probes, memory_bytes=used)
-
-    def _step(self, run: Adjustable, window: Window) -> bool:
-        state = self._state
-        step = state.tuner().step(window)
-        for name, count in step.counts.items():
-            run.set_concurrency(name, count)
-            state.found[name] = count
-        for decision in step.decisions:
-            state.log(decision, run.recorder)
-        if step.decisions and state.tuner().is_settled:
-            state.log_settings(self._settings(run))
-        return bool(step.counts)
+        window = window_of(readings.parts, loads, probes=readings.probes, memory_bytes=used)
+        self._state.step(window, run.set_concurrency, partial(self._settings, run), run.recorder)
 
     def _settings(self, run: Adjustable) -> str:
         concurrency: Mapping[str, int] = {

@@ -15,22 +15,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..machine.gil import is_taken
-from .window import Decision
+from ..machine.readings import Probes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from .window import Bounds, StageLoad, Window
 
 _ENOUGH_WAIT = 0.05
 """The share of waiting up to which training is not input-bound; TensorFlow's threshold."""
 
 _CALM_WINDOWS = 3
 _IDLE_WINDOWS = 2
-"""The consecutive windows without a busy stage before the tuner acts on it."""
+_DRIFT_WINDOWS = 3
+"""The consecutive windows in which the consumer does not wait, no stage is busy, or the speed is
+another, before the tuner acts on it."""
 
 _BUSY = 0.75
 """The busy share below which a stage holds nothing back (prototype: 93 to 99 % of the
@@ -42,23 +42,133 @@ _NEAR = 0.1
 _LEAST_HEADROOM = 1.03
 """The CPU headroom below which the cores count as used up."""
 
-_SLACK = 1.2
-"""The factor of spare threads over the consumer's need, because task times vary."""
+_AIM, _SLACK = 1.5, 1.2
+"""A step aims at so many times the present rate, and at most at so many times what the consumer
+takes when it does not wait, because task times vary."""
 
 _LEAST_GAIN = 0.02
-_EXTRA_WINDOWS = 2
-"""The extra windows for a trial that gained, but within the noise, and for its baseline."""
-
 _NOISY = 0.05
-
-_FIRST_FACTOR, _NEXT_FACTOR = 1.5, 2.0
-"""The speedup that a step aims at: at first, and after a step that delivered it."""
+_EXTRA_WINDOWS = 2
+"""The extra windows for a trial that may have gained, but within the noise."""
 
 _SHORT_SECONDS = 1e-3
 """The length below which calls may go faster on fewer threads, which contend less for the GIL."""
 
 _DRIFT = 0.20
-_DRIFT_WINDOWS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """The bounds that tuning must not exceed."""
+
+    threads: int
+    """The most threads of all tuned stages together."""
+    cores: float
+    """The most CPU seconds per second that the stages may use."""
+    memory_bytes: int | None = None
+    """The most bytes in flight; None = no bound."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageLoad:
+    """The work of one stage in a window."""
+
+    name: str
+    concurrency: int
+    """The number of threads at the end of the window."""
+    busy_seconds: float
+    """The seconds inside the op, summed over the threads."""
+    busy_ratio: float
+    """The share of the threads' time in which they waited for nothing, 0 to 1."""
+    cpu_seconds: float = 0.0
+    num_tasks: int = 0
+    shares_gil: bool = True
+    """Whether its workers are threads of one process, which contend for its GIL."""
+    is_free: bool = True
+    """Whether its concurrency may be changed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """A period of a run without a change."""
+
+    elapsed: float
+    """The length of the window in seconds."""
+    num_items: int
+    """The number of items that the consumer took."""
+    wait_seconds: float
+    """The seconds that the consumer waited for items."""
+    stages: tuple[StageLoad, ...]
+    noise: float = 0.0
+    """The standard error of ``rate``, relative to it."""
+    probes: Probes = field(default_factory=Probes)
+    memory_bytes: int | None = None
+    """The most bytes in flight with the present settings; None = unknown."""
+
+    @property
+    def rate(self) -> float:
+        """Items a second."""
+        return self.num_items / self.elapsed if self.elapsed > 0 else 0.0
+
+    @property
+    def wait_ratio(self) -> float:
+        """The share of the time that the consumer waited."""
+        return min(1.0, self.wait_seconds / self.elapsed) if self.elapsed > 0 else 0.0
+
+    @property
+    def wanted_rate(self) -> float:
+        """Items a second if the consumer never waited: from its own time per item."""
+        own = self.elapsed - self.wait_seconds
+        return self.num_items / own if own > 0 else math.inf
+
+    @property
+    def busiest(self) -> StageLoad | None:
+        """The stage that waits least; None = there is none."""
+        return max(self.stages, key=lambda stage: stage.busy_ratio, default=None)
+
+    @property
+    def free(self) -> dict[str, StageLoad]:
+        """The stages that may be changed, by name."""
+        return {stage.name: stage for stage in self.stages if stage.is_free}
+
+    def and_then(self, later: Window) -> Window:
+        """Merge two windows with equal settings; the stages' statistics are the later one's."""
+        return replace(
+            later,
+            elapsed=self.elapsed + later.elapsed,
+            num_items=self.num_items + later.num_items,
+            wait_seconds=self.wait_seconds + later.wait_seconds,
+            noise=math.hypot(self.noise, later.noise) / 2,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A change, or why there is none, with what was measured before and after it."""
+
+    stage: str
+    from_count: int
+    to_count: int
+    before: float
+    """Items a second."""
+    after: float
+    """Items a second with the change; if it was reverted, while it held."""
+    reason: str
+    """``gained``; reverted for ``noise``; reverted or not tried for ``gil``, ``cpu``, ``io-limit``,
+    ``memory``, ``max``; ``drift``; at the end: ``consumer``, ``source``, or one of those
+    before."""
+    timestamp: float = 0.0
+    """Seconds since 1970."""
+
+    def as_details(self) -> dict[str, Any]:
+        """Return the stored form: ``{t, stage, from, to, before, after, reason}``."""
+        counts = {"stage": self.stage, "from": self.from_count, "to": self.to_count}
+        rates = {"before": self.before, "after": self.after}
+        return {"t": self.timestamp, **counts, **rates, "reason": self.reason}
+
+    def __str__(self) -> str:
+        rates = f"{self.before:.1f} -> {self.after:.1f} items/s"
+        return f"{self.stage}: {self.from_count} -> {self.to_count}, {rates}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +181,7 @@ class Step:
     """The decisions about earlier steps, or the reason why there is no step."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Trial:
     stage: str
     """The stage that was changed; with others, if it was given more threads."""
@@ -93,11 +203,8 @@ class Tuner:
 
     def _begin(self) -> None:
         """Forget what was tried."""
-        self._factor = _FIRST_FACTOR
         self._frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
         self._no_fewer: set[str] = set()
-        self._undecided: set[str] = set()  # stages whose trial gained, though within the noise
-        self._baseline: list[Window] = []  # with the present numbers, while they are noisy
         self._num_calm = self._num_idle = self._num_drifted = 0
         self._resting: tuple[Window, str] | None = None  # since when, and why
 
@@ -134,47 +241,45 @@ class Tuner:
         if bottleneck:
             counts, bound = self._more_threads(window, bottleneck)
             if counts:
-                self._baseline.append(window)
-                before = reduce(_together, self._baseline)
-                if before.noise > _NOISY and len(self._baseline) <= _EXTRA_WINDOWS:
-                    return {}
-                return self._try(_Trial(bottleneck, True, before, counts))
+                return self._try(_Trial(bottleneck, True, window, counts))
             self._frozen[bottleneck] = why = bound
         self._num_idle = self._num_idle + 1 if why == "source" else 0
         if 0 < self._num_idle < _IDLE_WINDOWS:
             return {}  # a single window may be an outlier
-        fewer = max(filter(self._may_go_faster_on_fewer, window.stages), key=_busy, default=None)
-        if fewer is not None:
-            halved = {fewer.name: fewer.concurrency // 2}
-            return self._try(_Trial(fewer.name, False, window, halved))
+        for name, stage in window.free.items():
+            if self._may_go_faster_on_fewer(stage):
+                return self._try(_Trial(name, False, window, {name: stage.concurrency // 2}))
         return self._settle(window, why)
 
     def _bottleneck(self, window: Window) -> tuple[str, str]:
         """Return the stage that holds the others back and may get threads; or "", and why none."""
-        busiest = max(window.stages, key=_busy, default=None)
+        busiest = window.busiest
         if busiest is None:
             return "", "source"
         least = max(_BUSY, busiest.busy_ratio - _NEAR)
-        free = [s for s in window.stages if s.is_free and s.name not in self._frozen]
-        if slow := [s for s in free if s.busy_ratio >= least]:
-            return max(slow, key=_busy).name, ""
+        slow = {
+            name: stage.busy_ratio
+            for name, stage in window.free.items()
+            if name not in self._frozen and stage.busy_ratio >= least
+        }
+        if slow:
+            return max(slow, key=lambda name: slow[name]), ""
         # Where it is not frozen, its concurrency is not ours to change.
         otherwise = "max" if busiest.busy_ratio >= _BUSY else "source"
         return "", self._frozen.get(busiest.name, otherwise)
 
     def _more_threads(self, window: Window, bottleneck: str) -> tuple[dict[str, int], str]:
-        """Plan threads for the present rate times the factor, or for the consumer's, if that is
-        less; return the counts that change, and the limit that was reached: ``max``, ``cpu``,
-        ``memory`` or "".
+        """Plan threads for the rate that is aimed at; return the counts that change, and the limit
+        that was reached: ``max``, ``cpu``, ``memory`` or "".
         """
-        bounds, free = self.bounds, [stage for stage in window.stages if stage.is_free]
+        bounds, free = self.bounds, window.free
         used = sum(stage.cpu_seconds for stage in window.stages) / max(1e-9, window.elapsed)
         headroom = bounds.cores / used if used > bounds.cores * 0.05 else math.inf
         if headroom < _LEAST_HEADROOM:
             return {}, "cpu"
-        rate = min(window.rate * min(self._factor, headroom), window.wanted_rate * _SLACK)
-        before = {stage.name: stage.concurrency for stage in free}
-        demands = {stage.name: stage.busy_seconds / window.num_items for stage in free}
+        rate = min(window.rate * min(_AIM, headroom), window.wanted_rate * _SLACK)
+        before = {name: stage.concurrency for name, stage in free.items()}
+        demands = {name: stage.busy_seconds / window.num_items for name, stage in free.items()}
         most, counts, bound = _most_threads(window, bounds), dict(before), ""
         while True:
             slowest = min(counts, key=lambda name: _capacity(counts[name], demands[name]))
@@ -186,47 +291,39 @@ class Tuner:
                 bound = "max" if most >= bounds.threads else "memory"
                 break
             counts[slowest] += 1
-        return {n: c for n, c in counts.items() if c != before[n]}, bound
+        return {name: count for name, count in counts.items() if count != before[name]}, bound
 
     def _may_go_faster_on_fewer(self, stage: StageLoad) -> bool:
         """Return whether its calls are short, or wait for the GIL or a core."""
-        if not (stage.is_free and stage.concurrency > 1 and stage.num_tasks):
+        if stage.name in self._no_fewer or stage.concurrency < 2 or not stage.num_tasks:
             return False
-        is_short = stage.shares_gil and stage.task_seconds < _SHORT_SECONDS
-        contends = self._frozen.get(stage.name) in ("gil", "cpu")
-        return stage.name not in self._no_fewer and (is_short or contends)
+        is_short = stage.busy_seconds / stage.num_tasks < _SHORT_SECONDS
+        return (stage.shares_gil and is_short) or self._frozen.get(stage.name) in ("gil", "cpu")
 
     def _try(self, trial: _Trial) -> dict[str, int]:
         self._trial = trial
-        self._baseline.clear()
         return trial.counts
 
     def _judge(self, trial: _Trial, window: Window) -> dict[str, int]:
         trial.windows.append(window)
-        before, after = trial.before, reduce(_together, trial.windows)
+        before, after = trial.before, reduce(Window.and_then, trial.windows)
         gain = after.rate / before.rate - 1
         noise = math.hypot(before.noise, after.noise)
         need = max(_LEAST_GAIN, 2 * noise)
-        is_noisy = noise > _NOISY and gain > -need
-        is_unclear = gain < need and (gain >= _LEAST_GAIN or is_noisy)
+        is_unclear = gain < need and (gain >= _LEAST_GAIN or (noise > _NOISY and gain > -need))
         if is_unclear and len(trial.windows) <= _EXTRA_WINDOWS:
             return {}  # it may have gained: look longer
         self._trial = None
         if gain >= need:
-            if trial.is_more:
-                self._factor = _NEXT_FACTOR if gain >= 0.6 * (self._factor - 1) else _FIRST_FACTOR
-                self._no_fewer.discard(trial.stage)
             self._decide(trial.counts, before, before, after, "gained")
             return self._propose(window)
-        if not trial.is_more:
-            self._no_fewer.add(trial.stage)
-            reason = "no gain"
-        elif is_unclear and trial.stage not in self._undecided:
-            self._undecided.add(trial.stage)  # it is tried once more
-            reason = "noise"
+        if trial.is_more:
+            reason = "noise" if is_unclear else _cause_of(after, trial.stage)
+            self._frozen[trial.stage] = reason
         else:
-            reason = self._frozen[trial.stage] = _cause_of(after, trial.stage)
-        counts = {s.name: s.concurrency for s in before.stages if s.name in trial.counts}
+            reason = "no gain"
+            self._no_fewer.add(trial.stage)
+        counts = {name: before.free[name].concurrency for name in trial.counts}
         self._decide(counts, after, before, after, reason)
         return counts
 
@@ -235,14 +332,14 @@ class Tuner:
     ) -> None:
         """Note the change to these counts from those of a window."""
         self._decisions += (
-            Decision(s.name, s.concurrency, counts[s.name], before.rate, after.rate, reason)
-            for s in then.stages
-            if s.name in counts
+            Decision(name, stage.concurrency, counts[name], before.rate, after.rate, reason)
+            for name, stage in then.free.items()
+            if name in counts
         )
 
     def _decide_nothing(self, window: Window, before: float, reason: str) -> None:
         """Note why nothing changes, for the busiest stage."""
-        busiest = max(window.stages, key=_busy, default=None)
+        busiest = window.busiest
         name, count = ("", 0) if busiest is None else (busiest.name, busiest.concurrency)
         self._decisions.append(Decision(name, count, count, before, window.rate, reason))
 
@@ -266,10 +363,6 @@ class Tuner:
         return self._propose(window)
 
 
-def _busy(stage: StageLoad) -> float:
-    return stage.busy_ratio
-
-
 def _capacity(count: int, demand: float) -> float:
     """Return the items a second that ``count`` threads can pass on."""
     return count / demand if demand > 0 else math.inf
@@ -279,40 +372,32 @@ def _fewer(window: Window, bounds: Bounds) -> dict[str, int]:
     """Plan no more threads than the bounds allow, but at least one per stage, taken where they are
     needed least; return the counts that change.
     """
-    before = {stage.name: stage.concurrency for stage in window.stages if stage.is_free}
-    demands = {stage.name: stage.busy_seconds for stage in window.stages}
+    before = {name: stage.concurrency for name, stage in window.free.items()}
     most, counts = _most_threads(window, bounds), dict(before)
     while sum(counts.values()) > max(most, len(counts)):
-        spare = [name for name in counts if counts[name] > 1]
-        counts[max(spare, key=lambda name: _capacity(counts[name] - 1, demands[name]))] -= 1
+        left = {
+            name: _capacity(count - 1, window.free[name].busy_seconds)
+            for name, count in counts.items()
+            if count > 1
+        }
+        counts[max(left, key=lambda name: left[name])] -= 1
     return {name: count for name, count in counts.items() if count != before[name]}
 
 
 def _most_threads(window: Window, bounds: Bounds) -> int:
     """Return the limit on tunable threads, by number and by the memory each adds in flight."""
-    used, limit, now = window.memory_bytes, bounds.memory_bytes, window.num_threads
+    now = sum(stage.concurrency for stage in window.free.values())
+    used, limit = window.memory_bytes, bounds.memory_bytes
     if not used or limit is None:
         return bounds.threads
     return min(bounds.threads, max(now if used <= limit else 0, int(now * limit / used)))
 
 
-def _together(first: Window, second: Window) -> Window:
-    """Merge two windows with equal settings; the stages' statistics are the second's."""
-    return replace(
-        second,
-        elapsed=first.elapsed + second.elapsed,
-        num_items=first.num_items + second.num_items,
-        wait_seconds=first.wait_seconds + second.wait_seconds,
-        noise=math.hypot(first.noise, second.noise) / 2,
-    )
-
-
 def _cause_of(window: Window, name: str) -> str:
     """Return why more threads gained nothing."""
-    probes = window.probes
-    stage = next(stage for stage in window.stages if stage.name == name)
+    probes, stage = window.probes, window.free[name]
     if probes.gil_seconds is not None and is_taken(probes.gil_seconds, probes.switch_interval):
         return "gil"
     if probes.run_delay_ratio is not None and probes.run_delay_ratio > 0.1:
         return "cpu"
-    return "io-limit" if stage.cpu_ratio < 0.5 else "cpu"
+    return "io-limit" if stage.cpu_seconds < 0.5 * stage.busy_seconds else "cpu"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import limits_given
 from ..observe.store.entries import EventLogEntry
-from .tuner import Tuner
-from .window import Bounds, Decision, Meter
+from .tuner import Bounds, Tuner
+from .window import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..engine.recorder.flight_recorder import FlightRecorder
     from ..machine.limits import Limits
     from ..observe.store.entries import LogEntry
+    from .tuner import Decision, Window
 
 _logger = logging.getLogger("spdl_torch.autotune")
 
@@ -120,9 +121,27 @@ class TuningState:
             self._tuner = Tuner(self.bounds)
         return self._tuner
 
-    def log(self, decision: Decision, recorder: FlightRecorder | None) -> None:
-        """Report a decision to the log, the trace and the store."""
-        decision = replace(decision, timestamp=time.time())
+    def step(
+        self,
+        window: Window,
+        set_count: Callable[[str, int], object],
+        settings: Callable[[], str],
+        recorder: FlightRecorder | None,
+    ) -> None:
+        """Make the tuner's changes after a window, report its decisions, and begin the next window;
+        ``settings`` returns the present ones as code.
+        """
+        step = self.tuner().step(window)
+        for name, count in step.counts.items():
+            self.found[name] = count
+            set_count(name, count)
+        for decision in step.decisions:
+            self._report(replace(decision, timestamp=time.time()), recorder)
+        if step.decisions and self.tuner().is_settled:
+            self.log_settings(settings())
+        self.meter.restart(skip=int(bool(step.counts)))
+
+    def _report(self, decision: Decision, recorder: FlightRecorder | None) -> None:
         self.decisions.append(decision)
         _logger.info("%s: %s", self.name, decision)
         if recorder is not None:

@@ -1,16 +1,17 @@
-"""The input of a tuner: one window of a run, how it is measured, and the bounds to keep."""
+"""How windows are measured, the tuner's input: a run is read several times in each."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..machine.probes import probe_counters
 from ..machine.readings import Probes, probes_between
 from ..named_tuples import NamedTuple
 from ..observe.verdict.intervals import interval_between, sum_of_intervals, thread_seconds
+from .tuner import StageLoad, Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,115 +28,6 @@ _LONGEST = 5
 _PAUSE = 3.0
 """A part in which the consumer's own time per item is this many times the usual is left out: it was
 doing something else (validation, a checkpoint)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """The bounds that tuning must not exceed."""
-
-    threads: int
-    """The most threads of all tuned stages together."""
-    cores: float
-    """The most CPU seconds per second that the stages may use."""
-    memory_bytes: int | None = None
-    """The most bytes in flight; None = no bound."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageLoad:
-    """The work of one stage in a window."""
-
-    name: str
-    concurrency: int
-    """The number of threads at the end of the window."""
-    busy_seconds: float
-    """The seconds inside the op, summed over the threads."""
-    busy_ratio: float
-    """The share of the threads' time in which they waited for nothing, 0 to 1."""
-    cpu_seconds: float = 0.0
-    num_tasks: int = 0
-    shares_gil: bool = True
-    """Whether its workers are threads of one process, which contend for its GIL."""
-    is_free: bool = True
-    """Whether its concurrency may be changed."""
-
-    @property
-    def task_seconds(self) -> float:
-        """The average seconds of one call."""
-        return self.busy_seconds / self.num_tasks if self.num_tasks else 0.0
-
-    @property
-    def cpu_ratio(self) -> float:
-        """CPU over wall time inside the op."""
-        return min(1.0, self.cpu_seconds / self.busy_seconds) if self.busy_seconds else 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """A period of a run without a change."""
-
-    elapsed: float
-    """The length of the window in seconds."""
-    num_items: int
-    """The number of items that the consumer took."""
-    wait_seconds: float
-    """The seconds that the consumer waited for items."""
-    stages: tuple[StageLoad, ...]
-    noise: float = 0.0
-    """The standard error of ``rate``, relative to it."""
-    probes: Probes = field(default_factory=Probes)
-    memory_bytes: int | None = None
-    """The most bytes in flight with the present settings; None = unknown."""
-
-    @property
-    def rate(self) -> float:
-        """Items a second."""
-        return self.num_items / self.elapsed if self.elapsed > 0 else 0.0
-
-    @property
-    def wait_ratio(self) -> float:
-        """The share of the time that the consumer waited."""
-        return min(1.0, self.wait_seconds / self.elapsed) if self.elapsed > 0 else 0.0
-
-    @property
-    def wanted_rate(self) -> float:
-        """Items a second if the consumer never waited: from its own time per item."""
-        own = max(0.0, self.elapsed - self.wait_seconds)
-        return self.num_items / own if own > 0 else math.inf
-
-    @property
-    def num_threads(self) -> int:
-        """The number of threads of the stages that may be changed."""
-        return sum(stage.concurrency for stage in self.stages if stage.is_free)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A change, or why there is none, with what was measured before and after it."""
-
-    stage: str
-    from_count: int
-    to_count: int
-    before: float
-    """Items a second."""
-    after: float
-    """Items a second with the change; if it was reverted, while it held."""
-    reason: str
-    """``gained``; reverted for ``noise``; reverted or not tried for ``gil``, ``cpu``, ``io-limit``,
-    ``memory``, ``max``; ``drift``; at the end: ``consumer``, ``source``, or one of those
-    before."""
-    timestamp: float = 0.0
-    """Seconds since 1970."""
-
-    def as_details(self) -> dict[str, Any]:
-        """Return the stored form: ``{t, stage, from, to, before, after, reason}``."""
-        counts = {"stage": self.stage, "from": self.from_count, "to": self.to_count}
-        rates = {"before": self.before, "after": self.after}
-        return {"t": self.timestamp, **counts, **rates, "reason": self.reason}
-
-    def __str__(self) -> str:
-        rates = f"{self.before:.1f} -> {self.after:.1f} items/s"
-        return f"{self.stage}: {self.from_count} -> {self.to_count}, {rates}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

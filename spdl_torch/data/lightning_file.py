@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from ..autotune.window import Decision
+    from ..autotune.tuner import Decision
     from ..observe.verdict.report import Report
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spdl_torch.autotune.tuner import Step
-from spdl_torch.autotune.window import Decision
+from spdl_torch.autotune.tuner import Decision, Step
 
 
 class RandomTuner:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
 from spdl_torch.autotune.pipelines import _is_free
-from spdl_torch.autotune.window import Bounds
+from spdl_torch.autotune.tuner import Bounds
 from spdl_torch.data.dataset import _transfer_stage
 from spdl_torch.data.loader.auto_workers import LoaderTuner
 from spdl_torch.engine.definition.stages import Pipe

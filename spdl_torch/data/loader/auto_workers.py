@@ -7,13 +7,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...autotune.estimate import nbytes_of
+from ...autotune.tuner import StageLoad
 from ...autotune.tuning import manual_call
-from ...autotune.window import PARTS, StageLoad, window_of
+from ...autotune.window import PARTS, window_of
 from ...autotune.workers import AutoWorkers
 
 if TYPE_CHECKING:
+    from ...autotune.tuner import Window
     from ...autotune.tuning import TuningState
-    from ...autotune.window import Window, WindowReadings
+    from ...autotune.window import WindowReadings
     from ...engine.stats.perf_stats import StageStats
     from .backend import Backend
     from .base_loader import BaseLoader
@@ -70,8 +72,12 @@ class LoaderTuner:
             self._backend.stats.snapshot_of_workers(), self._num_batches
         )
         if readings is not None:
-            has_changed = self._step(self._window(readings))
-            self._state.meter.restart(skip=int(has_changed))
+            self._state.step(
+                self._window(readings),
+                lambda _, count: self._resize(count),
+                self._settings,
+                self._backend.stats.recorder,
+            )
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
@@ -91,17 +97,6 @@ class LoaderTuner:
         if self._batch_bytes:
             in_flight = self._batch_bytes * (self.max_outstanding + self._num_workers + 1)
         return window_of(readings.parts, (load,), probes=readings.probes, memory_bytes=in_flight)
-
-    def _step(self, window: Window) -> bool:
-        state = self._state
-        step = state.tuner().step(window)
-        for count in step.counts.values():
-            self._resize(count)
-        for decision in step.decisions:
-            state.log(decision, self._backend.stats.recorder)
-        if step.decisions and state.tuner().is_settled:
-            state.log_settings(self._settings())
-        return bool(step.counts)
 
     def _resize(self, count: int) -> None:
         self._num_workers = count  # for max_outstanding

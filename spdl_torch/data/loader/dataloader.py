@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    from ...autotune.window import Decision
+    from ...autotune.tuner import Decision
     from ...engine.stats.perf_stats import PipelineStats
     from ...observe.trace.profile import Profile
     from ...observe.verdict.report import Report
