@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.progress_bar import ProgressBar
 from spdl_torch.shown_text import counted
 from spdl_torch.whole_files import write_text
 
 from .child_process import ChildFailure, answers_of
+from .cpu_time import OtherPrograms
 from .peers import installed, left_out, machine
 from .report import Metric, Report, last_line
 from .tables import TABLES, load_table

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spdl_torch.machine.cpu_time import cpu_seconds
 
+from .cpu_time import cpu_seconds
 from .memory import tree_bytes, tree_pids
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from _folders import HELPERS, ROOT
 from _gates import until
 from bench import memory
 from bench.child_process import answers_of
+from bench.cpu_time import OtherPrograms
 from PIL import Image
 
 import spdl_torch
@@ -20,7 +21,6 @@ from spdl_torch.__main__ import main
 from spdl_torch.command_options import CommandError
 from spdl_torch.demo.command import Measurement, comparison_table, verdict
 from spdl_torch.demo.training import Pictures, check_folder, check_gpu
-from spdl_torch.machine.cpu_time import OtherPrograms
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.progress_bar import ProgressBar, render
 

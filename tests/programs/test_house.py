@@ -55,7 +55,6 @@ ROOMS = {
         "histogram",
         "gil",
         "limits",
-        "cpu_time",
         "thread_times",
         "garbage",
         "probes",

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from .limits import allowed_cores
+from spdl_torch.machine.limits import allowed_cores
 
 
 def cpu_seconds() -> float:
