@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 try:
     import transformers as _transformers
@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from .accelerate import loader_like
 from .data.loader.dataloader import DataLoader
-from .named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from .cpu_time import cpu_seconds
 from .memory import tree_bytes, tree_pids
 

@@ -6,10 +6,9 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.definition.ops import OpKind
-from ..named_tuples import NamedTuple
 from ..objects.generator_states import generators_kept
 from ..pipeline.builder import PipelineBuilder
 from .tuning import check_counts, check_shares

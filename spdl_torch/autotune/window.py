@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.probes import probe_counters
 from ..machine.readings import Probes, probes_between
-from ..named_tuples import NamedTuple
 from ..observe.verdict.intervals import interval_between, sum_of_intervals, thread_seconds
 from .tuner import StageLoad, Window
 

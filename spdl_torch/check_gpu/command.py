@@ -11,11 +11,10 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from .. import __version__
 from ..machine.limits import usable_cores
-from ..named_tuples import NamedTuple
 from ..scopes import scope
 from .sheet import Sheet
 

@@ -12,9 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING
-
-from ..named_tuples import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from ..data.dataset import PipelineDataset
 from ..data.loader.dataloader import DataLoader
 from ..io._transfer.region import locked_regions
 from ..io._transfer.transfer import transfer_tensor
-from ..named_tuples import NamedTuple
 from ..pipeline.builder import PipelineBuilder
 from .races import MEBI, Filled, num_wrong
 

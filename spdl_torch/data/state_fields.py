@@ -6,10 +6,9 @@ loader has changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.failures import describe
-from ..named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

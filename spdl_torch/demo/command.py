@@ -10,11 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..command_options import whole_number
 from ..machine.limits import whole_cores
-from ..named_tuples import NamedTuple
 from ..progress_bar import ProgressBar
 from ..shown_text import counted, printable, wrapped
 
@@ -276,8 +275,8 @@ def comparison_table(results: Results, *, with_ratios: bool = True) -> str:
     """
     over = ["2nd/1st", "3rd/1st"][: len(results) - 1] if with_ratios else []
     lines = []
-    for line, ratios in ((0, [""] * len(over)), (1, over)):
-        cells = "".join(f"{VARIANTS[key].heading[line]:>14}" for key in results)
+    for number, ratios in ((0, [""] * len(over)), (1, over)):
+        cells = "".join(f"{VARIANTS[key].heading[number]:>14}" for key in results)
         lines.append(f"{'':34}{cells}{''.join(f'{each:>8}' for each in ratios)}")
     lines[1] += " better" if over else ""
     lines.append("-" * len(lines[1]))

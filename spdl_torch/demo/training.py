@@ -9,7 +9,7 @@ import random
 import time
 from operator import ne
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torchvision import __version__ as torchvision_version, transforms
 from torchvision.datasets import ImageFolder
 
 from ..command_options import CommandError
-from ..named_tuples import NamedTuple
 from ..shown_text import counted
 from .command import VARIANTS, Measurement
 

@@ -14,9 +14,7 @@ import threading
 from collections import deque
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, cast
-
-from ..named_tuples import NamedTuple
+from typing import Any, NamedTuple, cast
 
 
 class Collection(NamedTuple):

@@ -13,9 +13,8 @@ import os
 import threading
 import weakref
 from time import monotonic, perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..named_tuples import NamedTuple
 from .garbage import Collections
 from .histogram import Histogram
 from .starting import start

@@ -15,9 +15,8 @@ import threading
 from collections import deque
 from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..named_tuples import NamedTuple
 from .starting import started_ns
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..named_tuples import NamedTuple
 from ..scopes import scope
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ import functools
 import gc
 import types
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..named_tuples import NamedTuple
 from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
 
 if TYPE_CHECKING:

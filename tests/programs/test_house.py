@@ -21,7 +21,6 @@ import spdl_torch
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
     *(
-        "named_tuples",
         "shown_text",
         "errors",
         "scopes",

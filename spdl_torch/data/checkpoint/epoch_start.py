@@ -3,9 +3,8 @@ own state, and what it began with, which a state says again as long as the epoch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...named_tuples import NamedTuple
 from ..rng.keys import epoch_seed
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...named_tuples import NamedTuple
 from .epoch_start import SamplerState
 from .last_indices import NUM_LAST, checksum_of, last_of
 from .resume_state import encoded, packed_index

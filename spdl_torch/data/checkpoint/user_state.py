@@ -12,11 +12,10 @@ import inspect
 import logging
 import sys
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from ...named_tuples import NamedTuple
 from ...objects.copies import deep_copy
 from ..error_notes import Reason, add_thread_note
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from ...engine.failures import attach_note
-from ...named_tuples import NamedTuple
 from ...objects.kinds import is_plain_tensor
 from ..fetching.collating import LARGE_BYTES
 from .messages import Span

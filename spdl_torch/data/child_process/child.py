@@ -8,13 +8,12 @@ import random
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...machine.probes import count_only_this_thread
-from ...named_tuples import NamedTuple
 from ...scopes import scope
 from ..rng.patches import install_functions
 from ..workers.counts import WorkerCounts

@@ -18,10 +18,9 @@ import os
 import pickle
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.failures import notes_of, text_of
-from ...named_tuples import NamedTuple
 from ...objects.members import slots_of
 from ..error_notes import attributes_of, of_parts, set_attribute
 from ..workers.jobs import Failed

@@ -9,9 +9,7 @@ import select
 import socket
 import struct
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
-
-from ...named_tuples import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,14 +20,13 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...io._transfer.region import Region
 from ...io._transfer.slabs import rounded_up
-from ...named_tuples import NamedTuple
 from .messages import Span
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ import os
 import traceback
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.failures import FailureBudget, describe, renew_note, text_of
 from ...errors import PipelineFailure, UnsupportedOptionError
-from ...named_tuples import NamedTuple
 from ...observe.verdict.skipped import MOST_KEPT, remarks_on_left_out
 from ...shown_text import printable, shortened
 

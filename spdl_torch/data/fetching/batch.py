@@ -3,11 +3,10 @@ position, the streams of its samples, its bad samples."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from ...named_tuples import NamedTuple
 from .bad_samples import BadSample
 
 if TYPE_CHECKING:

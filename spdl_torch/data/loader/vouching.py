@@ -8,12 +8,11 @@ known ones included.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
-from ...named_tuples import NamedTuple
 from ...objects.plain_data import CONTAINERS, is_plain_data
 from ...objects.stateless import is_stateless
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...named_tuples import NamedTuple
 from .numbers import shuffled_indices
 from .plan import BLOCK_LENGTH
 

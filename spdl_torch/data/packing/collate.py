@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
-
-from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

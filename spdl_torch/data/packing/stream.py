@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from ...named_tuples import NamedTuple
 from ..checkpoint.source_behind import source_behind
 from ..checkpoint.user_state import ended_early
 from ..dataset import PipelineDataset

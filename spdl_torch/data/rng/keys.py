@@ -4,12 +4,10 @@ seeds of all streams from which one worker draws for a batch, or beside it."""
 from __future__ import annotations
 
 import enum
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch.utils.data._utils import worker as torch_worker
-
-from ...named_tuples import NamedTuple
 
 
 class Purpose(enum.IntEnum):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
 
-from ...named_tuples import NamedTuple
 from ...pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:

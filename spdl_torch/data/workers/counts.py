@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...engine.hooks.stage_info import StageInfo
 from ...engine.hooks.task_hooks import TaskStatsHook
 from ...engine.stats.counters import ThreadCount
 from ...machine.probes import ProbeCounters, probe_counters
-from ...named_tuples import NamedTuple
 from ..dataset_stats import counting_datasets
 
 if TYPE_CHECKING:

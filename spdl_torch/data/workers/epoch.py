@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...named_tuples import NamedTuple
 from ..fetching.bad_samples import record_bad
 from .jobs import Failed
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.stats.perf_stats import PipelineStats, StageStats, queue_stats, task_stats
 from ...machine.readings import Probes, probes_between
-from ...named_tuples import NamedTuple
 from .remarks import with_remarks
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...named_tuples import NamedTuple
 from ..fetching.bad_samples import NoGoodSample
 from ..fetching.items import EndOfIterable
 

@@ -10,13 +10,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...engine.hooks.stage_info import StageInfo
 from ...engine.hooks.task_hooks import TaskStatsHook
 from ...engine.stats.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
-from ...named_tuples import NamedTuple
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
 from .remarks import remarks_on_skipped

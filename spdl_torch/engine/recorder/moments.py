@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import enum
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-from ...named_tuples import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,8 @@ import struct
 import threading
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...named_tuples import NamedTuple
 from .moments import Outcome, Role
 
 if TYPE_CHECKING:

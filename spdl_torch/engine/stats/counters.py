@@ -7,10 +7,9 @@ and no reading can lose what another one saw. Times are integer nanoseconds.
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...machine.histogram import NO_COUNTS
-from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

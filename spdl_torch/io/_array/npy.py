@@ -6,14 +6,13 @@ import ast
 import math
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.shown_text import short_repr
 
-from ...named_tuples import NamedTuple
 from .buffer import go_back, memory_name, open_memory
 
 if TYPE_CHECKING:

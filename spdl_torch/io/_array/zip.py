@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 from struct import Struct, error as StructError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...named_tuples import NamedTuple
 from .npy import MalformedError
 
 if TYPE_CHECKING:

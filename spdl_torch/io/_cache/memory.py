@@ -15,9 +15,9 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...machine.limits import Limits
-from ...named_tuples import NamedTuple
 from .own_files import UnsafePlaceError, open_own_file, open_own_folder
 
 try:

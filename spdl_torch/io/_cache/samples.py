@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ...named_tuples import NamedTuple
 from ...objects.kinds import is_plain_tensor
 
 if TYPE_CHECKING:

@@ -27,12 +27,11 @@ import sys
 import threading
 import weakref
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...engine.threads.shared_state import LiveObjects
-from ...named_tuples import NamedTuple
 from ...scopes import scope
 from .entry_table import EntryTable
 from .own_files import open_own_file, open_own_folder

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from ...named_tuples import NamedTuple
 from . import kernel
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Literal
-
-from ...named_tuples import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

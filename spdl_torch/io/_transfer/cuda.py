@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
 from ...engine.threads.thread_group import takes_over
-from ...named_tuples import NamedTuple
 from ...scopes import scope
 from . import runtime
 from .readers import Readers

@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...machine.limits import Limits
-from ...named_tuples import NamedTuple
 from . import cuda
 from .region import keepers
 from .transfer import Transfer

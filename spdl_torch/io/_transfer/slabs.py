@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-
-from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

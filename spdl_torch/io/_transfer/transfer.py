@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from spdl_torch.engine.definition.ops import on_one_thread
 from spdl_torch.engine.threads.thread_group import exit_has_begun
 from spdl_torch.errors import UnsupportedOptionError
 
-from ...named_tuples import NamedTuple
 from . import cuda
 from .batch_memory import BatchMemory
 from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move

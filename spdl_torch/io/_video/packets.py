@@ -6,13 +6,12 @@ import math
 from bisect import bisect_left
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, get_args
 
 from av.packet import Packet, PacketSideData, PktSideDataT
 
 from spdl_torch.errors import DecodeError
 
-from ...named_tuples import NamedTuple
 from .entry import is_checked, is_entry, is_hidden
 from .kept_decoder import KeptDecoder
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...named_tuples import NamedTuple
 from .content import Column, Table
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ import itertools
 import math
 from bisect import bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.recorder.timeline import Part
-from ...named_tuples import NamedTuple
 from .rows import microseconds
 
 if TYPE_CHECKING:

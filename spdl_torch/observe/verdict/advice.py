@@ -7,9 +7,8 @@ would give, it decides; elsewhere the free cores are the bound.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...named_tuples import NamedTuple
 from .causes import (
     Cause,
     is_inline,

@@ -8,10 +8,9 @@ Python, C code without the GIL, and sleeps (see the explanation page). What hold
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...machine import gil
-from ...named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

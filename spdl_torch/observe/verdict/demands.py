@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...named_tuples import NamedTuple
 from ...shown_text import shown_seconds
 from .causes import (
     SHORT_SECONDS,

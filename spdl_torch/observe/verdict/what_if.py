@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...named_tuples import NamedTuple
 from ...shown_text import counted, shown_rate
 from .causes import Cause
 from .closed_network import most_rate, random_rate
