@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    Results = Mapping[str, Sequence["Measurement"]]
+    from .training import Measurement
+
+    Results = Mapping[str, Sequence[Measurement]]
     """The rounds of each variant, by its key."""
 
 _Answer = TypeVar("_Answer")
@@ -32,26 +34,22 @@ class Variant(NamedTuple):
     """One column: which classes the training script imports."""
 
     heading: tuple[str, str]
-    loader: str
-    folder: str
-    """The folder of images, for photographs."""
+    imports: tuple[str, str]
+    """The loader and, for photographs, the folder of images."""
 
 
 VARIANTS = {
     "torch": Variant(
         ("torch", "DataLoader"),
-        "torch.utils.data:DataLoader",
-        "torchvision.datasets:ImageFolder",
+        ("torch.utils.data:DataLoader", "torchvision.datasets:ImageFolder"),
     ),
     "loader": Variant(
         ("spdl_torch", "DataLoader"),
-        "spdl_torch:DataLoader",
-        "torchvision.datasets:ImageFolder",
+        ("spdl_torch:DataLoader", "torchvision.datasets:ImageFolder"),
     ),
     "both": Variant(
         ("spdl_torch", "+ImageFolder"),
-        "spdl_torch:DataLoader",
-        "spdl_torch:ImageFolder",
+        ("spdl_torch:DataLoader", "spdl_torch:ImageFolder"),
     ),
 }
 """The columns: the user's program today, then one import changed, then two."""
@@ -64,20 +62,6 @@ _WORKLOADS = {
     "photographs": ("JPEG files, cropped at random and resized", tuple(VARIANTS)),
 }
 """What each dataset is, and which variants load it, in the order in which they are measured."""
-
-
-class Measurement(NamedTuple):
-    """What one turn has measured. CPU seconds are those of the process and its workers."""
-
-    loading_images_per_second: float
-    """The most that the loader delivers: a model that takes more waits for it."""
-    training_images_per_second: float
-    wait_ratio: float
-    """The share of the training's time that it waited for batches."""
-    first_batch_seconds: float
-    """From ``iter()`` to the first batch, in a fresh process."""
-    loading_cpu_seconds: float
-    """Per image, without a model."""
 
 
 _ROWS = (
@@ -204,12 +188,14 @@ class Demo:
         ]
         for number, (workload, variant) in enumerate(turns, 1):
             self._begin(f"{number}/{len(turns)}: {workload}, {' '.join(VARIANTS[variant].heading)}")
-            job = Job(workload, variant, str(folder), options.workers, options.smoke)
+            imports = VARIANTS[variant].imports
+            job = Job(workload, imports, str(folder), options.workers, options.smoke)
             measured = _apart(measure, job)
             self._results.setdefault(workload, {}).setdefault(variant, []).append(measured)
         if not options.smoke:
             self._begin("our loader's report")
-            self._say(f"\n{_apart(report_of, job._replace(variant='both', times=_REPORT_TIMES))}")
+            ours = job._replace(imports=VARIANTS["both"].imports, times=_REPORT_TIMES)
+            self._say(f"\n{_apart(report_of, ours)}")
         self._activity = "checking the GPU"
         if lines := _apart(check_gpu, options.workers):
             self._say(f"\n{lines}")

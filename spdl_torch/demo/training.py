@@ -22,7 +22,6 @@ from torchvision.datasets import ImageFolder
 
 from ..command_options import CommandError
 from ..shown_text import counted
-from .command import VARIANTS, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +47,25 @@ AMOUNTS = {
 _SMOKE = {"pictures": Amount(32, 32, 64), "photographs": Amount(64, 16, 32)}
 
 
+class Measurement(NamedTuple):
+    """What one turn has measured. CPU seconds are those of the process and its workers."""
+
+    loading_images_per_second: float
+    """The most that the loader delivers: a model that takes more waits for it."""
+    training_images_per_second: float
+    wait_ratio: float
+    """The share of the training's time that it waited for batches."""
+    first_batch_seconds: float
+    """From ``iter()`` to the first batch, in a fresh process."""
+    loading_cpu_seconds: float
+    """Per image, without a model."""
+
+
 class Job(NamedTuple):
-    """Load alone, then train, with one of ``VARIANTS`` of a workload."""
+    """Load alone, then train, with the loader and the folder of images that a variant imports."""
 
     workload: str
-    variant: str
+    imports: tuple[str, str]
     folder: str
     num_workers: int
     smoke: bool
@@ -112,8 +125,7 @@ def _chosen(num_files: int, num_images: int) -> list[int]:
 def make_loader(job: Job) -> tuple[Any, int]:
     """Return the loader as the variant's program makes it, and the number of classes."""
     crop_pixels, batch_size, _ = job.amount
-    _, loader_name, folder_name = VARIANTS[job.variant]
-    loader_class, folder_class = map(pkgutil.resolve_name, (loader_name, folder_name))
+    loader_class, folder_class = map(pkgutil.resolve_name, job.imports)
     data: Any = Pictures(job.num_images)
     num_classes = len(data.classes)
     if job.workload == "photographs":

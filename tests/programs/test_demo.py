@@ -19,8 +19,8 @@ from PIL import Image
 import spdl_torch
 from spdl_torch.__main__ import main
 from spdl_torch.command_options import CommandError
-from spdl_torch.demo.command import Measurement, comparison_table, verdict
-from spdl_torch.demo.training import Pictures, check_folder, check_gpu
+from spdl_torch.demo.command import comparison_table, verdict
+from spdl_torch.demo.training import Measurement, Pictures, check_folder, check_gpu
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.progress_bar import ProgressBar, render
 
