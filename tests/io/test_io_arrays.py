@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from spdl_torch.io import NpzFile, load_npy, load_npz
-from spdl_torch.io._array import inflate
+from spdl_torch.io._array import npz
 
 PIXELS = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)
 SMOOTH = (np.add.outer(np.arange(200), np.arange(300)) // 3).astype(np.int32)
@@ -39,8 +39,8 @@ DEFLATED = saved(np.savez_compressed, pixels=PIXELS, smooth=SMOOTH)
 def _codec(request, monkeypatch):
     """Each of the two ways to inflate."""
     if request.param == "zlib":
-        monkeypatch.setattr(inflate, "deflate", None)
-    elif inflate.deflate is None:
+        monkeypatch.setattr(npz, "deflate", None)
+    elif npz.deflate is None:
         pytest.skip("deflate is not installed: pip install deflate")
 
 

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import load_npy, load_npz
-from spdl_torch.io._array import inflate
+from spdl_torch.io._array import npz
 
 
 @pytest.fixture(params=["deflate", "zlib"])
 def _codec(request, monkeypatch):
     """Each of the two ways to inflate."""
     if request.param == "zlib":
-        monkeypatch.setattr(inflate, "deflate", None)
-    elif inflate.deflate is None:
+        monkeypatch.setattr(npz, "deflate", None)
+    elif npz.deflate is None:
         pytest.skip("deflate is not installed: pip install deflate")
 
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
+import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
+import torch
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.shown_text import short_repr
 
-from .buffer import go_back, memory_name, open_memory
+from .._remote import is_url, read_url
+from .._source import bytes_of_tensor, source_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
     from .._source import Source
-    from .buffer import Memory
+
+    _Layout: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]
+
+Memory: TypeAlias = Any
+"""``bytes``, or a uint8 array of one dimension: slices are cheap, ``bytes()`` copies them. The type
+checker knows no buffers of arrays before Python 3.12."""
 
 _MAGIC = b"\x93NUMPY"
 _USUAL_HEADER = 128
@@ -30,6 +39,10 @@ _LARGEST_HEADER = 10_000
 """The most characters, as in numpy: Python's parser is not made for hostile text."""
 _KEYS = {"descr", "fortran_order", "shape"}
 _EVALUATIONS = 100  # of one header; one in some hundred fails in the worst case
+
+
+class MalformedError(ValueError):
+    """Raised for bytes that are not an array; the caller adds the source's name."""
 
 
 def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
@@ -55,9 +68,76 @@ def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
         array, end = view_npy(memory, 0, len(memory))
     except MalformedError as error:
         raise DecodeError(f"{memory_name(data)}: {error}") from error.__cause__
-    if end < len(memory):
-        go_back(data, len(memory) - end)
+    if end < len(memory) and hasattr(data, "seek") and _view_of(data) is None:
+        with contextlib.suppress(OSError, ValueError):  # a pipe
+            data.seek(end - len(memory), os.SEEK_CUR)
     return array.copy(order="K") if copy else array
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def open_memory(source: Source | Buffer) -> Memory:
+    """Return the bytes of a source, without a copy of buffers and CPU tensors.
+
+    The returned memory keeps the source alive; while it lives, a bytearray cannot be resized and
+    an mmap cannot be closed.
+
+    Returns: the source itself if it is ``bytes``, else uint8 of one dimension; read-only exactly
+        if the source is. A path is read in one call into new memory, which is writable.
+    Raises: OSError: a path cannot be read; TypeError: not a source.
+    """
+    if isinstance(source, torch.Tensor):
+        return bytes_of_tensor(source, "array").numpy()
+    if isinstance(source, str | os.PathLike):
+        return read_url(os.fspath(source)) if is_url(source) else _read_file(source)
+    view = _view_of(source)
+    if view is None and callable(read := getattr(source, "read", None)):
+        source = read()
+        view = _view_of(source)
+    if view is None:
+        raise TypeError(
+            f"an array source must be a path, an object with the buffer protocol (bytes, "
+            f"memoryview, mmap), a uint8 tensor or a file opened with 'rb', "
+            f"got {type(source).__name__}."
+        )
+    if isinstance(source, bytes):
+        return source
+    if not view.c_contiguous:
+        raise TypeError("an array source must be contiguous memory, got a buffer with strides.")
+    # numpy refuses to view empty memory. frombuffer, unlike ndarray(buffer=...), holds the export,
+    # without which a bytearray could be resized under the arrays.
+    return np.frombuffer(view, np.uint8) if view.nbytes else b""
+
+
+def memory_name(source: Source | Buffer) -> str:
+    """Return the source's name in errors: its path, or ``<bytes>`` for memory of any kind."""
+    is_named = isinstance(source, str | os.PathLike) or _view_of(source) is None
+    return source_name(cast("Source", source)) if is_named else "<bytes>"
+
+
+def _view_of(source: Any) -> memoryview | None:
+    try:
+        return memoryview(source)
+    except TypeError:
+        return None
+
+
+def _read_file(path: str | os.PathLike[str]) -> Memory:
+    # Not mapped, although that would be a quarter faster for files in the cache: every mapping
+    # holds a file descriptor as long as an array lives, and truncating the file would end the
+    # process. Callers that want a mapping pass one.
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:  # empty, or a pipe or a file of /proc, which report no size
+            return file.read()
+        memory, done = np.empty(size, np.uint8), 0
+        while count := file.readinto(memory[done:].data):
+            done += count
+    return memory[:done]  # fewer if the file was cut meanwhile
+
+
+# -- the format ------------------------------------------------------------------------------------
 
 
 def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
@@ -80,22 +160,9 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
             f"got {stop - end}."
         )
     try:
-        # numpy's types before 2.5 know neither of the two types that Memory stands for.
-        array = np.ndarray(shape, dtype, memory, end, None, order)  # type: ignore[arg-type,unused-ignore]  # see above
-        return array, data_end
+        return np.ndarray(shape, dtype, memory, end, None, order), data_end
     except (ValueError, TypeError, OverflowError) as error:
         raise MalformedError(f"no array has shape {short_repr(shape)}: {error}") from error
-
-
-class MalformedError(ValueError):
-    """Raised for bytes that are not an array; the caller adds the source's name."""
-
-
-class _Layout(NamedTuple):
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    num_bytes: int
 
 
 def _end_of_header(memory: Memory, start: int, stop: int) -> int:
@@ -116,24 +183,21 @@ def _check_magic(first: bytes) -> None:
     if not first:
         raise MalformedError("empty.")
     if not first.startswith(_MAGIC[: len(first)]):
-        raise MalformedError(f"not an npy file, {_what_begins(first)}.")
+        what = f"it begins with {first[:8]!r}"
+        if first.startswith(b"PK"):
+            what = "but a zip archive: use load_npz"
+        elif first[:1] == b"\x80":
+            what = "but a pickle, which is refused: loading it can run any code"
+        raise MalformedError(f"not an npy file, {what}.")
     if len(first) < 8:
         raise MalformedError(f"truncated: {len(first)} bytes, the header alone needs more.")
     if first[6] not in (1, 2, 3) or first[7] != 0:
         raise MalformedError(f"npy version {first[6]}.{first[7]} is not known, only 1.0 to 3.0.")
 
 
-def _what_begins(first: bytes) -> str:
-    if first.startswith(b"PK"):
-        return "but a zip archive: use load_npz"
-    if first[:1] == b"\x80":
-        return "but a pickle, which is refused: loading it can run any code"
-    return f"it begins with {first[:8]!r}"
-
-
 @lru_cache(maxsize=256)
 def _parse(header: bytes) -> _Layout:
-    """Parse a header of any version, magic included, into the layout of the data after it."""
+    """Parse a header of any version, magic included: dtype, shape, order, and bytes of the data."""
     _check_magic(header)
     version = header[6]
     text = header[10 if version == 1 else 12 :]
@@ -145,15 +209,18 @@ def _parse(header: bytes) -> _Layout:
         raise MalformedError(
             f"the header must be a dict with the keys {sorted(_KEYS)}, got {short_repr(values)}."
         )
-    dtype, shape = _dtype_of(values["descr"]), _shape_of(values["shape"])
-    if not isinstance(fortran := values["fortran_order"], bool):
+    dtype, shape, fortran = _dtype_of(values["descr"]), values["shape"], values["fortran_order"]
+    # type() rather than isinstance: True is not a size.
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise MalformedError(f"shape must be a tuple of sizes >= 0, got {short_repr(shape)}.")
+    if not isinstance(fortran, bool):
         raise MalformedError(f"fortran_order must be True or False, got {short_repr(fortran)}.")
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes > sys.maxsize:  # Python also refuses to print numbers of any length
         raise MalformedError(
             f"{dtype} of shape {short_repr(shape)} takes more bytes than there are."
         )
-    return _Layout(dtype, shape, "F" if fortran else "C", num_bytes)
+    return dtype, shape, "F" if fortran else "C", num_bytes
 
 
 def _evaluated(literal: str) -> Any:
@@ -181,10 +248,3 @@ def _dtype_of(descr: Any) -> np.dtype[Any]:
     if dtype.subdtype is not None or dtype.itemsize == 0:
         raise MalformedError(f"an array cannot have the dtype {dtype} by itself.")
     return dtype
-
-
-def _shape_of(shape: Any) -> tuple[int, ...]:
-    # type() rather than isinstance: True is not a size.
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise MalformedError(f"shape must be a tuple of sizes >= 0, got {short_repr(shape)}.")
-    return shape
