@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
-    from .caching.dataset import CachedDataset as CachedDataset, cached as cached
+    from .caching import CachedDataset as CachedDataset, cached as cached
     from .mixing.mix import mix as mix
     from .mixing.mixed_source import MixedSource as MixedSource
     from .mixing.mixture import Mixture as Mixture, MixtureSampler as MixtureSampler

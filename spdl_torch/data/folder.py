@@ -10,7 +10,7 @@ import torch
 import torchvision.datasets
 
 from spdl_torch.errors import UnsupportedOptionError
-from spdl_torch.io._cache.opening import open_store
+from spdl_torch.io._cache.memory import open_store
 from spdl_torch.io._image.codec import image_codec, whole_codec
 from spdl_torch.io._image.decode import decode_pil, decode_tensor, pil_info
 from spdl_torch.io._image.images import image_loader, load_planned
@@ -19,7 +19,7 @@ from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage
 
-from .caching.files import CachedFiles
+from .caching import CachedFiles
 from .rng.dispatch import not_redirected
 from .rng.streams import torch_seeds
 
@@ -135,9 +135,9 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         if cache is not None:
             store = open_store(
                 cache,
-                f"files of {os.path.abspath(self.root)}\n{version!r}",
+                f"files of {os.path.abspath(self.root)}",
+                repr(version),
                 max_bytes=max_bytes,
-                num_numbers=None,
                 who="ImageFolder",
             )
             self._files = CachedFiles(store, version)

@@ -32,9 +32,8 @@ from test_sources_tar import keys, shard_of
 from torch.utils.data import Subset
 
 import spdl_torch
-from spdl_torch.data import cached
-from spdl_torch.data.caching import dataset as dataset_module
-from spdl_torch.data.caching.files import CachedFiles
+from spdl_torch.data import cached, caching as caching_module
+from spdl_torch.data.caching import CachedFiles
 from spdl_torch.data.differences import path_of_difference
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
@@ -147,10 +146,10 @@ def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
 
 def fill_until_killed(folder, seed, ready):
     """Put contents in a child process, one byte into the pipe before each."""
-    store = Store(folder, num_numbers=NUM_KILLED)
+    store = Store(folder)
     for number in random.Random(seed).sample(range(NUM_KILLED), NUM_KILLED):
         os.write(ready, b".")
-        store.put(number, 1, [content_of(number, 200_000)])
+        store.put(number, [content_of(number, 200_000)])
     signal.pause()  # the kill comes too late for a write
 
 
@@ -171,8 +170,8 @@ def kill_while_filling(folder, seed):
 
 def count_bad(folder):
     """The contents that are found and wrong, and those that are found."""
-    store = Store(folder, num_numbers=NUM_KILLED)
-    found = {number: store.get(number, 1) for number in range(NUM_KILLED)}
+    store = Store(folder)
+    found = {number: store.get(number) for number in range(NUM_KILLED)}
     kept = {number: content for number, content in found.items() if content is not None}
     bad = [n for n, content in kept.items() if content != content_of(n, 200_000)]
     return len(bad), len(kept)
@@ -213,7 +212,7 @@ def fill_full_disk(folder, sent):
     dataset_cached = cached(Subset(dataset, range(50)), folder, version=1)
     for _ in range(3):
         assert [sample.label for sample in dataset_cached] == list(range(50))
-    kept = [kept_by(dataset_cached).put(0, 0, [b"x" * 20_000]) for _ in range(3)]
+    kept = [kept_by(dataset_cached).put(0, [b"x" * 20_000]) for _ in range(3)]
     sent.put((dataset.num_made[0], kept, logged))
 
 
@@ -230,14 +229,19 @@ def test_full_disk_stops_the_cache_and_not_the_training(tmp_path):
     assert re.match(r"cache /.*: no room: File too large\. It stops growing at [\d.]+ kB;", line)
 
 
+def bytes_in(folder):
+    """The bytes of all pairs of files of a store."""
+    pairs = [*Path(folder).glob("*.data"), *Path(folder).glob("*.index")]
+    return sum(path.stat().st_size for path in pairs)
+
+
 def test_limit_is_kept_and_logged_once(tmp_path, caplog):
     """The cache has what fits into ``max_bytes``; the log says once that it is full."""
     dataset = Made(100)
     kept = cached(dataset, tmp_path, version=1, max_bytes=10_000)
     for _ in range(2):
         assert [sample.label for sample in kept] == list(range(100))
-    sizes = [path.stat().st_size for path in Path(kept_by(kept).folder).iterdir()]
-    assert 0 < sum(sizes) <= 10_000
+    assert 0 < bytes_in(kept_by(kept).folder) <= 10_000
     assert [record.message for record in caplog.records if "reached its limit" in record.message]
     assert len(caplog.records) == 1
     assert 100 < dataset.num_made[0] < 200
@@ -251,11 +255,88 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
     kept = cached(dataset, tmp_path, version=1)
     assert [sample.label for sample in [*kept, *kept]] == [*range(10), *range(10)]
     assert dataset.num_made[0] == 20 + 2  # two are made twice, to compare
-    assert kept_by(kept).num_entries == 0
+    assert kept_by(kept).num_bytes == 0
     (record,) = caplog.records
     assert re.search(
         r": [\d.]+ GB are free on its disk, and it leaves [\d.]+ GB free\. It stops", record.message
     )
+
+
+def put_rows(store, rows):
+    """Keep rows of 300 bytes; return whether all had room."""
+    return all(store.put(number, [content_of(number, 300)]) for number in rows)
+
+
+def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path):
+    """However many there are, and however many processes wrote before: these have ended."""
+    number = 5000
+    for _ in range(2):
+        store = Store(str(tmp_path))
+        programs = [
+            start_program(put_rows, store, range(first, 4 * number, 4)) for first in range(4)
+        ]
+        assert all(map(output_of, programs))
+    assert len([*tmp_path.glob("*.data")]) <= 4
+    assert len([*tmp_path.iterdir()]) <= 2 * 4 + 2
+    assert bytes_in(tmp_path) <= 2 * 4 * number * 340
+    again = Store(str(tmp_path))
+    assert all(again.get(each) == content_of(each, 300) for each in range(0, 4 * number, 7))
+
+
+def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
+    """Half a content, half a record: neither is found, and both files are used again."""
+    store = Store(str(tmp_path))
+    assert store.put(1, [b"one"])
+    del store
+    (data,), (index,) = tmp_path.glob("*.data"), tmp_path.glob("*.index")
+    with open(data, "ab") as half:
+        half.write(b"half a cont")
+    with open(index, "ab") as half:
+        half.write(b"half a record")
+    store = Store(str(tmp_path))
+    assert store.put(2, [b"two"])
+    assert [Store(str(tmp_path)).get(key) for key in (1, 2, 3)] == [b"one", b"two", None]
+    assert [*tmp_path.glob("*.data")] == [data]
+
+
+def test_earlier_versions_make_room_for_the_present_one(tmp_path):
+    """The oldest that no program uses, and only of the same dataset, and only beyond the limit."""
+    other = kept_by(cached(Made(3), tmp_path, version=1)).folder
+    one, two = [
+        output_of(start_program(fill_version, tmp_path, version)) for version in ("one", "two")
+    ]
+    os.utime(Path(one, "alive"), (1, 1))
+    held = fill_version(tmp_path, "held")
+    size = bytes_in(held)
+    kept = [fill_version(tmp_path, "three", size * 7 // 2)]
+    assert [os.path.isdir(folder) for folder in (one, two)] == [False, True]
+    kept.append(fill_version(tmp_path, "four", size * 3 // 2))
+    assert [os.path.isdir(folder) for folder in (one, two)] == [False, False]
+    assert all(map(os.path.isdir, (other, held, *kept)))
+
+
+def fill_version(folder, version, most=None):
+    """Keep a dataset's samples of one version; return the folder."""
+    kept = cached(Made(50), folder, version=version, max_bytes=most)
+    assert [sample.label for sample in kept] == [*range(50)]
+    return kept_by(kept).folder
+
+
+@pytest.mark.parametrize("gone", ["*.index", "*"])
+def test_what_somebody_removed_is_made_again(gone, tmp_path, caplog):
+    """A file or all of them, by a program that removes old ones: nothing is turned off."""
+    list(cached(Made(5), tmp_path, version=1))
+    dataset = Made(5)
+    before = cached(dataset, tmp_path, version=1)
+    own = Path(kept_by(before).folder)
+    for path in own.glob(gone):
+        path.unlink()
+    if gone == "*":
+        own.rmdir()
+    for kept in (before, cached(Made(5), tmp_path, version=1)):
+        for _ in range(2):
+            assert [sample.label for sample in kept] == [*range(5)]
+    assert not caplog.records
 
 
 # -- the dataset -----------------------------------------------------------------------------------
@@ -327,13 +408,13 @@ def read_all_at_once(kept, barrier, num_threads):
         return [sample.label for sample in threads.map(kept.__getitem__, range(len(kept)))]
 
 
-@pytest.mark.parametrize(("num_programs", "num_threads"), [(3, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize(("num_programs", "num_threads"), [(3, 1), (8, 1), (1, 3), (2, 3)])
 def test_sample_is_made_once_if_several_ask_for_it_at_once(
     num_programs, num_threads, tmp_path, monkeypatch
 ):
     """Threads or programs, which all begin with the same sample."""
     kept = cached(Counted(200, tmp_path / "made"), tmp_path / "cache", version=1)
-    monkeypatch.setattr(dataset_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
+    monkeypatch.setattr(caching_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
     reading, writing = os.pipe()
     _, pid = start_program(hold_sample, kept, writing)
     os.read(reading, 1)
@@ -351,11 +432,22 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
         assert len(made) == 200
 
 
+class Endless(Made):
+    """Whose samples are never done."""
+
+    def __init__(self, length, writing):
+        super().__init__(length)
+        self.writing = writing
+
+    def __getitem__(self, index):
+        os.write(self.writing, b".")
+        signal.pause()
+
+
 def hold_sample(kept, writing):
     """Be about to make the first sample, for ever."""
-    with kept_by(kept).making(0):
-        os.write(writing, b".")
-        signal.pause()
+    kept.dataset = Endless(len(kept), writing)
+    kept[0]
 
 
 def test_other_version_or_dataset_finds_nothing(tmp_path):
@@ -743,22 +835,22 @@ def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):
     stores = [kept_by(cached([torch.zeros(1000)] * 100)) for _ in range(3)]
     for number in range(100):
         for store in stores:
-            store.put(number, 0, [bytes(4000)])
+            store.put(number, [bytes(4000)])
     assert 150_000 < sum(store.num_bytes for store in stores) <= 200_000
     assert all(store.num_bytes > 20_000 for store in stores)
     assert 250_000 < MemoryLimit.of_this_machine().num_bytes < 310_000  # with what they hold
 
 
 def test_empty_file_is_found(tmp_path):
-    """It has no bytes, and is not missing for that; entries are counted once each in the report."""
+    """It has no bytes, and is not missing for that; keys are counted once each in the report."""
     path = tmp_path / "empty"
     path.write_bytes(b"")
     store = Store(str(tmp_path / "cache"))
     files = CachedFiles(store, None)
     assert [len(files.contents([str(path)])[0]) for _ in range(3)] == [0, 0, 0]
-    assert store.num_entries == 1
-    store.put(1, 2, [b"other"])
-    store.put(1, 3, [b"other"])
+    assert store.counts() == {"cache/found": 2, "cache/missing": 1}
+    store.put(1, [b"other"])
+    store.put(1, [b"other"])
     assert "holds 50% of the items" in store.remark(4)
 
 

@@ -55,9 +55,7 @@ KNOWN = {
     "spdl_torch.data.folder.ImageFolder": _Parts(
         functions=("transform", "target_transform", "loader"), containers=("samples",)
     ),
-    "spdl_torch.data.caching.dataset.CachedDataset": _Parts(
-        datasets="dataset", functions=("transform",)
-    ),
+    "spdl_torch.data.caching.CachedDataset": _Parts(datasets="dataset", functions=("transform",)),
     "spdl_torch.data.mixing.mixture.Mixture": _Parts(datasets="datasets"),
     "spdl_torch.data.packing.dataset.GroupedDataset": _Parts(
         datasets="dataset", collate="collate_fn"

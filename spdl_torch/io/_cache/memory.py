@@ -1,42 +1,94 @@
-"""The folder of a cache in memory: shared by the processes of a run, gone with the last one.
+"""Where a cache is: in a folder on disk, or in memory that the processes of a run share.
 
-It stands in a folder of this user alone. Anybody can make names in /dev/shm: where another user has
-made this one, the next is tried, in all processes in the same order.
+In memory it stands in a folder of this user alone. Anybody can make names in /dev/shm: where
+another user has made this one, the next is tried, in all processes in the same order. The folder of
+a cache is removed by the last process that holds it at its exit or, after a kill, by the next
+program that makes a cache.
 
-A file on which every process holds a shared lock shows who is alive. The system releases the lock
-when a process ends, however it ends, so a folder that nobody holds is a leftover and is removed: by
-the last process at its exit or, after a kill, by the next program that makes a cache.
+Ranks of one training run share a name, however they were started:
+
+==================  =====================================  ======================================
+started by          recognised by                          name
+==================  =====================================  ======================================
+torchrun, etc.      RANK and the address of rank 0         the address
+srun                a Slurm step with more than one task   job and step
+Lightning           the ranks after the first one of a     the first rank's own: it starts the
+                    machine have LOCAL_RANK and no RANK    others with the same program
+multiprocessing     an address, or torch.distributed is    the parent, and the address
+and others          initialised
+nobody              none of these                          the program's own
+==================  =====================================  ======================================
+
+Lightning's first rank gets its variables only when it starts the others, often after its datasets
+were made. So it uses its own name before and after, and its children use their parent's.
 """
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
-import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
+from ...engine.threads.shared_state import SharedCounter
 from ...machine.limits import Limits
-from .own_files import UnsafePlaceError, open_own_file, open_own_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # the store is off there
+from .folders import (
+    HAS_LOCKS,
+    UnsafePlaceError,
+    bytes_taken,
+    hold,
+    open_own_folder,
+    remove_if_alone,
+    remove_unused,
+)
+from .store import Store, hash_of
 
 _SHARED_MEMORY = "/dev/shm"
-_ALIVE = "alive"
 _NUM_ROOTS = 100
 """The names that are tried."""
 
+_ADDRESS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_SLURM_STEP = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
-class _Held(NamedTuple):
-    """A folder that this process holds."""
+_numbers = SharedCounter()
 
-    folder: str
-    file: int
-    pid: int
+
+def open_store(
+    cache: Any, dataset: str, identity: str, *, max_bytes: int | None, who: str
+) -> Store:
+    """Return the store in ``"memory"`` or in a folder, for the samples of one identity, which is
+    one of a dataset's: its version and transforms.
+
+    It is off where no folder can be made in memory.
+
+    Raises: TypeError, ValueError: the place or the limit does not fit, or others could have written
+        there; OSError: the given folder cannot be made.
+    """
+    if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
+        raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
+    check_cache(cache, who)
+    name = f"{hash_of('cache', dataset):016x}-{hash_of(identity):016x}"
+    if cache != "memory":
+        folder = os.path.join(os.path.abspath(os.fspath(cache)), name)
+        if HAS_LOCKS:
+            hold(folder)
+        return Store(folder, max_bytes=max_bytes)
+    try:
+        # The ranks of a training run make the same caches in the same order.
+        folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
+        limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
+    except OSError as error:
+        return Store("memory", why_off=str(error))
+    return Store(folder, max_bytes=limit)
+
+
+def check_cache(cache: Any, who: str) -> None:
+    """Check the place of a cache. Raises: TypeError: it is neither "memory" nor a path."""
+    if not isinstance(cache, str | os.PathLike):
+        raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
 
 
 def memory_folder(name: str) -> str:
@@ -47,16 +99,22 @@ def memory_folder(name: str) -> str:
 
     Raises: UnsafePlaceError: others have taken all its names; OSError: it cannot be made.
     """
-    if fcntl is None:
+    if not HAS_LOCKS:
         return os.path.join(tempfile.gettempdir(), name)  # the store is off, and makes nothing
     root = _root()
-    _remove_left_over(root)
+    for entry in os.scandir(root):
+        remove_unused(entry.path)
     folder = os.path.join(root, name)
-    while True:
-        held = _hold(folder)
-        if held is not None:
-            atexit.register(_leave, held)
-            return folder
+    atexit.register(_leave, folder, hold(folder), os.getpid())
+    return folder
+
+
+def _leave(folder: str, file: int, pid: int) -> None:
+    """Remove the folder if no other process holds it. Forked children leave that to their
+    parent.
+    """
+    if pid == os.getpid():
+        remove_if_alone(folder, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +127,19 @@ class MemoryLimit:
     def of_this_machine(cls) -> MemoryLimit | None:
         """Return half of the memory that is free or that caches hold; None = unknown.
 
-        In a container, its limit counts.
+        In a container, its limit counts: what is in memory is charged to it, and beyond its limit
+        the system kills the training.
         """
         free = Limits.of_this_machine().memory_bytes
-        return None if free is None else cls((free + sum(_held_bytes(_root()).values())) // 2)
+        return None if free is None else cls((free + _bytes_held(_root())) // 2)
 
     def left_for(self, folder: str) -> int:
         """Return the bytes that a folder may have in all, given what the others hold."""
-        root, name = os.path.split(folder)
-        held = _held_bytes(root)
-        held.pop(name, None)
-        return self.num_bytes - sum(held.values())
+        return self.num_bytes - _bytes_held(os.path.dirname(folder)) + bytes_taken(folder)
 
 
-def _held_bytes(root: str) -> dict[str, int]:
-    """Return the bytes of memory that each cache takes, by the names of their folders."""
-    held: dict[str, int] = {}
-    for entry in os.scandir(root):
-        try:
-            sizes = [512 * file.stat().st_blocks for file in os.scandir(entry.path)]
-        except OSError:  # just being removed
-            continue
-        held[entry.name] = sum(sizes)
-    return held
+def _bytes_held(root: str) -> int:
+    return sum(bytes_taken(entry.path) for entry in os.scandir(root))
 
 
 def _root() -> str:
@@ -113,58 +161,51 @@ def _root() -> str:
     return root
 
 
-def _hold(folder: str) -> _Held | None:
-    """Hold a folder, made if it is not there; None = another process has just removed it."""
-    path = os.path.join(folder, _ALIVE)
-    try:
-        own = open_own_folder(folder)
-    except FileNotFoundError:
-        return None
-    try:
-        file = open_own_file(own, _ALIVE, path)
-    except FileNotFoundError:
-        return None
-    finally:
-        os.close(own)
-    fcntl.flock(file, fcntl.LOCK_SH)
-    # It may have been removed between opening and holding it: then this is another file.
-    if _is_at(path, file):
-        return _Held(folder, file, os.getpid())
-    os.close(file)
-    return None
+def training_name() -> str:
+    """Return the name that ranks share; a program that is not a rank has one of its own."""
+    environ = os.environ
+    address = [environ.get(name, "") for name in _ADDRESS]
+    if "RANK" in environ and any(address[:-1]):
+        return _name("address", *address)
+    # A job's batch script has the job's variables too, but what it starts may be anything.
+    num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if "SLURM_PROCID" in environ and num_tasks.isdecimal() and int(num_tasks) > 1:
+        return _name("slurm", *(environ.get(name, "") for name in _SLURM_STEP))
+    is_child = multiprocessing.parent_process() is not None
+    local_rank = environ.get("LOCAL_RANK", "")
+    if not is_child and local_rank.isdecimal() and environ.get("MASTER_PORT"):
+        return _process_name(os.getpid() if int(local_rank) == 0 else os.getppid())
+    if _has_group() or (is_child and environ.get("MASTER_PORT")):
+        return _name("siblings", _process_name(os.getppid()), *address[1:3])
+    # Forked workers keep the name of their program, and share what they make. A fork that is not a
+    # worker is a program of its own.
+    return _first_name if is_child else _process_name(os.getpid())
 
 
-def _leave(held: _Held) -> None:
-    """Remove the folder if no other process holds it. Forked children leave that to their
-    parent.
-    """
-    if held.pid == os.getpid():
-        _remove_if_alone(held.folder, held.file)
-
-
-def _remove_left_over(root: str) -> None:
-    for entry in os.scandir(root):
-        try:
-            file = os.open(os.path.join(entry.path, _ALIVE), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # just being made, or removed
-            continue
-        try:
-            _remove_if_alone(entry.path, file)
-        finally:
-            os.close(file)
-
-
-def _remove_if_alone(folder: str, file: int) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return  # somebody is alive
-    if _is_at(os.path.join(folder, _ALIVE), file):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_at(path: str, file: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except OSError:
+def _has_group() -> bool:
+    """Return whether this process is in a group of torch.distributed with others."""
+    torch = sys.modules.get("torch")  # sources are used without it
+    if torch is None or not torch.distributed.is_available():
         return False
+    distributed = torch.distributed
+    return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
+def _process_name(pid: int) -> str:
+    """Return a name that no other process has had since the machine started, where /proc says when
+    a process began; elsewhere, the system may reuse its id.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name of the program, in parentheses, may contain anything.
+            began = file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        began = "0"
+    return f"{pid}-{began}"
+
+
+def _name(*parts: str) -> str:
+    return f"{hash_of(*parts):016x}"
+
+
+_first_name = _process_name(os.getpid())

@@ -17,8 +17,6 @@ import torch
 from ...objects.kinds import is_plain_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -41,11 +39,10 @@ def sample_parts(sample: Any) -> SampleParts:
     stream = io.BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
     pickler.dump(sample)
-    views = [buffer.raw() for buffer in buffers]
-    head = stream.getvalue()
-    lengths = [len(head), *(len(view) for view in views)]
-    parts: list[Any] = [b"".join(_LENGTH.pack(number) for number in (len(lengths), *lengths))]
-    for content in (head, *views):
+    contents = [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
+    lengths = [len(contents), *map(len, contents)]
+    parts: list[Any] = [b"".join(map(_LENGTH.pack, lengths))]
+    for content in contents:
         parts += [_padding(sum(map(len, parts))), content]
     return SampleParts(parts, pickler.is_as_given)
 
@@ -54,9 +51,8 @@ def sample_from(content: bytearray) -> Any:
     """Return the sample; its tensors and arrays are views of ``content``, which is theirs alone."""
     view = memoryview(content)
     (count,) = _LENGTH.unpack_from(view)
-    lengths = [_LENGTH.unpack_from(view, 8 * (n + 1))[0] for n in range(count)]
     offset, parts = 8 * (count + 1), []
-    for length in lengths:
+    for (length,) in _LENGTH.iter_unpack(view[8:offset]):
         offset += len(_padding(offset))
         parts.append(view[offset : offset + length])
         offset += length
@@ -71,21 +67,22 @@ class _Pickler(pickle.Pickler):
         """Reduce plain tensors and arrays to their memory, and everything else as pickle does."""
         if is_plain_tensor(value) and value.numel():
             return self._of_tensor(value)
-        if type(value) is np.ndarray and value.itemsize and not value.dtype.hasobject:
+        if type(value) is np.ndarray and value.nbytes and not value.dtype.hasobject:
             return self._of_array(value)
         return NotImplemented
 
     def _of_tensor(self, tensor: Tensor) -> Any:
-        if not _is_dense(tensor.shape, tensor.stride()):
+        # What is made like a dense one has its strides; what is made like another one is dense.
+        like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
+        if like.stride() != tensor.stride():
             self.is_as_given = False
             tensor = tensor.contiguous()
-        flat = tensor.as_strided((tensor.numel(),), (1,))
-        memory: Any = flat.view(torch.uint8).numpy()
+        memory: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
         content = pickle.PickleBuffer(memory)
         return _tensor_from, (content, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
     def _of_array(self, array: NDArray[Any]) -> Any:
-        if not _is_dense(array.shape, array.strides, array.itemsize):
+        if np.empty_like(array).strides != array.strides:
             self.is_as_given = False
             array = array.copy("C")
         # Its elements in the order of its memory, which is the order of falling strides.
@@ -94,17 +91,6 @@ class _Pickler(pickle.Pickler):
         content = pickle.PickleBuffer(memory)
         # The class itself, so that other releases can read it.
         return np.ndarray, (array.shape, array.dtype, content, 0, array.strides)
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int], unit: int = 1) -> bool:
-    """Return whether elements, each ``unit`` long, have neither gaps nor repeats in memory."""
-    if 0 in shape:
-        return True
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size > 1 and stride != unit:
-            return False
-        unit *= size
-    return True
 
 
 def _tensor_from(

@@ -1,43 +1,52 @@
-"""Bytes by number, written once and read by all processes of a machine.
+"""Contents by key, written once and read by all processes of a machine.
 
-A store is a folder with two files. Contents are written to ``data`` first, each at a place of its
-own; then an entry is added to ``index``. A process that is killed at any moment leaves a content
-without an entry, which nobody finds. Entries and contents have checksums, because a machine that
-goes down may keep the one and lose the other.
+Each process that writes appends to a pair of files of its own in the store's folder: a content to
+one, and then a record of it to the other. A process that is killed at any moment leaves a content
+without a record, which nobody finds; the next process that writes goes on behind it.
 
-    index   | header: next free byte of data, checksum | entry 0 | entry 1 | ...
-    data    | content | content (killed: no entry) | content | ...
+    ID.data    content | content | content (killed: no record)
+    ID.index   record  | record                                   key, offset, length, checksum
 
-Nothing is overwritten: a later entry of a number takes the place of an earlier one. A header that
-is damaged is made anew from the entries. Places and entries are given out under a lock on
-``index``, which the system releases when a process ends.
+Nobody else writes there, so readers need no lock: they read what was added to the indexes, and then
+each content by one call. Nothing is overwritten, and of two records of a key either will do: a key
+depends on all that its content was made from.
 
 Everything is read and written by calls that fail with an error; mapped memory would kill the
-process if the disk were full or the file truncated. Whatever fails once the store is open turns it
-off, in this process, and the samples are made without it.
+process if the disk were full or a file cut. Whatever fails once the store is open turns it off, in
+this process, and the samples are made without it; what somebody has removed is only missing.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import struct
-import sys
 import threading
-import weakref
+import time
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...engine.threads.shared_state import LiveObjects
 from ...scopes import scope
-from .entry_table import EntryTable
-from .own_files import open_own_file, open_own_folder
+from .folders import (
+    TAKEN,
+    bytes_taken,
+    last_use,
+    open_in,
+    open_own_folder,
+    remove_unused,
+)
+from .records import RECORD, RecordTable, sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from .memory import MemoryLimit
 
@@ -48,17 +57,29 @@ except ImportError:  # Windows
 
 _logger = logging.getLogger("spdl_torch.io")
 
-_MAGIC = b"spdlcch1"
-_HEADER = struct.Struct("<8sQI44x")  # magic, next free byte, their checksum
-_HEADER_SUMMED = 16
-_ENTRY = struct.Struct("<QQQQI20xI4x")  # number, stamp, offset, length, their checksums
-_ENTRY_SUMMED = _ENTRY.size - 8
-_ENTRY_DTYPE = np.dtype({"names": ["number"], "formats": ["<u8"], "itemsize": _ENTRY.size})
-_ALIGNED = 64
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What stays free of a disk without max_bytes.
 _SPARE_SHARE = 20  # the reciprocal of its share
 _MOST_SPARE_BYTES = 10_000_000_000
+_MOST_PARTS = 64  # that are written by one call; of more, the system may refuse some
+_NUM_MAKERS = 256  # so many contents can be made at once in this process, if keys do not meet
+_NUM_KEYS = 1 << 62  # bytes of a file of that size can be locked, whether or not they are written
+
+
+def hash_of(*parts: int | str) -> int:
+    """Return 63 bits that depend on every part, the same in every process."""
+    digest = hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def file_stamp(path: str, *parts: int | str) -> int:
+    """Return the hash of a file's current content, from its whole path, size and modification
+    time.
+
+    Raises: OSError: it does not exist.
+    """
+    there = os.stat(path)
+    return hash_of(os.path.abspath(path), there.st_size, there.st_mtime_ns, *parts)
 
 
 def spare_bytes(disk_bytes: int) -> int:
@@ -66,90 +87,58 @@ def spare_bytes(disk_bytes: int) -> int:
     return min(disk_bytes // _SPARE_SHARE, _MOST_SPARE_BYTES)
 
 
-class _Entry(NamedTuple):
-    number: int
-    stamp: int
-    offset: int
-    length: int
-    checksum: int
-
-    def packed(self) -> bytes:
-        content = _ENTRY.pack(*self, 0)
-        return content[:_ENTRY_SUMMED] + struct.pack("<I4x", zlib.crc32(content[:_ENTRY_SUMMED]))
-
-    @classmethod
-    def unpacked(cls, content: bytes) -> _Entry | None:
-        """Return the entry; None = it is damaged."""
-        if len(content) != _ENTRY.size:
-            return None
-        *fields, checksum = _ENTRY.unpack(content)
-        return cls(*fields) if zlib.crc32(content[:_ENTRY_SUMMED]) == checksum else None
-
-
 class Store:
-    """Contents by number, each with the stamp of what it was made from.
+    """Contents by key, a number below 2^63 that depends on all that a content is made from.
 
-    folder: made if it does not exist; readable by this user alone.
-    max_bytes: the size of both files at which it stops growing; None = it stops where 5 % of the
+    folder: made if it does not exist; readable by this user alone. Its name up to a dash is that of
+        the dataset: unused folders with the same are removed, the oldest first, while all of them
+        together are beyond ``max_bytes``.
+    max_bytes: the size of its files at which it stops growing; None = it stops where 5 % of the
         disk, or 10 GB if that is less, are left.
-    num_numbers: the numbers are below this; None = they may be any of 64 bits, which takes more
-        memory.
-
     why_off: why it is not to be used at all.
 
-    A store that cannot be used (a full disk, a file system without locks, an index that is damaged
-    at its start) is off: nothing is found and nothing kept, and the log says so once.
+    A store that cannot be used (a full disk, a file system without locks) is off: nothing is found
+    and nothing kept, and the log says so once.
 
     Threads and processes may use it at once. Raises: OSError: the folder cannot be made or opened;
     ValueError: others could have written what is there.
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        max_bytes: int | MemoryLimit | None = None,
-        num_numbers: int | None = None,
-        why_off: str = "",
+        self, folder: str, *, max_bytes: int | MemoryLimit | None = None, why_off: str = ""
     ) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         self.num_found = self.num_missing = 0
         """The calls of ``get`` in this process that found a content, and that did not."""
-        self._table = EntryTable(num_numbers)
         self._num_damaged = 0
-        self._counting = threading.Lock()
-        # Held to add entries to the table, and briefly to change _makers. Finding takes no lock: a
-        # thread that misses an entry being added waits for this one in look(), and looks again.
-        self._reading = threading.Lock()
-        self._makers: dict[int, threading.Event] = {}  # of the contents that this process makes
+        self._table = RecordTable()
+        self._listed = 0  # when the folder had changed, as it was listed
+        self._pairs: dict[str, _Pair] = {}
+        self._data: list[_Descriptor] = []  # of each pair
+        self._writer: _Writer | None = None
         self._is_full = False
         self._off = ""
+        self.renew_locks()
         if why := why_off or self._open():
             self._turn_off(why)
-        _renewed.add(self)
+        _stores.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.folder, self._max_bytes, self._table.num_numbers, self._off)
+        return partial(Store, max_bytes=self._max_bytes, why_off=self._off), (self.folder,)
 
     def __deepcopy__(self, memo: Any) -> Store:
         return self
 
     @property
-    def num_entries(self) -> int:
-        """The number of entries that all processes added, several for one number included."""
-        if self._off:
-            return 0
-        return max(0, os.fstat(self._index).st_size - _HEADER.size) // _ENTRY.size
-
-    @property
     def num_bytes(self) -> int:
-        """The bytes given out to contents by all processes."""
-        return 0 if self._off else self._next_free()
+        """The bytes of the contents of all processes."""
+        self._read_tails()
+        return sum(os.fstat(file).st_size for file in self._data)
 
-    def get(self, number: int, stamp: int) -> bytearray | None:
-        """Return the content of a number; None = there is none with this stamp."""
-        content = self.look(number, stamp)
+    def get(self, key: int) -> bytearray | None:
+        """Return the content of a key; None = there is none."""
+        content = self.look(key)
         with self._counting:
             if content is None:
                 self.num_missing += 1
@@ -157,76 +146,71 @@ class Store:
                 self.num_found += 1
         return content
 
-    def look(self, number: int, stamp: int) -> bytearray | None:
+    def look(self, key: int) -> bytearray | None:
         """Return what ``get`` returns, and count nothing."""
         if self._off:
             return None
         try:
-            place = self._table.place(number)
-            content = self._find(place, number, stamp)
+            record = self._table.find(key)
+            content = self._content(record)
             if content is None:
-                self._read_entries()  # another process may have added it, or another thread read it
-                now = self._table.place(number)
-                if now != place:
-                    content = self._find(now, number, stamp)
+                self._read_tails()  # another process may have added it, or added it anew
+                newer = self._table.find(key)
+                if newer != record:
+                    content = self._content(newer)
             return content
         except OSError as error:
             self._turn_off(_reason(error))
             return None
 
     @scope
-    def making(self, number: int) -> Iterator[None]:
-        """Wait while another thread or process makes the content of this number, then exclude
-        others from making it. Whoever enters checks again whether it is there by now.
+    def making(self, key: int) -> Iterator[None]:
+        """Wait while another thread or process makes the content of this key, then exclude others
+        from making it. Whoever enters checks again whether it is there by now.
 
-        A thread that makes another content meanwhile does not wait for a thread: that one might
-        wait for it.
+        A content that is made for another one excludes and waits for nobody.
         """
-        if self._off or self._is_full:  # what is made cannot be kept: nobody need wait for it
+        # What cannot be kept nobody need wait for; and who waits while another waits for its own
+        # content might wait for ever.
+        if self._off or self._is_full or _of_thread.is_making:
             yield
             return
-        with self._reading:
-            others = self._makers.get(number)
-            if others is None:
-                self._makers[number] = threading.Event()
-        if others is not None:
-            if not _of_thread.num_made:
-                # The maker sets it however it ends. If it failed, each waiter tries for itself.
-                others.wait()
-            yield
-            return
-        _of_thread.num_made += 1
+        _of_thread.is_making = True
+        place = key % _NUM_KEYS
         try:
-            with self._files.making(number):
-                yield
+            with self._makers[key % _NUM_MAKERS]:  # the system's lock excludes no threads
+                # Where the system refuses, two processes may make the content: either will do.
+                is_held = _lock(self._making, place)
+                try:
+                    yield
+                finally:
+                    if is_held:
+                        fcntl.lockf(self._making, fcntl.LOCK_UN, 1, place)
         finally:
-            _of_thread.num_made -= 1
-            with self._reading:
-                event = self._makers.pop(number, None)  # None in a child forked in the block
-            if event is not None:
-                event.set()
+            _of_thread.is_making = False
 
-    def put(self, number: int, stamp: int, parts: Sequence[Any]) -> bool:
+    def put(self, key: int, parts: Sequence[Any]) -> bool:
         """Add a content, given in parts; return whether there was room."""
         if self._off or self._is_full:
             return False
         views = [memoryview(part).cast("B") for part in parts]
         length = sum(len(view) for view in views)
-        checksum = 0
-        for view in views:
-            checksum = zlib.crc32(view, checksum)
         try:
-            offset = self._place_for(length)
-            if offset is None:
-                return self._full(self._limit_in_words())
-            try:
-                _write_all(self._data, views, offset)
-                self._add(_Entry(number, stamp, offset, length, checksum))
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                return self._full(f"no room: {error.strerror}")
+            if why := self._take(length + RECORD.itemsize):
+                return self._full(why)
+            with self._reading:
+                writer = self._own_writer()
+                offset = writer.end
+                writer.end += length
+            _write_all(writer.data, views, offset)
+            record = (key, offset, length, _checksum(key, views), 0)
+            with self._reading:
+                writer.append(np.array(record, RECORD).tobytes())
+        except FileNotFoundError:  # somebody has removed the folder
+            return False
         except OSError as error:
+            if error.errno in _NO_ROOM:
+                return self._full(f"no room: {error.strerror}")
             self._turn_off(_reason(error))
             return False
         return True
@@ -244,11 +228,10 @@ class Store:
         num_calls = self.num_found + self.num_missing
         hits = f" This process found {self.num_found} of {num_calls} there." if num_calls else ""
         try:
-            self._read_entries()
             num_megabytes = self.num_bytes / 1e6
         except OSError as error:
             return f"The cache in {self.folder} cannot be read: {_reason(error)}."
-        share = min(1.0, self._table.num_known() / max(1, num_items))
+        share = min(1.0, self._table.num_keys() / max(1, num_items))
         return (
             f"The cache in {self.folder} holds {share:.0%} of the items, "
             f"{num_megabytes:.0f} MB.{hits}"
@@ -257,27 +240,25 @@ class Store:
     def renew_locks(self) -> None:
         """Replace the locks in a forked child: another thread may have held them."""
         self._counting = threading.Lock()
-        self._reading = threading.Lock()
-        self._makers = {}
+        self._reading = threading.Lock()  # for pairs, and to add to the table; finding takes none
+        self._makers = [threading.Lock() for _ in range(_NUM_MAKERS)]
 
     def _open(self) -> str:
-        """Open the files, and make them if they do not exist; return why that cannot be done, or
-        an empty text.
-        """
+        """Open the folder; return why that cannot be done, or an empty text."""
         if fcntl is None:
             return "this system has no fcntl.lockf"
-        self._files = _Files.of(self.folder)
-        self._index, self._data = self._files.index, self._files.data
+        self._folder = _Descriptor(open_own_folder(self.folder))
         try:
-            with self._files.locked():
-                begin = os.pread(self._index, len(_MAGIC), 0)
-                if not _MAGIC.startswith(begin):
-                    return "'index' is damaged or of another release; delete the folder"
-                if os.fstat(self._index).st_size < _HEADER.size:
-                    self._write_header(0)
+            self._making = self._opened("making")
+            with self._alone():
+                pass
+            self._read_tails()
         except OSError as error:  # a full disk, or a file system without locks
             return _reason(error)
         return ""
+
+    def _opened(self, name: str, flags: int = os.O_CREAT) -> _Descriptor:
+        return _Descriptor(open_in(self._folder, name, flags))
 
     def _turn_off(self, why: str) -> None:
         """Find and keep nothing from now on."""
@@ -285,111 +266,146 @@ class Store:
             self._off = why
             _logger.warning("cache %s: not used: %s.", self.folder, why)
 
-    def _count_damaged(self) -> None:
+    def _content(self, record: tuple[int, ...] | None) -> bytearray | None:
+        if record is None:
+            return None
+        key, offset, length, checksum, pair = record
+        content = bytearray(length)
+        is_whole = _read_into(self._data[pair], content, offset) == length
+        if is_whole and checksum:  # the first time in this process
+            is_whole = _checksum(key, [memoryview(content)]) == checksum
+        if not is_whole:
+            self._say_damaged()
+            return None
+        if checksum:
+            self._table.set_checked(key)
+        return content
+
+    def _say_damaged(self) -> None:
         """Say the 1st, 10th, 100th ... time that a content is damaged: all of them may be."""
         with self._counting:
             self._num_damaged += 1
             count = self._num_damaged
-        if str(count).strip("0") == "1":
+        if count == 10 ** (len(str(count)) - 1):
             _logger.warning(
-                "cache %s: %d contents in its file 'data' damaged so far; each is made anew.",
-                self.folder,
-                count,
+                "cache %s: %d contents damaged so far; each is made anew.", self.folder, count
             )
 
-    def _find(self, place: int, number: int, stamp: int) -> bytearray | None:
-        if place < 0:
-            return None
-        content = os.pread(self._index, _ENTRY.size, _HEADER.size + place * _ENTRY.size)
-        entry = _Entry.unpacked(content)
-        if entry is None or entry.number != number or entry.stamp != stamp:
-            return None
-        found = bytearray(entry.length)
-        if _read_into(self._data, found, entry.offset) < entry.length:
-            return None
-        if not self._table.is_checked[place]:
-            if zlib.crc32(found) != entry.checksum:
-                self._count_damaged()
-                return None
-            self._table.is_checked[place] = 1  # without the lock: any thread would write the same
-        return found
-
-    def _read_entries(self) -> None:
-        """Read the entries added since the last read."""
+    def _read_tails(self) -> None:
+        """Read the records that were added by any process since the last time."""
         with self._reading:
-            first = self._table.num_read
-            count = self.num_entries - first
-            if count <= 0:  # less than none: the file was cut
-                return
-            content = bytearray(count * _ENTRY.size)
-            num_bytes = _read_into(self._index, content, _HEADER.size + first * _ENTRY.size)
-            count = num_bytes // _ENTRY.size
-            self._table.add(np.frombuffer(content, _ENTRY_DTYPE, count)["number"])
+            self._find_pairs()
+            for pair in self._pairs.values():
+                if (records := pair.tail()) is not None:
+                    self._table.add(records)
 
-    def _place_for(self, length: int) -> int | None:
-        """Return the offset of free bytes in ``data``, now given out; None = no room."""
-        size = -(-length // _ALIGNED) * _ALIGNED
-        with self._files.locked():
-            # Normally the header's offset; after a crash of the machine, that may be an old one.
-            written = -(-os.fstat(self._data).st_size // _ALIGNED) * _ALIGNED
-            offset = max(self._next_free(), written)
-            if not self._has_room(offset + size, size):
-                return None
-            self._write_header(offset + size)
-        return offset
+    def _find_pairs(self) -> None:
+        """Open the pairs that were made since the last time."""
+        changed = os.fstat(self._folder).st_mtime_ns
+        if changed == self._listed:
+            return
+        # What is made within a tick of the file system's clock does not show in that time.
+        self._listed = changed if time.time_ns() - changed > 1_000_000_000 else 0
+        try:
+            # Forked children share the place in an open folder, so each listing opens it anew.
+            folder = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+            names = os.listdir(_Descriptor(folder))
+        except FileNotFoundError:  # somebody has removed it
+            return
+        for stem in [name.removesuffix(".index") for name in names if name.endswith(".index")]:
+            if stem in self._pairs:
+                continue
+            try:
+                index, data = self._opened(f"{stem}.index", 0), self._opened(f"{stem}.data", 0)
+            except FileNotFoundError:  # somebody has removed it
+                continue
+            self._pairs[stem] = _Pair(len(self._data), index, data)
+            self._data.append(data)
 
-    def _has_room(self, end: int, size: int) -> bool:
-        if self._max_bytes is not None:
-            limit = self._max_bytes
-            most = limit if isinstance(limit, int) else limit.left_for(self.folder)
-            return end + os.fstat(self._index).st_size + _ENTRY.size <= most
-        free, spare = self._disk_bytes()
-        return free - spare >= size
+    def _own_writer(self) -> _Writer:
+        """Return the pair to which this process alone appends: one that others have left, or a new
+        one. In a forked child, that is not its parent's.
+        """
+        if self._writer is None or self._writer.pid != os.getpid():
+            left = (self._writer_of(stem, 0) for stem in [*self._pairs])
+            self._writer = next((writer for writer in left if writer is not None), None)
+        while self._writer is None:
+            self._writer = self._writer_of(os.urandom(8).hex(), os.O_CREAT)
+        return self._writer
+
+    def _writer_of(self, stem: str, flags: int) -> _Writer | None:
+        try:
+            # Contents first: whoever finds an index finds them, too. Opened anew, because a lock
+            # belongs to all who share an open file, as forked children do.
+            data, index = self._opened(f"{stem}.data", flags), self._opened(f"{stem}.index", flags)
+            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except FileNotFoundError:
+            if flags:
+                raise
+            return None
+        return _Writer(index, data)
+
+    def _take(self, size: int) -> str:
+        """Take bytes for a content and its record; return why there are none, or an empty text."""
+        with self._alone() as taken:
+            end = os.fstat(taken).st_size + size
+            if self._max_bytes is None:
+                free, spare = self._disk_bytes()
+                if free - spare < size:
+                    free_words, spare_words = _size_in_words(free), _size_in_words(spare)
+                    return f"{free_words} are free on its disk, and it leaves {spare_words} free"
+            elif isinstance(self._max_bytes, int):
+                if end > self._max_bytes:
+                    return "it has reached its limit"
+                self._make_room(self._max_bytes - end)
+            elif end > self._max_bytes.left_for(self.folder):
+                return "it has reached its limit"
+            os.ftruncate(taken, end)
+        return ""
+
+    @scope
+    def _alone(self) -> Iterator[int]:
+        """Exclude all other threads and processes from taking bytes. Each opens the file anew, for
+        a lock belongs to all who share an open file.
+        """
+        file = open_in(self._folder, TAKEN)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
+            os.close(file)
+
+    def _make_room(self, most: int) -> None:
+        """Remove folders of the same dataset that nobody uses while they have more than ``most``
+        bytes together: those of its earlier versions and transforms.
+        """
+        place, own = os.path.split(self.folder)
+        dataset, dash, _ = own.partition("-")
+        if not dash:
+            return
+        others = [
+            os.path.join(place, name)
+            for name in os.listdir(place)
+            if name.startswith(f"{dataset}-") and name != own
+        ]
+        sizes = {folder: bytes_taken(folder) for folder in others}
+        for folder in sorted(others, key=last_use):
+            if sum(sizes.values()) <= most:
+                break
+            if remove_unused(folder):
+                del sizes[folder]
 
     def _disk_bytes(self) -> tuple[int, int]:
         """Return the bytes that are free on the disk, and those that are to stay so."""
-        disk = os.fstatvfs(self._data)
+        disk = os.fstatvfs(self._folder)
         return disk.f_bavail * disk.f_frsize, spare_bytes(disk.f_blocks * disk.f_frsize)
 
-    def _limit_in_words(self) -> str:
-        if self._max_bytes is not None:
-            return "it has reached its limit"
-        free, spare = map(_size_in_words, self._disk_bytes())
-        return f"{free} are free on its disk, and it leaves {spare} free"
-
-    def _next_free(self) -> int:
-        """Return the byte of ``data`` behind all that was given out: the header's or, if the header
-        is damaged, the entries'.
-        """
-        header = os.pread(self._index, _HEADER.size, 0)
-        if len(header) == _HEADER.size:
-            magic, next_free, checksum = _HEADER.unpack(header)
-            if magic == _MAGIC and checksum == zlib.crc32(header[:_HEADER_SUMMED]):
-                return int(next_free)
-        content = bytearray(self.num_entries * _ENTRY.size)
-        num_bytes = _read_into(self._index, content, _HEADER.size)
-        places = range(0, num_bytes, _ENTRY.size)
-        entries = (_Entry.unpacked(bytes(content[n : n + _ENTRY.size])) for n in places)
-        return max(
-            (entry.offset + entry.length for entry in entries if entry is not None), default=0
-        )
-
-    def _write_header(self, next_free: int) -> None:
-        content = _HEADER.pack(_MAGIC, next_free, 0)[:_HEADER_SUMMED]
-        header = _HEADER.pack(_MAGIC, next_free, zlib.crc32(content))
-        _write_all(self._index, [memoryview(header)], 0)
-
-    def _add(self, entry: _Entry) -> None:
-        with self._files.locked():
-            # Not at the end of the file: an entry that was cut off there is to be overwritten.
-            end = _HEADER.size + self.num_entries * _ENTRY.size
-            _write_all(self._index, [memoryview(entry.packed())], end)
-
     def _full(self, why: str) -> bool:
-        self._is_full = True
-        with _opening:
-            is_said = self.folder in _full
-            _full.add(self.folder)
+        with self._counting:
+            is_said, self._is_full = self._is_full, True
         if not is_said:
             _logger.warning(
                 "cache %s: %s. It stops growing at %s; other samples are loaded without it.",
@@ -400,120 +416,82 @@ class Store:
         return False
 
 
+class _Descriptor(int):
+    """An open file, closed when nobody has it any more."""
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self)
+
+
+class _Pair:
+    """The files of one writer, and how far its index was read."""
+
+    def __init__(self, number: int, index: int, data: int) -> None:
+        self._number, self._index, self._data = number, index, data
+        self._num_read = 0
+
+    def tail(self) -> NDArray[np.void] | None:
+        """Return the records that were added since the last time; None = none."""
+        first = self._num_read * RECORD.itemsize
+        size = os.fstat(self._index).st_size - first
+        if size < RECORD.itemsize:
+            return None
+        content = os.pread(self._index, size, first)
+        records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize).copy()
+        self._num_read += len(records)
+        records["pair"] = self._number
+        return records[sound(records, os.fstat(self._data).st_size)]
+
+
+class _Writer:
+    """The files to which this process alone appends, as long as it has them."""
+
+    def __init__(self, index: int, data: int) -> None:
+        self.pid = os.getpid()
+        self.data = data
+        self.end = os.fstat(data).st_size
+        self._index = index
+        self._end_of_index = os.fstat(index).st_size // RECORD.itemsize * RECORD.itemsize
+
+    def append(self, record: bytes) -> None:
+        """Add a record, in place of one of which only a part could be written."""
+        _write_all(self._index, [memoryview(record)], self._end_of_index)
+        self._end_of_index += len(record)
+
+
 class _OfThread(threading.local):
-    num_made = 0
-    """The contents that it makes at the moment, one for another."""
+    is_making = False
+    """Whether it makes a content at the moment."""
 
 
 _of_thread = _OfThread()
-
-
-class _Files:
-    """The open files of a folder, one object in a process: file locks belong to the process, and it
-    loses them as soon as it closes the file anywhere.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.index = self.data = -1
-        self._lock = threading.Lock()
-        own = open_own_folder(folder)
-        try:
-            self.index = open_own_file(own, "index", os.path.join(folder, "index"))
-            self.data = open_own_file(own, "data", os.path.join(folder, "data"))
-        finally:
-            os.close(own)
-        _renewed.add(self)
-
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        for file in (self.index, self.data):
-            if file >= 0 and not is_exiting():
-                os.close(file)
-
-    @classmethod
-    def of(cls, folder: str) -> _Files:
-        """Return the files of a folder, made if they are not there."""
-        with _opening:
-            key = os.path.realpath(folder)
-            files = _open_files.get(key)
-            if files is None or not files.is_there(folder):
-                files = _open_files[key] = cls(folder)
-            return files
-
-    def is_there(self, folder: str) -> bool:
-        """Return whether the files are still those of the folder."""
-        try:
-            there = os.stat(os.path.join(folder, "index"))
-        except OSError:
-            return False
-        return os.path.samestat(there, os.fstat(self.index))
-
-    @scope
-    def locked(self) -> Iterator[None]:
-        """Exclude other threads by a lock, and other processes by one on the file, which a forked
-        child does not inherit.
-        """
-        with self._lock:
-            while not _locks(self.index):  # mistaken for a deadlock: free in a moment
-                os.sched_yield()
-            try:
-                yield
-            finally:
-                fcntl.lockf(self.index, fcntl.LOCK_UN)
-
-    @scope
-    def making(self, number: int) -> Iterator[None]:
-        """Exclude other processes from making the content of a number, by a lock on one byte of
-        ``data``, whether or not it is written.
-        """
-        place = number % (1 << 62)
-        # If the system refuses, two processes may make the content: the later entry counts.
-        try:
-            is_held = _locks(self.data, 1, place)
-        except OSError:
-            is_held = False
-        try:
-            yield
-        finally:
-            if is_held:
-                fcntl.lockf(self.data, fcntl.LOCK_UN, 1, place)
-
-    def renew_locks(self) -> None:
-        """Replace the locks in a forked child: another thread may have held them."""
-        self._lock = threading.Lock()
-
-
-_open_files: weakref.WeakValueDictionary[str, _Files] = weakref.WeakValueDictionary()
-_renewed: LiveObjects[Any] = LiveObjects()
-_opening = threading.Lock()
-_full = set[str]()
-"""The folders of which this process has said so."""
+_stores: LiveObjects[Store] = LiveObjects()
 
 
 def _after_fork() -> None:
-    global _opening
-    _opening = threading.Lock()
-    for each in _renewed.now():
-        each.renew_locks()
+    for store in _stores.now():
+        store.renew_locks()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _locks(file: int, *part: int) -> bool:
-    """Lock a file or a part of it; return False if the system refuses.
-
-    It refuses where two processes seem to wait for each other, because a thread of each waits for
-    what another thread of the other one holds. They do not: a thread that holds ``index`` waits for
-    nothing, and one that makes a content waits for ``index`` alone.
-    """
+def _lock(file: int, place: int) -> bool:
+    """Lock one byte of a file; return whether the system allows it."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX, *part)
-    except OSError as error:
-        if error.errno != errno.EDEADLK:
-            raise
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+    except OSError:
         return False
     return True
+
+
+def _checksum(key: int, views: Sequence[memoryview]) -> int:
+    """Return the checksum of a key and its content, which is never 0."""
+    checksum = zlib.crc32(struct.pack("<q", key))
+    for view in views:
+        checksum = zlib.crc32(view, checksum)
+    return checksum or 1
 
 
 def _reason(error: OSError) -> str:
@@ -528,24 +506,21 @@ def _size_in_words(num_bytes: int) -> str:
     return f"{num_bytes / unit:.1f}".removesuffix(".0") + f" {name}"
 
 
-def _reopened(
-    folder: str, max_bytes: int | MemoryLimit | None, num_numbers: int | None, why_off: str
-) -> Store:
-    return Store(folder, max_bytes=max_bytes, num_numbers=num_numbers, why_off=why_off)
-
-
 def _write_all(file: int, views: Sequence[memoryview], offset: int) -> None:
-    for view in views:
-        while len(view):
-            number = os.pwrite(file, view, offset)
-            view, offset = view[number:], offset + number
+    total, done = sum(map(len, views)), 0
+    if len(views) <= _MOST_PARTS:
+        done = os.pwritev(file, views, offset)
+    if done < total:  # two gigabytes at a time, or as much as a disk has room for
+        rest = memoryview(b"".join(views))
+        while done < total:
+            done += os.pwrite(file, rest[done:], offset + done)
 
 
 def _read_into(file: int, buffer: bytearray, offset: int) -> int:
     """Fill the buffer, and return the number of bytes that were there."""
-    view, done = memoryview(buffer), 0
-    while done < len(view):
-        number = os.preadv(file, [view[done:]], offset + done)
+    done = os.preadv(file, [buffer], offset) if buffer else 0
+    while 0 < done < len(buffer):  # two gigabytes at a time
+        number = os.preadv(file, [memoryview(buffer)[done:]], offset + done)
         if not number:
             break
         done += number

@@ -1,26 +1,33 @@
-"""A dataset that caches its samples."""
+"""Samples, and the bytes of files, that are made once per machine and read by all its processes."""
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch.utils.data import Dataset, IterableDataset
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset
 
-from ...io._cache.hashing import hash_of
-from ...io._cache.opening import check_cache, open_store
-from ...io._cache.samples import sample_from, sample_parts
-from ..differences import path_of_difference
-from .stamps import identity_of, sample_stamps
+from ..io._cache.memory import check_cache, open_store
+from ..io._cache.samples import sample_from, sample_parts
+from ..io._cache.store import file_stamp, hash_of
+from ..io._image.reading import read_sources
+from ..io._remote import is_url
+from .differences import path_of_difference
+from .sources import TarShards
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ...io._cache.store import Store
+    from torch import Tensor
+
+    from ..io._cache.store import Store
 
 T_co = TypeVar("T_co", covariant=True)
 
 _NUM_COMPARED = 2  # samples that each process makes twice, to see whether they may be cached
+_SPREAD = 0x1E3779B97F4A7C15  # odd: the keys of a dataset's indices are all different
 
 
 def cached(
@@ -44,7 +51,9 @@ def cached(
             disk: later programs find it filled, and several may use it at once.
         transform: applied to each sample as it is handed out: the place for random augmentation.
         max_bytes: the most bytes to keep; None = in memory half of what is free now for all caches
-            together, on disk all but 5 % of it. What does not fit is made again every time.
+            together, on disk all but 5 % of it. What does not fit is made again every time. On
+            disk, samples of other versions and transforms of the dataset that no program uses are
+            removed, the oldest first, while all together take more.
         version: the version of what samples are made from; another version does not find the
             samples of this one. Datasets of files with ``samples``, as ImageFolder has, need none:
             a file's size and modification time are checked whenever its sample is read from the
@@ -61,15 +70,16 @@ def cached(
             "an iterable one have no index to be kept under."
         )
     check_cache(cache, "cached")
-    identity = f"{identity_of(dataset)}\n{version!r}"
-    stamp_of = sample_stamps(dataset, identity, is_checked=version is None)
+    name = _name_of(dataset)
+    identity = "\n".join([name, *_transforms_of(dataset), repr(version)])
+    stamp_of = _sample_stamps(dataset, identity, is_checked=version is None)
     if stamp_of is None and version is None and cache != "memory":
         raise ValueError(
             f"cached: version is needed for a {type(dataset).__name__} on disk: it does not say "
             "which files its samples are made from, so nothing would show that they have changed. "
             'Pass version="1", and another one whenever they change.'
         )
-    store = open_store(cache, identity, max_bytes=max_bytes, num_numbers=len(dataset), who="cached")
+    store = open_store(cache, name, identity, max_bytes=max_bytes, who="cached")
     return CachedDataset(dataset, store, transform, identity, is_checked=version is None)
 
 
@@ -128,21 +138,22 @@ class CachedDataset(Dataset[T_co]):
     def _find_stamps(self) -> None:
         self._stamp = hash_of(self._identity)
         is_checked = self._is_checked
-        self._stamp_of = sample_stamps(self.dataset, self._identity, is_checked=is_checked)
+        self._stamp_of = _sample_stamps(self.dataset, self._identity, is_checked=is_checked)
 
     def _sample(self, index: int) -> Any:
         stamp = self._stamp if self._stamp_of is None else self._stamp_of(index)
-        content = self._store.get(index, stamp)
+        key = (stamp + int(index) * _SPREAD) % (1 << 63)
+        content = self._store.get(key)
         if content is None:
-            with self._store.making(index):
-                content = self._store.look(index, stamp)
+            with self._store.making(key):
+                content = self._store.look(key)
                 if content is None:
-                    return self._made(index, stamp)
+                    return self._made(index, key)
         sample = sample_from(content)
         self._compare("found", sample, index)
         return sample
 
-    def _made(self, index: int, stamp: int) -> Any:
+    def _made(self, index: int, key: int) -> Any:
         """Make a sample and cache it."""
         sample = self.dataset[index]
         self._compare("made", sample, index)
@@ -153,7 +164,7 @@ class CachedDataset(Dataset[T_co]):
                 f"cached: sample {index}, a {type(sample).__name__}, cannot be kept: {error}. "
                 "Samples of tensors, arrays, numbers and text can."
             ) from error
-        self._store.put(index, stamp, parts)
+        self._store.put(key, parts)
         # What is made and what is found are alike, also in their strides.
         return sample if is_as_given else sample_from(bytearray(b"".join(parts)))
 
@@ -174,3 +185,105 @@ class CachedDataset(Dataset[T_co]):
             "the dataset has changed, pass another version, or delete the folder. If its samples "
             "are random, pass the random part as cached(..., transform=...)."
         )
+
+
+class CachedFiles:
+    """The bytes of files by path, from a store or, the first time, from the files themselves.
+
+    A file whose size or modification time has changed is read again; with ``version``, files are
+    not checked.
+    """
+
+    def __init__(self, store: Store, version: str | int | None) -> None:
+        self._store = store
+        self._version = version
+
+    def contents(self, paths: Sequence[str]) -> list[Tensor]:
+        """Return the files' bytes: uint8, one dimension each. Raises: OSError."""
+        keys = [self._key(path) for path in paths]
+        found = [self._store.get(key) for key in keys]
+        missing = [place for place, content in enumerate(found) if content is None]
+        contents: list[Tensor] = [
+            torch.frombuffer(content, dtype=torch.uint8)
+            if content
+            else torch.empty(0, dtype=torch.uint8)
+            for content in found
+        ]
+        if missing:  # one call reads them all
+            read = read_sources([paths[place] for place in missing])
+            for place, content in zip(missing, read, strict=True):
+                contents[place] = content
+                self._store.put(keys[place], [content.numpy()])
+        return contents
+
+    def counts(self) -> dict[str, int]:
+        """Return how many files this process found in the cache, and how many it did not."""
+        return self._store.counts()
+
+    def remarks(self, num_files: int) -> tuple[str, ...]:
+        """Return the remark for a loader's report: what the cache holds, this process's hits."""
+        return (self._store.remark(num_files),)
+
+    def _key(self, path: str) -> int:
+        if self._version is None:
+            return file_stamp(path)
+        return hash_of(os.path.abspath(path), str(self._version))
+
+
+def _sample_stamps(dataset: Any, identity: str, *, is_checked: bool) -> Callable[[int], int] | None:
+    """Return the function that gives for an index a number that is another when the sample's origin
+    is another, for a dataset of files: a ``torchvision.datasets.ImageFolder``, or another with
+    ``samples``. None = the dataset does not say which files it reads.
+
+    is_checked: whether the number is another when the file has changed.
+    """
+    if type(dataset) is Subset:
+        inner = _sample_stamps(dataset.dataset, identity, is_checked=is_checked)
+        indices = dataset.indices
+        return None if inner is None else lambda index: inner(indices[index])
+    samples = getattr(dataset, "samples", None)
+    if not isinstance(samples, list) or not samples or not _is_path_first(samples[0]):
+        return None
+    if is_checked:
+        return lambda index: file_stamp(samples[index][0], identity, repr(samples[index][1]))
+    if len(samples) != len(dataset):
+        return None
+    return lambda index: hash_of(_whole(samples[index][0]), identity, repr(samples[index][1]))
+
+
+def _name_of(dataset: Any) -> str:
+    """Return a string that tells datasets apart: class, length and root; of shards their names and
+    part, and of what comes from URLs the options of its file system.
+    """
+    parts = [type(dataset).__qualname__, str(len(dataset))]
+    root = getattr(dataset, "root", None)
+    parts.append(os.path.abspath(root) if isinstance(root, str | os.PathLike) else repr(root))
+    if isinstance(dataset, TarShards):
+        parts += [repr(dataset), *map(_whole, dataset.urls)]
+    if options := getattr(dataset, "storage_options", None):
+        parts.append(_without_addresses(options))
+    if type(dataset) is Subset:
+        parts += [_name_of(dataset.dataset), str(hash_of(repr([*dataset.indices])))]
+    return "\n".join(parts)
+
+
+def _transforms_of(dataset: Any) -> list[str]:
+    """Return strings that tell apart what a dataset makes of its files."""
+    names = ("transform", "target_transform")
+    parts = [_without_addresses(getattr(dataset, name, None)) for name in names]
+    if getattr(dataset, "scaled", False) is True:  # of our ImageFolder: other pixels
+        parts.append("scaled")
+    return parts + (_transforms_of(dataset.dataset) if type(dataset) is Subset else [])
+
+
+def _without_addresses(value: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _whole(path: str) -> str:
+    """Return a path as it is from any folder; a URL as it is."""
+    return path if is_url(path) else os.path.abspath(path)
+
+
+def _is_path_first(sample: Any) -> bool:
+    return isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], str)

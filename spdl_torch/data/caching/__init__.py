@@ -1,1 +1,0 @@
-"""Samples that are made once per machine and read by all its processes."""

@@ -1,0 +1,159 @@
+"""Folders that no other user can have written, held by the processes that use them.
+
+What a cache reads may run code. So a folder is opened first, without following a link, and then
+checked by its descriptor, through which everything in it is opened: nobody else can put a file
+there, and it does not matter who exchanges names in between.
+
+A file on which every process holds a shared lock shows that a folder is in use. The system releases
+the lock when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # stores are off there
+
+HAS_LOCKS = fcntl is not None
+"""Whether a store can be used on this system."""
+
+TAKEN = "taken"
+"""The file whose length says how many bytes the store in a folder has given out."""
+
+_ALIVE = "alive"
+_OTHER_OWNER = ("it belongs to another user", "Give a folder of your own")
+
+_held: dict[str, int] = {}
+"""The open files on which this process has locks, by their folders, as long as it lives."""
+
+
+class UnsafePlaceError(ValueError):
+    """Somebody else may have written what is there."""
+
+
+def hold(folder: str) -> int:
+    """Hold a folder, made if it is not there, until this process ends; return the open file.
+
+    Raises: UnsafePlaceError: it is not this user's alone; OSError.
+    """
+    path = os.path.join(folder, _ALIVE)
+    while True:
+        file = _held.get(folder, -1)
+        if file < 0 or not _is_at(path, file):
+            try:
+                own = open_own_folder(folder)
+                try:
+                    file = open_in(own, _ALIVE)
+                finally:
+                    os.close(own)
+            except FileNotFoundError:  # another process has just removed the folder
+                continue
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_SH)
+        # It may have been removed between opening and holding it: then this is another file.
+        if _is_at(path, file):
+            _held[folder] = file
+            os.utime(file)  # whoever makes room removes what was used longest ago
+            return file
+        os.close(file)
+
+
+def remove_unused(folder: str) -> bool:
+    """Remove a folder that no process holds, and return whether it is gone."""
+    try:
+        file = os.open(os.path.join(folder, _ALIVE), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # it is just being made, or removed
+        return False
+    try:
+        return remove_if_alone(folder, file)
+    finally:
+        os.close(file)
+
+
+def remove_if_alone(folder: str, file: int) -> bool:
+    """Remove a folder that nobody holds but by this open file, and return whether it is gone."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    if _is_at(os.path.join(folder, _ALIVE), file):
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def last_use(folder: str) -> float:
+    """Return the time at which a process last began to use a folder."""
+    try:
+        return os.stat(os.path.join(folder, _ALIVE)).st_mtime
+    except OSError:
+        return float("inf")
+
+
+def bytes_taken(folder: str) -> int:
+    """Return how many bytes the store in a folder has given out; 0 = there is none."""
+    try:
+        return os.stat(os.path.join(folder, TAKEN)).st_size
+    except OSError:
+        return 0
+
+
+def open_own_folder(path: str) -> int:
+    """Return the descriptor of a folder of this user alone, made with mode 0700 if it is not there.
+
+    Raises: UnsafePlaceError: it is a link, another user's, or open to others; OSError.
+    """
+    if parent := os.path.dirname(path):
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise _unsafe(path, "it is a link or a file, not a folder", "Remove it") from error
+        if error.errno == errno.EACCES and os.lstat(path).st_uid != os.geteuid():
+            raise _unsafe(path, *_OTHER_OWNER) from error
+        raise
+    try:
+        there = os.fstat(folder)
+        if there.st_uid != os.geteuid():
+            raise _unsafe(path, *_OTHER_OWNER)
+        mode = stat.S_IMODE(there.st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise _unsafe(
+                path,
+                f"it is open to others (mode {mode:04o})",
+                "Remove it, or give a folder on a file system that keeps permissions",
+            )
+        if mode != 0o700:  # the umask took more than others' bits
+            os.fchmod(folder, 0o700)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def open_in(folder: int, name: str, flags: int = os.O_CREAT) -> int:
+    """Open a file of an open folder to read and write, made with mode 0600 if it is not there."""
+    return os.open(name, flags | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+
+
+def _is_at(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except OSError:
+        return False
+
+
+def _unsafe(path: str, why: str, advice: str) -> UnsafePlaceError:
+    return UnsafePlaceError(
+        f"cache: {path} is refused: {why}, and what others write there could run code here. "
+        f"{advice}."
+    )
