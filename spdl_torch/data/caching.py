@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from ..io._cache.folders import file_stamp, hash_of
 from ..io._cache.memory import check_cache, open_store
 from ..io._cache.samples import sample_from, sample_parts
-from ..io._cache.store import file_stamp, hash_of
 from ..io._image.reading import read_sources
 from ..io._remote import is_url
 from .differences import path_of_difference

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         load_image as load_image,
         load_image_batch as load_image_batch,
     )
-    from ._read import Reader as Reader
+    from ._remote import Reader as Reader
     from ._source import Source as Source
     from ._storage import (
         CPUStorage as CPUStorage,

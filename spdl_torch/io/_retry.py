@@ -9,14 +9,21 @@ import random
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.failures import attach_note
 from ..errors import DecodeError, SourceChangedError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
 _logger = logging.getLogger("spdl_torch.io")
 
 _WARNING_INTERVAL_SECONDS = 60.0
+_MOST_SECONDS = 300.0
+"""After which no read is tried again."""
 
 _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
@@ -138,20 +145,41 @@ class RetryPolicy:
         """The number of retries granted in this process."""
         return self._num_retries
 
-    def wait_after(self, error: Exception, name: str, num_failed: int) -> float | None:
+    def repeat(
+        self, read: Callable[[], T], name: str, failed: Callable[[Exception], object] | None = None
+    ) -> T:
+        """Return what ``read`` returns, called again while it fails for a transient reason: as
+        often as may be, and for five minutes, because what a file system repeats by itself adds up.
+
+        failed: called with each error, before the wait for the next attempt. Raises: the last
+            error, with a note as by :func:`note_failure`.
+        """
+        begun, num_failed = time.monotonic(), 0
+        while True:
+            try:
+                return read()
+            except Exception as error:
+                if failed is not None:
+                    failed(error)
+                num_failed += 1
+                is_over = time.monotonic() - begun > _MOST_SECONDS
+                seconds = None if is_over else self.wait_after(error, num_failed)
+                if seconds is None:
+                    note_failure(error, name, num_failed)
+                    raise
+                self._count(error, name, num_failed, seconds)
+            time.sleep(seconds)
+
+    def wait_after(self, error: Exception, num_failed: int) -> float | None:
         """Return the seconds to wait before the next attempt, or None: the error is final.
 
-        num_failed: the attempts so far, all of which failed. A final error gets a note, as by
-        :func:`note_failure`.
+        num_failed: the attempts so far, all of which failed.
         """
         if not is_transient(error) or num_failed > self.retries:
-            note_failure(error, name, num_failed)
             return None
         longest = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (num_failed - 1))
         # Between half and all of it, so that readers that failed together do not return together.
-        seconds = longest * self._random.uniform(0.5, 1.0)
-        self._count(error, name, num_failed, seconds)
-        return seconds
+        return longest * self._random.uniform(0.5, 1.0)
 
     def _count(self, error: Exception, name: str, num_failed: int, seconds: float) -> None:
         now = time.monotonic()

@@ -67,25 +67,19 @@ class TarReader:
     ) -> None:
         self._name = name
         self._max_bytes = max_member_bytes
-        self._file, self._raw, self._seekable = _decompressed(file, name)
-        self._offset = start
-        self._size = 0  # bytes of the content not read yet
-        self._padding = 0
+        self._file, self._packed, self._seekable = _unpacked(file, name)
+        self.offset = start
+        """The byte, of the decompressed tar, that is read next: after ``advance`` the first one of
+        the file's content."""
+        self._size = self._padding = 0  # bytes of the content that are not read yet, and behind it
         self._member = ""
         self._last_good: str | None = None
         self._defaults: dict[str, str] = {}  # for all members (pax global headers)
 
     @property
-    def offset(self) -> int:
-        """The byte, of the decompressed tar, that is read next: after ``advance`` the first one of
-        the file's content.
-        """
-        return self._offset
-
-    @property
     def is_compressed(self) -> bool:
         """Whether offsets in the tar differ from those in the file."""
-        return self._raw is not None
+        return self._packed is not None
 
     @property
     def has_shared_headers(self) -> bool:
@@ -98,22 +92,21 @@ class TarReader:
         while True:
             self._skip()
             header = self._take(_BLOCK, _HEADER)
-            kind = header[156]
-            if kind == 0 and header == _END:
-                self._finish()
+            if header == _END:
+                self._read_tail()
                 return None
-            self._check_sum(header)
-            size = self._number(header[124:136])
+            size, kind = self._checked_size(header), header[156]
             if kind == 0x30 and not extra and not self._defaults:  # "0": a file, nothing unusual
                 return self._enter(_name_in(header), size)
             if kind in b"LKxXg":  # not members: they describe the next one
                 self._describe(kind, size, extra)
                 continue
-            described = {**self._defaults, **extra}
+            described, extra = {**self._defaults, **extra}, {}
             name = described.get("path") or _name_in(header)
-            if "size" in described:
-                size = self._decimal(described["size"])
-            extra = {}
+            if digits := described.get("size"):
+                if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+                    raise self._error(f"a damaged size, {digits[:20]!r}")
+                size = int(digits)
             if kind == 0x53 or any(key.startswith("GNU.sparse") for key in described):
                 raise self._error(f"{name!r} is a sparse file, which is not supported")
             if kind in b"0\x007" and not (kind == 0 and name.endswith("/")):
@@ -127,15 +120,14 @@ class TarReader:
         """Read the content of the file that advance() named."""
         size, self._size = self._size, 0
         content = self._take(size, repr(self._member)) if size else b""
-        self._skip_padding()
+        self._skip()
         self._last_good = self._member
         return content
 
     def _enter(self, name: str, size: int) -> tuple[str, int]:
         if not 0 <= size <= self._max_bytes:
             raise self._error(f"{name!r} claims {size} bytes; the limit is {self._max_bytes}")
-        self._member, self._size = name, size
-        self._padding = -size % _BLOCK
+        self._member, self._size, self._padding = name, size, -size % _BLOCK
         return name, size
 
     def _describe(self, kind: int, size: int, extra: dict[str, str]) -> None:
@@ -143,44 +135,36 @@ class TarReader:
             raise self._error(f"a name claims {size} bytes; the limit is {_MAX_NAME_BYTES}")
         block = self._take(size, "a long name")
         self._padding = -size % _BLOCK
-        self._skip_padding()
         if kind == 0x4C:  # "L": the next member's name; "K" is that of a link's target
             extra["path"] = _text(block.partition(b"\0")[0])
-        elif kind == 0x67:
-            self._defaults |= self._records(block)
-        elif kind in b"xX":
-            extra |= self._records(block)
+        elif kind != 0x4B:
+            (self._defaults if kind == 0x67 else extra).update(self._records(block))
 
-    def _records(self, block: bytes) -> dict[str, str]:
+    def _records(self, block: bytes) -> Iterator[tuple[str, str]]:
         """Parse the records of an extended header: ``b"19 path=long/name...\\n"`` and so on."""
-        records, start = {}, 0
+        start = 0
         while start < len(block) and block[start] != 0:
-            digits, _, _ = block[start : start + 20].partition(b" ")
+            digits = block[start : start + 20].partition(b" ")[0]
             length = int(digits) if digits.isdigit() else 0
             record = block[start : start + length]
+            start += length
             key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
             if not equals or len(record) != length or record[-1:] != b"\n":
                 raise self._error("a damaged extended header")
-            records[_text(key)] = _text(value)
-            start += length
-        return records
+            yield _text(key), _text(value)
 
     def _skip(self) -> None:
-        if self._size == 0:
-            self._skip_padding()
-            return
-        size, self._size = self._size, 0
-        if self._seekable:
-            # All but the last byte: only reading that one shows that it is there.
-            self._file.seek(size - 1, io.SEEK_CUR)
-            self._offset += size - 1
-            size = 1
-        while size > 0:
-            size -= len(self._take(min(size, 1 << 20), repr(self._member)))
-        self._skip_padding()
-        self._last_good = self._member
-
-    def _skip_padding(self) -> None:
+        """Pass what is left of a file, and what fills its last block."""
+        if self._size:
+            if (
+                self._seekable
+            ):  # all but the last byte: only reading that one shows that it is there
+                self._file.seek(self._size - 1, io.SEEK_CUR)
+                self.offset += self._size - 1
+                self._size = 1
+            while self._size:
+                self._size -= len(self._take(min(self._size, 1 << 20), repr(self._member)))
+            self._last_good = self._member
         if self._padding:
             padding, self._padding = self._padding, 0
             self._take(padding, "padding")
@@ -188,50 +172,41 @@ class TarReader:
     def _take(self, size: int, what: str) -> bytes:
         content = self._read(size)
         if len(content) < size:
-            parts = [content]
-            missing = size - len(content)
-            while missing and (part := self._read(missing)):  # a file may return less than asked
+            parts, left = [content], size - len(content)
+            while left and (part := self._read(left)):  # a file may return less than asked
                 parts.append(part)
-                missing -= len(part)
+                left -= len(part)
             content = b"".join(parts)
-            if missing:
-                if self._offset == 0 and not content:
-                    raise self._error("the file is empty")
-                if what == _HEADER and not content:
-                    text = (
-                        "it ends without the two empty blocks at its end, so files may be missing"
-                    )
-                    raise MissingEndError(str(self._error(text)))
-                raise self._error(f"cut short: {what} needs {size} bytes, {len(content)} are left")
-        self._offset += size
+            if left:
+                raise self._cut(size, what, len(content))
+        self.offset += size
         return content
 
     def _read(self, size: int) -> bytes:
         try:
             return self._file.read(size)
         except Exception as error:
-            if self._raw is None or error is self._raw.error:
+            if self._packed is None or error is self._packed.error:
                 raise  # the file's own error: a lost connection is not a damaged archive
             # Every decompressor raises errors of its own classes.
             raise self._error(f"cannot be decompressed: {error}") from error
 
-    def _finish(self) -> None:
-        if self._raw is not None:  # its checksum comes last
-            left = _MAX_TAIL_BYTES
-            while left > 0 and (tail := self._read(1 << 16)):
-                left -= len(tail)
+    def _read_tail(self) -> None:
+        left = _MAX_TAIL_BYTES if self.is_compressed else 0  # its checksum comes last
+        while left > 0 and (tail := self._read(1 << 16)):
+            left -= len(tail)
 
-    def _check_sum(self, header: bytes) -> None:
+    def _checked_size(self, header: bytes) -> int:
+        """Return the size that a header gives, once its checksum is right."""
         field = header[148:156]
-        expected = self._number(field) - 8 * 0x20 + sum(field)
+        rest = self._number(field) - 8 * 0x20
         # The low half of Adler-32 is the sum of the bytes plus one, modulo 65521: as good a check,
-        # and twenty times as quick as sum().
-        if zlib.adler32(header) & 0xFFFF == (expected + 1) % 65521:
-            return
-        signed = sum(byte - 256 * (byte > 127) for byte in header)
-        field_signed = sum(byte - 256 * (byte > 127) for byte in field)
-        if signed - field_signed + 8 * 0x20 != self._number(field):  # some old programs did so
+        # and twenty times as quick as sum(). Some old programs added signed bytes.
+        if zlib.adler32(header) & 0xFFFF != (rest + sum(field) + 1) % 65521 and rest != sum(
+            byte - 256 * (byte > 127) for byte in header[:148] + header[156:]
+        ):
             raise self._bad_header()
+        return self._number(header[124:136])
 
     def _number(self, field: bytes) -> int:
         try:
@@ -246,21 +221,24 @@ class TarReader:
         except ValueError:
             raise self._bad_header() from None
 
-    def _decimal(self, digits: str) -> int:
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-            raise self._error(f"a damaged size, {digits[:20]!r}")
-        return int(digits)
+    def _cut(self, size: int, what: str, num_left: int) -> DecodeError:
+        if self.offset == num_left == 0:
+            return self._error("the file is empty")
+        if what != _HEADER or num_left:
+            return self._error(f"cut short: {what} needs {size} bytes, {num_left} are left")
+        text = "it ends without the two empty blocks at its end, so files may be missing"
+        return MissingEndError(str(self._error(text)))
 
     def _bad_header(self) -> DecodeError:
-        return self._error("not a tar archive" if self._offset == _BLOCK else "a damaged header")
+        return self._error("not a tar archive" if self.offset == _BLOCK else "a damaged header")
 
     def _error(self, what: str) -> DecodeError:
         good = f"after {self._last_good!r}" if self._last_good else "before any file was read"
-        return DecodeError(f"{self._name}: {what} (at byte {self._offset} of the tar, {good}).")
+        return DecodeError(f"{self._name}: {what} (at byte {self.offset} of the tar, {good}).")
 
 
-class _Encoded(io.RawIOBase):
-    """A compressed file from its beginning, and the error that reading it raised, if any."""
+class _Packed(io.RawIOBase):
+    """A file from its beginning, and the error that reading it raised, if any."""
 
     def __init__(self, head: bytes, file: BinaryIO) -> None:
         self._head, self._file = head, file
@@ -282,30 +260,25 @@ class _Encoded(io.RawIOBase):
         return len(content)
 
 
-def _decompressed(file: BinaryIO, name: str) -> tuple[BinaryIO, _Encoded | None, bool]:
+def _unpacked(file: BinaryIO, name: str) -> tuple[BinaryIO, _Packed | None, bool]:
     """Return the file to read the tar from, the one it decompresses, and whether it can seek.
 
     The content decides, never the name.
     """
     head = file.read(6)
-    raw = _Encoded(head, file)
-    opened: object
-    if head.startswith(b"\x1f\x8b"):
-        opened = _gunzip(io.BufferedReader(raw, 1 << 17))
-    elif head.startswith(b"BZh"):
-        opened = bz2.BZ2File(io.BufferedReader(raw))
-    elif head.startswith(b"\xfd7zXZ\0"):
-        opened = lzma.LZMAFile(io.BufferedReader(raw))  # noqa: SIM115 - closed with what it reads
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
         raise DecodeError(
             f"{name}: compressed by zstd, which is not supported. Write the tar plain, or compress "
             "it by gzip: zstd -dc FILE | gzip > FILE.gz"
         )
-    elif _sought_back(file, len(head)):
+    opens = next((way for magic, way in _PACKED if head.startswith(magic)), None)
+    if opens is None and _sought_back(file, len(head)):
         return file, None, True
-    else:
-        return cast("BinaryIO", io.BufferedReader(raw, 1 << 17)), None, False
-    return cast("BinaryIO", opened), raw, False
+    packed = _Packed(head, file)
+    buffered = io.BufferedReader(packed, 1 << 17)
+    if opens is None:
+        return cast("BinaryIO", buffered), None, False
+    return opens(buffered), packed, False
 
 
 def _sought_back(file: BinaryIO, size: int) -> bool:
@@ -319,13 +292,19 @@ def _sought_back(file: BinaryIO, size: int) -> bool:
     return False
 
 
-def _gunzip(file: io.BufferedReader) -> object:
+def _gunzip(file: io.BufferedReader) -> Any:
     try:
         from isal import igzip  # inflates two to three times as fast
     except ImportError:
         return gzip.GzipFile(fileobj=file)
-    fast: Any = igzip.GzipFile
-    return cast("object", fast(fileobj=file))
+    return igzip.GzipFile(fileobj=file)
+
+
+_PACKED: tuple[tuple[bytes, Any], ...] = (
+    (b"\x1f\x8b", _gunzip),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\0", lzma.LZMAFile),
+)
 
 
 def _name_in(header: bytes) -> str:

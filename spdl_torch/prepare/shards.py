@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ..command_options import CommandError
-from ..data.sources._tar_index import index_path, load_index, scan_tar
+from ..data.sources._index import index_path, load_index, scan_tar
 from ..errors import DecodeError
 from ..io._retry import is_transient
 from ..pipeline import PipelineBuilder
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
 
-    from ..data.sources._tar_index import TarIndex
+    from ..data.sources._index import TarIndex
     from .samples import Sample, ShardPlan
 
 _PLAN_FILE = "dataset.json"

@@ -19,7 +19,7 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import PerfParams
 from spdl_torch.data import mix
 from spdl_torch.data.sources import ListSource, TarShards, as_source
-from spdl_torch.data.sources._tar_index import index_path, scan_tar
+from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.errors import DecodeError
 from spdl_torch.pipeline import PipelineBuilder
 

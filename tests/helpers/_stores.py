@@ -57,6 +57,7 @@ class HttpStore(http.server.ThreadingHTTPServer):
         self.faults = []
         self.requests = []  # (method, path, Range header or None)
         self.ranges = self.etags = True
+        self.dates = {}  # Last-Modified, by path
         self.says_size_of_ranges = True
         self.num_bytes_sent = 0
         self.reader_waits = threading.Event()  # or the answer was sent to its end
@@ -87,7 +88,12 @@ class HttpStore(http.server.ThreadingHTTPServer):
         if not self.ranges:
             return Answer(200, {**found, "Content-Length": str(len(content))}, content)
         found["Accept-Ranges"] = "bytes"
+        if path in self.dates:
+            found["Last-Modified"] = self.dates[path]
         if headers.get("If-Match", found.get("ETag")) != found.get("ETag"):
+            return Answer(412, {"Content-Length": "0"})
+        unmodified = headers.get("If-Unmodified-Since", found.get("Last-Modified"))
+        if unmodified != found.get("Last-Modified"):  # dates only grow here
             return Answer(412, {"Content-Length": "0"})
         wanted = headers.get("Range")
         if wanted is None:

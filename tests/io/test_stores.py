@@ -2,9 +2,15 @@
 
 import gzip
 import io
+import multiprocessing
+import os
 import re
+import resource
+import signal
 import tarfile
+import time
 import traceback
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -15,11 +21,11 @@ from hypothesis import given, strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.data.sources import Files, TarShards
+from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.errors import SourceChangedError
 from spdl_torch.io import Reader, load_video
-from spdl_torch.io._opening import Opened
 from spdl_torch.io._remote import file_system
-from spdl_torch.io._resuming import _Resuming, open_resuming
+from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
 from spdl_torch.io._retry import RetryPolicy
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -306,7 +312,7 @@ def errors_of_reading(url, options, **others):
 @pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
 def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
     """With the number of attempts, which is that of requests where the store answers."""
-    monkeypatch.setattr("spdl_torch.io._resuming.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
     place.put("a.bin", shard_of(9))
     place.store.faults = [fault] * 1000
     url = place.url("a.bin")
@@ -416,17 +422,131 @@ def test_shard_that_changes_between_two_blocks_is_an_error(size, bucket):
     assert all(len(sample["bin"]) == 1000 for sample in found)
 
 
+@pytest.mark.parametrize("etags", [True, False])
 @pytest.mark.parametrize("size", [10, 5 * MIB])
-def test_file_that_changes_between_two_ranges_is_an_error(size, web):
-    """The ranges of one file are of one version."""
+def test_file_that_changes_between_two_ranges_is_an_error(size, etags, web):
+    """The ranges of one file are of one version, by its ETag or else by its date."""
     web.put("a.bin", bytes(4 * MIB))
+    web.store.etags = etags
+    web.store.dates["/bucket/a.bin"] = "Wed, 21 Oct 2015 07:28:00 GMT"
     options = {"block_size": 1 << 14}
     with open_resuming(web.url("a.bin"), ONCE, options, seekable=True) as file:
         assert file.read(10) == bytes(10)
         web.put("a.bin", b"x" * size)
+        web.store.dates["/bucket/a.bin"] = "Thu, 22 Oct 2015 07:28:00 GMT"
         file.seek(3 * MIB)
         with pytest.raises(SourceChangedError, match=r"/a\.bin: changed while it was read"):
             file.read(10)
+
+
+# --- copies of shards -------------------------------------------------------------------------
+
+
+def read_copy(url, options, folder, sent):
+    sent.put(numbers_of(TarShards(url, storage_options=options, cache=folder)))
+
+
+def test_shard_is_downloaded_once_by_all_processes_of_a_machine(place, tmp_path):
+    """While one does so, the others wait; later passes and programs find the copy."""
+    place.put("a.tar", shard_of(300))
+    place.store.faults = ["cut"]
+    place.store.requests = []
+    context = multiprocessing.get_context("fork")
+    sent = context.SimpleQueue()
+    arguments = place.url("a.tar"), place.options, tmp_path / "kept", sent
+    programs = [context.Process(target=read_copy, args=arguments) for _ in range(8)]
+    for program in programs:
+        program.start()
+    assert [sent.get() for _ in programs] == [[*range(300)]] * 8
+    for program in programs:
+        program.join()
+    num_gets = place.store.num_gets
+    assert num_gets <= 2 + (place.store.faults == [])
+    source = TarShards(place.url("a.tar"), storage_options=place.options, cache=tmp_path / "kept")
+    assert numbers_of(source) == numbers_of(source) == [*range(300)]
+    assert place.store.num_gets == num_gets
+
+
+def test_copies_of_shards_have_a_limit(web, tmp_path):
+    """The one that was opened longest ago goes first; one with an index is read at random."""
+    for number in range(4):
+        web.put(f"{number}.tar", shard_of(50, first=50 * number))
+    size = len(shard_of(50))
+    urls = [web.url(f"{number}.tar") for number in range(4)]
+    source = TarShards(urls, cache=tmp_path, max_bytes=5 * size // 2)
+    assert numbers_of(source) == [*range(200)]
+    assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
+    num_gets = web.store.num_gets
+    assert numbers_of(TarShards(urls[3], cache=tmp_path)) == [*range(150, 200)]
+    assert web.store.num_gets == num_gets
+    assert numbers_of(TarShards(urls[0], cache=tmp_path)) == [*range(50)]
+    assert web.store.num_gets > num_gets
+
+
+def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
+    """What is not whole has another name."""
+    web.put("a.tar", content := shard_of(3000))
+    web.store.faults = ["hang"]
+    context = multiprocessing.get_context("fork")
+    arguments = web.url("a.tar"), {}, tmp_path, context.SimpleQueue()
+    program = context.Process(target=read_copy, args=arguments)
+    program.start()
+    while web.store.num_gets == 0:
+        time.sleep(0.01)
+    program.kill()
+    program.join()
+    (part,) = (tmp_path / "shards").iterdir()
+    assert part.suffix == ".part"
+    part.write_bytes(content[: len(content) // 2])
+    assert numbers_of(TarShards(web.url("a.tar"), cache=tmp_path)) == [*range(3000)]
+
+
+def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_path):
+    """The error has its name."""
+    web.put("a.tar", shard_of(3000))
+    web.store.faults = ["cut", "busy"]
+    with pytest.raises(Exception, match=r"a\.tar"):
+        list(TarShards(web.url("a.tar"), cache=tmp_path, retries=0))
+    assert not [*(tmp_path / "shards").glob("*.tar")]
+    with pytest.raises(FileNotFoundError):
+        list(TarShards(web.url("none.tar"), cache=tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="has no limit of a file's size")
+def test_shard_is_read_from_where_it_is_when_the_disk_is_full(tmp_path):
+    """With a warning; in a process of its own, where files may have few bytes."""
+    (tmp_path / "a.tar").write_bytes(shard_of(300))
+    context = multiprocessing.get_context("fork")
+    sent = context.SimpleQueue()
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        source = TarShards(tmp_path / "a.tar", cache=tmp_path / "kept")
+        sent.put(
+            (numbers_of(source), [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")])
+        )
+
+    program = context.Process(target=full)
+    program.start()
+    assert sent.get() == ([*range(300)], [0])
+    program.join()
+
+
+def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):
+    """By its size and time; and with its index it is read at random."""
+    path = tmp_path / "a.tar"
+    for first in (0, 7):
+        path.write_bytes(shard_of(50, first=first))
+        os.utime(path, (first, first))
+        Path(index_path(str(path))).write_bytes(scan_tar(str(path)).to_json())
+        source = TarShards(path, cache=tmp_path / "kept")
+        assert numbers_of([source[-1], *source]) == [first + 49, *range(first, first + 50)]
+
+
+@pytest.mark.parametrize("options", [{"max_bytes": 5}, {"cache": "x", "max_bytes": 0}])
+def test_limit_of_copies_is_checked(options):
+    with pytest.raises(ValueError, match=r"max_bytes must be >= 1 and needs cache="):
+        TarShards("a.tar", **options)
 
 
 # --- how far ahead ----------------------------------------------------------------------------

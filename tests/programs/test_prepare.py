@@ -21,7 +21,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from spdl_torch.__main__ import main
-from spdl_torch.data.sources._tar_index import index_path, scan_tar
+from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.prepare import samples, shards
 
 forked = multiprocessing.get_context("fork")

@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset
 
 from ..sampling.sampler_chain import divides_itself
 from ..sources import as_source
-from ..sources._any import is_map_style
 from ..sources._base import seed_of
+from ..sources._stream import is_map_style
 from .mixed_source import IterableSource, MixedSource
 from .mixture import Mixture, Stop
 from .weights import shares_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..mixing.mixture import Mixture
 from ..sampling.sharding import OwnRank
-from ..sources._any import is_map_style
+from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
 from .grouping import bucketed, packed

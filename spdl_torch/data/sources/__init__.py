@@ -3,11 +3,11 @@
 Pass a source to ``PipelineBuilder.add_source``; a ``PipelineDataset`` shards it among ranks.
 """
 
-from spdl_torch.data.sources._any import as_source
 from spdl_torch.data.sources._base import DataSource
 from spdl_torch.data.sources._files import FileList, Files
 from spdl_torch.data.sources._list import ListSource
-from spdl_torch.data.sources._samples import read_samples
+from spdl_torch.data.sources._shard import read_samples
+from spdl_torch.data.sources._stream import as_source
 from spdl_torch.data.sources._tar import TarShards
 
 __all__ = [

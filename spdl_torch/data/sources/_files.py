@@ -7,8 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from spdl_torch.io._read import Reader
-from spdl_torch.io._remote import glob_url, is_url
+from spdl_torch.io._remote import Reader, glob_url, is_url
 
 from ._list import ListSource
 

@@ -18,10 +18,9 @@ from spdl_torch.shown_text import counted
 
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
-from ._indexed import IndexedSamples, part_of
-from ._samples import numbered_samples
+from ._index import IndexedSamples, index_path, part_of
+from ._shard import ShardFiles, numbered_samples
 from ._stream import StreamSource
-from ._tar_index import index_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +51,13 @@ class TarShards(StreamSource[dict[str, Any]]):
     retries: attempts to open a shard again, where reading had stopped, when its connection is lost.
     max_sample_bytes: a larger sample counts as damaged or hostile.
     storage_options: options of fsspec's file system.
+    cache: a folder on a local disk where each shard is kept whole, downloaded once by one of the
+        threads and processes of the machine while the others wait; None = nothing is kept. A shard
+        of a URL is found by that name and ``storage_options``, a local one also by its size and
+        modification time: write new content under a new name.
+    max_bytes: the most bytes of shards in ``cache``; those that were opened longest ago are removed
+        when another one has come. None = no limit. Where a disk is full, shards are read from
+        where they are.
     index: whether to use the index beside each shard, ``x.index.json`` of ``x.tar``, which
         ``python -m spdl_torch prepare`` writes; None = if all shards are local and have one.
 
@@ -83,24 +89,33 @@ class TarShards(StreamSource[dict[str, Any]]):
         max_sample_bytes: int = DEFAULT_MAX_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         index: bool | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
         self.storage_options = dict(storage_options or {})
         """As given."""
+        if max_bytes is not None and (cache is None or max_bytes < 1):
+            raise ValueError(
+                f"TarShards: max_bytes must be >= 1 and needs cache=FOLDER, got {max_bytes!r}."
+            )
         given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
         self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
         if not self._urls:
             raise ValueError("TarShards: expected at least one shard, got none.")
         self._on_error = on_error
-        self._policy = RetryPolicy(retries)
+        self._files = ShardFiles(
+            RetryPolicy(retries),
+            self.storage_options,
+            None if cache is None else os.path.abspath(os.fspath(cache)),
+            max_bytes,
+        )
         self._max_sample_bytes = max_sample_bytes
         self._parts: tuple[tuple[int, int], ...] = ()
         self._indexed: IndexedSamples | None = None
         if index or (index is None and all(map(_has_index, self._urls))):
-            self._indexed = IndexedSamples(
-                self._urls, self.storage_options, self._policy, self._max_sample_bytes
-            )
+            self._indexed = IndexedSamples(self._urls, self._files, self._max_sample_bytes)
         self._has_all_it_counts = self._indexed is None or on_error == "raise"
 
     def __repr__(self) -> str:
@@ -142,7 +157,7 @@ class TarShards(StreamSource[dict[str, Any]]):
     def num_retries(self) -> int:
         """The number of times that this source, and those made from it, opened a shard again in
         this process."""
-        return self._policy.num_retries
+        return self._files.policy.num_retries
 
     def shard(self, index: int, count: int) -> TarShards:
         """Return part ``index`` of ``count``, by shards or by samples; see the class."""
@@ -227,9 +242,7 @@ class TarShards(StreamSource[dict[str, Any]]):
                 turn, rest = divmod(number - first, members)
                 return rest == 0 and skipped + turn >= start
 
-            samples = numbered_samples(
-                url, wanted, self._policy, self._max_sample_bytes, self.storage_options
-            )
+            samples = numbered_samples(url, wanted, self._files, self._max_sample_bytes)
             for number, sample in enumerate(self._unless_damaged(samples)):
                 num_passed += number % members == first
                 if sample is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -36,6 +37,22 @@ _held: dict[str, int] = {}
 
 class UnsafePlaceError(ValueError):
     """Somebody else may have written what is there."""
+
+
+def hash_of(*parts: int | str) -> int:
+    """Return 63 bits that depend on every part, the same in every process."""
+    digest = hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def file_stamp(path: str, *parts: int | str) -> int:
+    """Return the hash of a file's current content, from its whole path, size and modification
+    time.
+
+    Raises: OSError: it does not exist.
+    """
+    there = os.stat(path)
+    return hash_of(os.path.abspath(path), there.st_size, there.st_mtime_ns, *parts)
 
 
 def hold(folder: str) -> int:

@@ -39,12 +39,13 @@ from .folders import (
     HAS_LOCKS,
     UnsafePlaceError,
     bytes_taken,
+    hash_of,
     hold,
     open_own_folder,
     remove_if_alone,
     remove_unused,
 )
-from .store import Store, hash_of
+from .store import Store
 
 _SHARED_MEMORY = "/dev/shm"
 _NUM_ROOTS = 100

@@ -19,7 +19,6 @@ this process, and the samples are made without it; what somebody has removed is 
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import struct
@@ -64,22 +63,6 @@ _MOST_SPARE_BYTES = 10_000_000_000
 _MOST_PARTS = 64  # that are written by one call; of more, the system may refuse some
 _NUM_MAKERS = 256  # so many contents can be made at once in this process, if keys do not meet
 _NUM_KEYS = 1 << 62  # bytes of a file of that size can be locked, whether or not they are written
-
-
-def hash_of(*parts: int | str) -> int:
-    """Return 63 bits that depend on every part, the same in every process."""
-    digest = hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def file_stamp(path: str, *parts: int | str) -> int:
-    """Return the hash of a file's current content, from its whole path, size and modification
-    time.
-
-    Raises: OSError: it does not exist.
-    """
-    there = os.stat(path)
-    return hash_of(os.path.abspath(path), there.st_size, there.st_mtime_ns, *parts)
 
 
 def spare_bytes(disk_bytes: int) -> int:

@@ -1,0 +1,236 @@
+"""One shard: its file, whole and in part, its copy on a local disk, and the samples in it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io._cache.folders import file_stamp, hash_of, open_in, open_own_folder
+from spdl_torch.io._remote import is_url, read_url_range
+from spdl_torch.io._resuming import open_resuming
+from spdl_torch.io._retry import RETRIES, RetryPolicy
+from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # shards are not kept there
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
+_RANGE_BYTES = 1 << 24  # read in one request; of more, a few megabytes at a time
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# Folder and basename up to its first dot, then the field. No match: no dot, or one in front.
+_KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
+_META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps metadata under such names
+
+_HEADER_BYTES = 512
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """Opens shards: from where they are or, with ``cache``, from copies in that folder.
+
+    A copy is downloaded under the name ``x.part``, which whoever needs it meanwhile waits for, and
+    then gets its own name: what has that is whole. While copies are larger than ``max_bytes``, the
+    one that was opened longest ago is removed.
+    """
+
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    cache: str | None = None
+    max_bytes: int | None = None
+
+    def open(self, url: str) -> BinaryIO:
+        """Open a shard to be read from front to back. Raises: OSError."""
+        return self._copy(url, self.policy) or open_resuming(url, self.policy, self.storage_options)
+
+    def open_part(self, url: str, first: int, end: int, num_bytes: int) -> BinaryIO:
+        """Open a shard of a known size to be read from byte ``first`` to ``end``.
+
+        Raises: OSError; DecodeError: a local file, or a copy, has another size.
+        """
+        file = self._copy(url, None)  # whoever reads parts repeats what fails
+        if file is None and not is_url(url):
+            file = open(url, "rb", min(_BUFFER_BYTES, end - first))  # noqa: SIM115 - the caller's
+        if file is not None:
+            size = file.seek(0, os.SEEK_END)
+            if size != num_bytes:
+                file.close()
+                raise DecodeError(
+                    f"{url}: the tar has {size} bytes, and its index is of one with {num_bytes}. "
+                    "Delete the index, and write it anew: python -m spdl_torch prepare --index "
+                    "FOLDER."
+                )
+        elif end - first <= _RANGE_BYTES:
+            return io.BytesIO(read_url_range(url, first, end, self.storage_options))
+        else:
+            file = open_resuming(url, None, self.storage_options, seekable=True)
+        file.seek(first)
+        return file
+
+    def _copy(self, url: str, policy: RetryPolicy | None) -> BinaryIO | None:
+        """Open the copy of a shard; None: there are to be none, or its disk is full."""
+        if self.cache is None or fcntl is None:
+            return None
+        try:
+            return self._open_copy(url, self.cache, policy)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            _logger.warning("%s: not kept in %s: %s", url, self.cache, error.strerror)
+            return None
+
+    def _open_copy(self, url: str, cache: str, policy: RetryPolicy | None) -> BinaryIO:
+        options = sorted((name, repr(value)) for name, value in self.storage_options.items())
+        key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
+        name = f"{key:016x}.tar"
+        folder = open_own_folder(os.path.join(cache, "shards"))
+        try:
+            while True:
+                try:
+                    file = open_in(folder, name, 0)
+                except FileNotFoundError:
+                    self._download(url, folder, name, policy)
+                else:
+                    os.utime(file)
+                    return open(file, "rb", _BUFFER_BYTES)
+        finally:
+            os.close(folder)
+
+    def _download(self, url: str, folder: int, name: str, policy: RetryPolicy | None) -> None:
+        """Make a copy, or wait until another thread or process has made or left it."""
+        part = open_in(folder, f"{name}.part")
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX)
+            if os.fstat(part).st_nlink == 0 or _exists(folder, name):
+                return
+            with (
+                open_resuming(url, policy, self.storage_options) as source,
+                open(os.dup(part), "wb") as copy,
+            ):
+                copy.truncate()  # what a killed process has left
+                shutil.copyfileobj(source, copy, 1 << 20)
+            self._make_room(folder, os.fstat(part).st_size)
+            os.replace(f"{name}.part", name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.ftruncate(part, 0)
+            raise
+        finally:
+            fcntl.flock(part, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
+            os.close(part)
+
+    def _make_room(self, folder: int, size: int) -> None:
+        if self.max_bytes is None:
+            return
+        names = [each for each in os.listdir(folder) if each.endswith(".tar")]
+        copies = {each: os.stat(each, dir_fd=folder) for each in names}
+        for each in sorted(copies, key=lambda name: copies[name].st_mtime_ns):
+            if size + sum(there.st_size for there in copies.values()) <= self.max_bytes:
+                break
+            os.unlink(each, dir_fd=folder)
+            del copies[each]
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_samples(
+    url: str | os.PathLike[str],
+    *,
+    retries: int = RETRIES,
+    max_sample_bytes: int = DEFAULT_MAX_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the samples of one tar shard. ``pipe(read_samples, concurrency=n)`` after a source of
+    URLs reads ``n`` shards at once.
+
+    Each sample is ``{"__key__": str, "__url__": str, "jpg": bytes, "cls": bytes, ...}``. Arguments,
+    layout and errors are those of :class:`TarShards`.
+    """
+    files = ShardFiles(RetryPolicy(retries), storage_options or {})
+    for sample in numbered_samples(os.fspath(url), every_sample, files, max_sample_bytes):
+        assert sample is not None, "every sample was wanted"
+        yield sample
+
+
+def numbered_samples(
+    url: str, wanted: Callable[[int], bool], files: ShardFiles, max_bytes: int
+) -> Iterator[dict[str, Any] | None]:
+    """Yield one entry for each sample, in order. If ``wanted(number)`` is false, the entry is None
+    and the contents are not read.
+
+    A lost connection is opened again, and reading goes on where it was.
+    """
+    with files.open(url) as file:
+        reader = TarReader(file, url, max_member_bytes=max_bytes)
+        yield from grouped_samples(reader, url, wanted, max_bytes)
+
+
+def key_and_field(name: str) -> tuple[str, str] | None:
+    """Return the key and the field of a file's name; None = it belongs to no sample."""
+    match = _KEY_AND_FIELD.fullmatch(name)
+    if match is None or _META.match(name):
+        return None
+    return match[1], match[2].lower()
+
+
+def grouped_samples(
+    reader: TarReader, url: str, wanted: Callable[[int], bool], max_bytes: int
+) -> Iterator[dict[str, Any] | None]:
+    """Yield the samples of a tar, or None in place of those that are not wanted.
+
+    Raises: DecodeError: the tar is damaged, or a sample beyond the limit; where only the end is
+        missing, after the last sample.
+    """
+    sample: dict[str, Any] = {}
+    last_key, number, size, keep = None, -1, 0, False
+    while True:
+        try:
+            member = reader.advance()
+        except MissingEndError:
+            if number >= 0:
+                yield sample if keep else None
+            raise
+        if member is None:
+            break
+        split = key_and_field(member[0])
+        if split is None:
+            continue
+        key, field = split
+        if key != last_key:
+            if number >= 0:
+                yield sample if keep else None
+            last_key, number, size = key, number + 1, 0
+            sample, keep = {"__key__": key, "__url__": url}, wanted(number)
+        # Check unwanted samples too: all parts that share a shard must see it end at one sample.
+        size += _HEADER_BYTES + member[1]
+        if size > max_bytes:
+            raise DecodeError(f"{url}: sample {key!r} has more than max_sample_bytes={max_bytes}.")
+        if field in sample:
+            raise DecodeError(f"{url}: sample {key!r} has more than one {field!r}.")
+        sample[field] = reader.content() if keep else None
+    if number >= 0:
+        yield sample if keep else None
+
+
+def every_sample(number: int) -> bool:
+    """Return True: every sample is wanted."""
+    return True
