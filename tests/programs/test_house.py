@@ -81,12 +81,11 @@ ROOMS = {
             "_types",
             "_sizes",
             "_retry",
-            "_opening",
             "_storage",
             "_cache",
             "_transfer",
         ),
-        *("_config", "_remote", "_resuming", "_read", "_source", "_tar", "_array"),
+        *("_config", "_remote", "_resuming", "_source", "_tar", "_array"),
         *("_video", "_image", "__init__"),
     ],
     "data": [

@@ -61,7 +61,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPARE_SHARE = 20  # the reciprocal of its share
 _MOST_SPARE_BYTES = 10_000_000_000
 _MOST_PARTS = 64  # that are written by one call; of more, the system may refuse some
-_NUM_MAKERS = 256  # so many contents can be made at once in this process, if keys do not meet
 _NUM_KEYS = 1 << 62  # bytes of a file of that size can be locked, whether or not they are written
 
 
@@ -158,10 +157,12 @@ class Store:
         if self._off or self._is_full or _of_thread.is_making:
             yield
             return
+        with self._counting:  # the system's lock excludes no threads
+            maker = self._makers.setdefault(key, threading.Lock())
         _of_thread.is_making = True
         place = key % _NUM_KEYS
         try:
-            with self._makers[key % _NUM_MAKERS]:  # the system's lock excludes no threads
+            with maker:
                 # Where the system refuses, two processes may make the content: either will do.
                 is_held = _lock(self._making, place)
                 try:
@@ -171,6 +172,8 @@ class Store:
                         fcntl.lockf(self._making, fcntl.LOCK_UN, 1, place)
         finally:
             _of_thread.is_making = False
+            with self._counting:
+                self._makers.pop(key, None)
 
     def put(self, key: int, parts: Sequence[Any]) -> bool:
         """Add a content, given in parts; return whether there was room."""
@@ -222,9 +225,9 @@ class Store:
 
     def renew_locks(self) -> None:
         """Replace the locks in a forked child: another thread may have held them."""
-        self._counting = threading.Lock()
+        self._counting = threading.Lock()  # for numbers and makers
         self._reading = threading.Lock()  # for pairs, and to add to the table; finding takes none
-        self._makers = [threading.Lock() for _ in range(_NUM_MAKERS)]
+        self._makers: dict[int, threading.Lock] = {}  # of the contents that this process makes
 
     def _open(self) -> str:
         """Open the folder; return why that cannot be done, or an empty text."""
