@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..engine.definition.ops import OpKind
+from ..engine.ops import OpKind
 from ..objects.generator_states import generators_kept
 from ..pipeline.builder import PipelineBuilder
 from .tuning import check_counts, check_shares
@@ -16,7 +16,7 @@ from .tuning import check_counts, check_shares
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from ..engine.definition.specs import PipelineSpec, StageSpec
+    from ..engine.definition import PipelineSpec, StageSpec
     from ..machine.limits import Limits
 
     _Size = tuple[int | None, str]

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..engine.definition.ops import OpKind
+from ..engine.ops import OpKind
 from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
 from .estimate import estimate, may_run_at_once
@@ -18,7 +18,7 @@ from .workers import AutoWorkers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ..engine.definition.specs import StageSpec
+    from ..engine.definition import StageSpec
     from ..observe.store.entries import LogEntry
 
 _logger = logging.getLogger("spdl_torch.autotune")

@@ -14,9 +14,9 @@ from .window import PARTS, loads_of, window_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..engine.definition.specs import StageSpec
-    from ..engine.hooks.context_managers import LazyRunner
-    from ..engine.run.tunable import Adjustable
+    from ..engine.definition import StageSpec
+    from ..engine.loop import LazyRunner
+    from ..engine.run import Run
     from .tuner import Decision
     from .tuning import Tuning
 
@@ -37,7 +37,7 @@ class PipelineTuner:
         """The changes made so far, and why; at most the last 1000."""
         return list(self.state.decisions)
 
-    def attach(self, run: Adjustable) -> _Session:
+    def attach(self, run: Run) -> _Session:
         """Start tuning a new run. Raises: ValueError: the run keeps no statistics."""
         if not run.recorder.enabled:
             raise ValueError("build: tuner needs figures to go by. Leave out stats=False.")
@@ -54,7 +54,9 @@ class PipelineTuner:
 class _Session:
     """The tuning of one run, on the run's reporter thread."""
 
-    def __init__(self, state: TuningState, run: Adjustable | None) -> None:
+    is_heard = True
+
+    def __init__(self, state: TuningState, run: Run | None) -> None:
         self.interval: float | None = state.tuning.window_seconds / PARTS
         self._state = state
         self._run = run
@@ -90,7 +92,7 @@ class _Session:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
         self._run = None
 
-    def _look(self, run: Adjustable) -> None:
+    def _look(self, run: Run) -> None:
         readings = self._state.meter.look(run.snapshot(), run.num_delivered)
         if readings is None:
             return
@@ -102,7 +104,7 @@ class _Session:
         window = window_of(readings.parts, loads, probes=readings.probes, memory_bytes=used)
         self._state.step(window, run.set_concurrency, partial(self._settings, run), run.recorder)
 
-    def _settings(self, run: Adjustable) -> str:
+    def _settings(self, run: Run) -> str:
         concurrency: Mapping[str, int] = {
             stage.name: self._state.found.get(stage.name, stage.concurrency)
             for stage in run.spec.pipes

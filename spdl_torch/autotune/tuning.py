@@ -17,7 +17,7 @@ from .window import Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..engine.recorder.flight_recorder import FlightRecorder
+    from ..engine.recorder import FlightRecorder
     from ..machine.limits import Limits
     from ..observe.store.entries import LogEntry
     from .tuner import Decision, Window

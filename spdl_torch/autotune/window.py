@@ -15,7 +15,7 @@ from .tuner import StageLoad, Window
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..engine.stats.perf_stats import PipelineStats, StageStats
+    from ..engine.statistics import PipelineStats, StageStats
 
 PARTS = 4
 """The number of readings of the consumer in a window; their spread gives the noise."""

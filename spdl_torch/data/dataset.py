@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
-from ..engine.definition.ops import OpKind
-from ..engine.definition.specs import StageSpec, default_buffer_size
-from ..engine.recorder.flight_recorder import FlightRecorder, new_pipeline_number
-from ..engine.run.build_options import BuildOptions
+from ..engine.definition import BuildOptions, StageSpec, default_buffer_size
+from ..engine.ops import OpKind
+from ..engine.recorder import FlightRecorder, new_pipeline_number
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..engine.definition.specs import MaxFailures, PipelineSpec, SourceSpec
-    from ..engine.hooks.stats_queue import StatsQueue
-    from ..engine.hooks.task_hooks import HookFactory
-    from ..engine.run.tunable import Tuner
-    from ..engine.stats.perf_stats import PipelineStats
+    from ..engine.definition import MaxFailures, PipelineSpec, SourceSpec, Tuner
+    from ..engine.hooks import HookFactory
+    from ..engine.queues import StatsQueue
+    from ..engine.statistics import PipelineStats
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.transfer import Transfer

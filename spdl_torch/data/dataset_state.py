@@ -19,7 +19,7 @@ from .sampling.sharding import worker_shard
 from .user_warnings import warn
 
 if TYPE_CHECKING:
-    from ..engine.definition.specs import PipelineSpec, SourceSpec
+    from ..engine.definition import PipelineSpec, SourceSpec
     from .sampling.sharding import Shard, Tail
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -85,6 +85,15 @@ class FailureBudget:
         return num_tasks >= _PROBATION_TASKS and self.num_failures > self._limit * num_tasks
 
 
+def as_exception(error: BaseException) -> Exception:
+    """Return ``error``, or an Exception around what cannot be a member of an ExceptionGroup."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
+    wrapped.__cause__ = error
+    return wrapped
+
+
 def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
     """Add a note to the user's own exception: where it happened."""
     where = f"in stage {stage!r}"

@@ -13,21 +13,22 @@ from spdl_torch.lazy_names import hand_on
 from ..errors import PipelineFailure as PipelineFailure, PipelineStopped as PipelineStopped
 
 if TYPE_CHECKING:
-    from ..engine.definition.specs import (
-        PipelineSpec as PipelineSpec,
-        SinkSpec as SinkSpec,
-        SourceSpec as SourceSpec,
-    )
-    from ..engine.definition.stages import (
+    from ..engine.definition import (
         Aggregate as Aggregate,
         Aggregator as Aggregator,
         Disaggregate as Disaggregate,
         Pipe as Pipe,
+        PipelineSpec as PipelineSpec,
+        SinkSpec as SinkSpec,
+        SourceSpec as SourceSpec,
     )
-    from ..engine.hooks.stage_info import StageInfo as StageInfo
-    from ..engine.hooks.stats_queue import StatsQueue as StatsQueue
-    from ..engine.hooks.task_hooks import TaskHook as TaskHook, TaskStatsHook as TaskStatsHook
-    from ..engine.stats.perf_stats import (
+    from ..engine.hooks import (
+        StageInfo as StageInfo,
+        TaskHook as TaskHook,
+        TaskStatsHook as TaskStatsHook,
+    )
+    from ..engine.queues import StatsQueue as StatsQueue
+    from ..engine.statistics import (
         PipelineStats as PipelineStats,
         QueuePerfStats as QueuePerfStats,
         StageStats as StageStats,

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ..engine.definition.specs import PipelineSpec, SinkSpec, SourceSpec
-from ..engine.definition.stages import Aggregate, Disaggregate, Pipe
-from ..engine.run.build_options import BuildOptions
+from ..engine.definition import (
+    Aggregate,
+    BuildOptions,
+    Disaggregate,
+    Pipe,
+    PipelineSpec,
+    SinkSpec,
+    SourceSpec,
+)
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable
     from concurrent.futures import Executor
 
-    from ..engine.definition.specs import MaxFailures, OutputOrder, StageSpec
-    from ..engine.definition.stages import Aggregator
-    from ..engine.hooks.stats_queue import StatsQueue
-    from ..engine.hooks.task_hooks import HookFactory
-    from ..engine.run.tunable import Tuner
+    from ..engine.definition import Aggregator, MaxFailures, OutputOrder, StageSpec, Tuner
+    from ..engine.hooks import HookFactory
+    from ..engine.queues import StatsQueue
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -184,27 +188,7 @@ class PipelineBuilder(Generic[T, U]):
         return Pipeline(self.get_config(), options)
 
 
-def build_pipeline(
-    pipeline_cfg: PipelineSpec[S],
-    /,
-    *,
-    num_threads: int | None = None,
-    max_failures: MaxFailures | None = None,
-    report_stats_interval: float | None = None,
-    queue_class: Callable[..., StatsQueue] | None = None,
-    task_hook_factory: HookFactory | None = None,
-    stage_id: int = 0,
-    use_thread_output_queue: bool = False,
-    stats: bool = True,
-) -> Pipeline[S]:
+def build_pipeline(pipeline_cfg: PipelineSpec[S], /, **options: Any) -> Pipeline[S]:
     """Return a pipeline that runs a definition; arguments as of ``PipelineBuilder.build``."""
-    options = BuildOptions(
-        num_threads=num_threads,
-        max_failures=max_failures,
-        report_stats_interval=report_stats_interval,
-        queue_class=queue_class,
-        task_hook_factory=task_hook_factory,
-        stage_id=stage_id,
-        stats=stats,
-    )
-    return Pipeline(pipeline_cfg, options)
+    builder: PipelineBuilder[Any, S] = PipelineBuilder.from_config(pipeline_cfg)
+    return builder.build(**options)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from ..engine.recorder.flight_recorder import FlightRecorder
-from ..engine.run.build_options import BuildOptions
-from ..engine.run.run import Run
-from ..engine.run.states import RunState
-from ..engine.threads.calls import weakly
+from ..engine.definition import BuildOptions
+from ..engine.recorder import FlightRecorder
+from ..engine.run import Run, RunState
+from ..engine.shared import weakly
 from ..errors import PipelineStopped
 from ..scopes import scope
-from .report import profile_of, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..engine.definition.specs import PipelineSpec
-    from ..engine.recorder.timeline import Timeline
-    from ..engine.stats.perf_stats import PipelineStats
+    from ..engine.definition import PipelineSpec
+    from ..engine.statistics import PipelineStats
+    from ..engine.timeline import Timeline
     from ..errors import PipelineFailure
-    from .report import Profile, Report
+    from ..observe.trace.profile import Profile
+    from ..observe.verdict.report import Report
 
 T = TypeVar("T")
 
@@ -137,15 +136,18 @@ class Pipeline(Generic[T]):
 
         Raises: RuntimeError: the pipeline was not started.
         """
+        from ..observe.verdict.report import make_report  # only for who asks
+
         self._check_begun()
-        return report_of(self.snapshot(), self._run.probes())
+        return make_report(self.snapshot(), self._run.probes())
 
     def profile(self) -> Profile:
         """Return the report, with a record of what every thread did in the last seconds:
         ``pipeline.profile().write_trace("trace.json.gz")``. Raises: as ``report``.
         """
-        self._check_begun()
-        return profile_of(self.snapshot(), self._run.probes(), self.timeline())
+        from ..observe.trace.tracing import profile_of_run
+
+        return profile_of_run(self.report(), self.timeline(), None)
 
     def _check_begun(self) -> None:
         if self._run.state is RunState.NEW:

@@ -11,7 +11,7 @@ from .names import look_up
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
 
-    from ..engine.definition.specs import OutputOrder
+    from ..engine.definition import OutputOrder
     from ..pipeline import Pipeline
 
 __all__ = ["CacheDataLoader", "DataLoader"]

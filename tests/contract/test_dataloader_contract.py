@@ -1253,7 +1253,7 @@ class Blocked(Data):
 
 
 SHORT_PATIENCE = """
-from spdl_torch.engine.threads import thread_group
+from spdl_torch.engine import threads as thread_group
 assert thread_group._EXIT_JOIN_SECONDS == 5.0
 thread_group._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
 """

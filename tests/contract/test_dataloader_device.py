@@ -323,7 +323,7 @@ import sys
 sys.path.insert(0, TESTS)
 from _lazy_device import LazyDevice, install, take_until_far_behind
 from spdl_torch import DataLoader
-from spdl_torch.engine.threads import thread_group
+from spdl_torch.engine import threads as thread_group
 
 thread_group._EXIT_JOIN_SECONDS = 1000  # who has to be waited for is waited for
 install(device := LazyDevice("late"))

@@ -15,7 +15,7 @@ from _idioms import CRASHING, IDIOMS
 from _idioms_runs import NUM_WORKERS, load
 
 import spdl_torch
-from spdl_torch.engine.threads import thread_group
+from spdl_torch.engine import threads as thread_group
 from spdl_torch.testing._both_ways import threads_interleaved
 
 NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))

@@ -87,8 +87,8 @@ def test_queue_class_is_called_as_spdl_calls_it(queue_class, interval, expected)
     """The size by name, the interval to those who take it and have none of their own."""
     build = {"queue_class": queue_class, "report_stats_interval": interval}
     p = pipeline_of(range(5), same, sink=7, build=build)
-    assert [q.interval for q in run_of(p).queues()] == [expected] * 3
-    assert run_of(p).queues()[-1].capacity == 7
+    assert [q.interval for q in run_of(p).queues] == [expected] * 3
+    assert run_of(p).queues[-1].capacity == 7
     with p.auto_stop():
         assert list(p) == list(range(5))
 
@@ -299,7 +299,7 @@ def test_stage_id_is_where_the_names_of_stages_begin():
 
     p = pipeline_of([], same, name="decode", build={"stage_id": 5, "task_hook_factory": hooks})
     assert names == ["0:6:decode"]
-    names = [q.name for q in run_of(p).queues()]
+    names = [q.name for q in run_of(p).queues]
     assert names == ["0:5:src_queue", "0:6:decode_queue", "0:7:sink_queue"]
 
 

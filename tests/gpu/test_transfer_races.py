@@ -24,8 +24,7 @@ from spdl_torch.data.child_process.shared_memory import SlabPool
 from spdl_torch.data.loader import delivery
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
-from spdl_torch.engine.channel.channel import Channel
-from spdl_torch.engine.channel.waits import ChannelClosed
+from spdl_torch.engine.channel import Channel, ChannelClosed
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, slabs, transfer
 

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.check_gpu.gpu import STREAMS, CudaGpu
-from spdl_torch.engine.threads import thread_group
+from spdl_torch.engine import threads as thread_group
 from spdl_torch.io import Transfer, batch_storage, transfer_tensor
 from spdl_torch.io._transfer import cuda, kept, readers, slabs, transfer
 from spdl_torch.pipeline import PipelineBuilder

@@ -123,5 +123,5 @@ def cycles(found: Mapping[str, Module]) -> list[frozenset[str]]:
 
 
 def room_of(dotted: str) -> str:
-    """``stage`` of ``spdl_torch.engine.stage.source``."""
+    """``stage`` of ``spdl_torch.engine.stage``."""
     return [*dotted.split("."), "__init__"][2]

@@ -17,10 +17,10 @@ def check_balance(pipeline):
             taken = stage.inlet.counters().num_got
             # Items that wait for their turn in an ordered outlet are not counted as put yet.
             delivered = stage.outlet.counters().num_got + len(stage.outlet)
-            dropped, failed = stage.tally.num_dropped, stage.tally.num_failures
+            dropped, failed = stage.num_dropped, stage.num_failures
             lost = taken - delivered - dropped - failed
             cut_short = stage.cut_short or stage.outlet.closed
-            discarding = stage.threads._num_slots if cut_short else 0
+            discarding = len(stage._workers) if cut_short else 0
             assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
 

@@ -10,8 +10,8 @@ import random
 from functools import cached_property
 from html.parser import HTMLParser
 
-from spdl_torch.engine.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
-from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
+from spdl_torch.engine.moments import Instant, Outcome, QueueTrack, TwoClocks
+from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     Probes,
     make_report,

@@ -13,7 +13,7 @@ from _datasets import GatedData
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
-from spdl_torch.engine.threads import stacks, stall
+from spdl_torch.engine import stacks, stall
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -174,8 +174,9 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where):
             pipeline.get_item(timeout=0.2)
         gate.set()
     text = str(caught.value)
-    names = {"source": "spdl-src", "op": "spdl-stuck-0", "async op": "spdl-stuck-loop"}
+    names = {"source": "spdl-src", "op": "spdl-stuck-0", "async op": "spdl-loop"}
     assert f"Busy threads: {names[where]}." in text
+    assert ("Coroutines under way: stuck-0." in text) == (where == "async op")
     assert ("the event loop" if where == "async op" else "in wait\n") in text
 
 

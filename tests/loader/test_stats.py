@@ -28,16 +28,14 @@ from spdl_torch.data.child_process.process import start_child
 from spdl_torch.data.fetching import timing as timing_module
 from spdl_torch.data.fetching.timing import timed, timed_sample
 from spdl_torch.data.workers.stats import CrewStats
-from spdl_torch.engine.hooks import call_clock as call_clock_module
-from spdl_torch.engine.hooks.callbacks import call_back
-from spdl_torch.engine.hooks.context_managers import LazyRunner
-from spdl_torch.engine.hooks.stage_info import StageInfo
-from spdl_torch.engine.hooks.stats_queue import StatsQueue
-from spdl_torch.engine.hooks.task_hooks import TaskCell, TaskStatsHook
-from spdl_torch.engine.stage import op_timing as op_timing_module
-from spdl_torch.engine.stage.op_timing import metered
-from spdl_torch.engine.stats.counters import QueueCounters, TaskCounters
-from spdl_torch.engine.stats.perf_stats import QueuePerfStats, queue_stats, task_stats
+from spdl_torch.engine import calls as calls_module, counters as counters_module
+from spdl_torch.engine.calls import metered
+from spdl_torch.engine.counters import QueueCounters, TaskCell, TaskCounters
+from spdl_torch.engine.hooks import StageInfo, TaskStatsHook
+from spdl_torch.engine.loop import LazyRunner
+from spdl_torch.engine.queues import StatsQueue
+from spdl_torch.engine.reporter import call_back
+from spdl_torch.engine.statistics import QueuePerfStats, queue_stats, task_stats
 from spdl_torch.machine import probes
 from spdl_torch.machine.histogram import Histogram, percentile
 from spdl_torch.machine.probes import run_delay_ns
@@ -512,7 +510,7 @@ def clocked_run(as_kind, calls):
     """Time calls that take these wall and CPU times, each after others in which none runs."""
     clock = FakeClock()
     with pytest.MonkeyPatch.context() as patch:
-        clock.install(patch, timing_module, op_timing_module, call_clock_module)
+        clock.install(patch, timing_module, calls_module, counters_module)
         cell, call = as_kind(lambda times: clock.advance(*times))
         for before, times in calls:
             clock.advance(*before)

@@ -14,8 +14,8 @@ from _readings import html_in_notebook
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
-from spdl_torch.engine.recorder.moments import TwoClocks
-from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
+from spdl_torch.engine.moments import TwoClocks
+from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     EventLogEntry,
     Profile,

@@ -19,8 +19,8 @@ from hypothesis import given, settings, strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from spdl_torch.__main__ import main
-from spdl_torch.engine.recorder.moments import Instant, Outcome, QueueTrack, TwoClocks
-from spdl_torch.engine.recorder.timeline import Part, Row, Timeline, Turn
+from spdl_torch.engine.moments import Instant, Outcome, QueueTrack, TwoClocks
+from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     Probes,
     Profile,

@@ -1,6 +1,5 @@
 """The bounded queue: nothing lost, bounded, every wait ended by notification."""
 
-import asyncio
 import signal
 import sys
 import threading
@@ -10,14 +9,8 @@ from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, resu
 from _inside import lock_of
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.engine.channel import (
-    capacity as capacity_module,
-    channel as channel_module,
-    waits as waits_module,
-)
-from spdl_torch.engine.channel.channel import Channel
-from spdl_torch.engine.channel.waits import EndOfChannel
-from spdl_torch.engine.stats import perf_stats as stats_module
+from spdl_torch.engine import channel as channel_module, statistics as stats_module
+from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
 
 
 def drain(channel):
@@ -259,82 +252,34 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, e
     assert counters.peak_items <= capacity
 
 
-# -- coroutines
+# -- other waits
 
 
-@settings(deadline=None, max_examples=20)
-@given(capacity=st.integers(1, 4), count=st.integers(0, 60), ordered=st.booleans())
-def test_coroutines_and_threads_share_a_channel(capacity, count, ordered):
-    """aput and aget meet put and get on other threads; nothing lost, order kept."""
-    first, second = Channel(capacity), Channel(capacity)
-
-    async def worker():
-        while True:
-            try:
-                number, item = await first.aget_numbered()
-            except EndOfChannel:
-                return
-            if ordered and item % 3 == 0:
-                await second.askip(number)
-            elif ordered:
-                await second.aput_at(number, item)
-            else:
-                await second.aput(item)
-
-    async def work():
-        await asyncio.gather(worker(), worker(), worker())
-
-    def run():
-        asyncio.run(work())
-        second.finish()
-
-    with eager_switching():
-        middle, last = in_thread(run), in_thread(drain, second)
-        for n in range(count):
-            first.put(n)
-        first.finish()
-        result_of(middle)
-        items = result_of(last)
-    if ordered:
-        assert items == [n for n in range(count) if n % 3]
-    else:
-        assert sorted(items) == list(range(count))
+@pytest.mark.parametrize("end", ["close", "finish", "last get"])
+def test_wait_for_something_else_ends_with_the_channel(end):
+    """Whoever waits until it is wanted leaves with those that take."""
+    channel = Channel(2)
+    if end == "last get":
+        channel.put(1)
+        channel.finish()
+    asked = threading.Event()
+    waiting = in_thread(lambda: channel.wait_until(lambda: asked.set() or False))
+    assert asked.wait(PATIENCE_SECONDS)
+    {"close": channel.close, "finish": channel.finish, "last get": channel.get}[end]()
+    error = ChannelClosed if end == "close" else EndOfChannel
+    assert isinstance(waiting.exception(PATIENCE_SECONDS), error)
 
 
-def test_cancelled_getter_passes_its_wake_up_on():
-    """A coroutine cancelled in the moment it is woken leaves the item to the next one."""
-
-    async def main():
-        channel = Channel(2)
-        waiting = [asyncio.create_task(channel.aget_numbered()) for _ in range(2)]
-        await asyncio.sleep(0)
-        assert gets_waiting(channel) == 2
-        channel.put("item")  # wakes the first ...
-        waiting[0].cancel()  # ... which is cancelled before it runs
-        assert await asyncio.wait_for(waiting[1], PATIENCE_SECONDS) == (0, "item")
-        with pytest.raises(asyncio.CancelledError, match=r"^$"):
-            await waiting[0]
-        assert gets_waiting(channel) == 0
-
-    asyncio.run(main())
-
-
-def test_cancelled_putter_passes_its_wake_up_on():
-    """As for getters: the room goes to the next producer, the cancelled item is not in."""
-
-    async def main():
-        channel = Channel(1)
-        channel.put("first")
-        waiting = [asyncio.create_task(channel.aput(n)) for n in range(2)]
-        await asyncio.sleep(0)
-        assert puts_waiting(channel) == 2
-        assert channel.get() == "first"
-        waiting[0].cancel()
-        await asyncio.wait_for(waiting[1], PATIENCE_SECONDS)
-        assert channel.get() == 1
-        assert puts_waiting(channel) == 0
-
-    asyncio.run(main())
+def test_wait_for_something_else_ends_when_it_is_so():
+    """Nobody looks but who was asked to."""
+    channel, is_so, asked = Channel(1), [], threading.Semaphore(0)
+    waiting = in_thread(lambda: channel.wait_until(lambda: asked.release() or bool(is_so)))
+    assert asked.acquire(timeout=PATIENCE_SECONDS)
+    channel.look_again()
+    assert asked.acquire(timeout=PATIENCE_SECONDS)
+    is_so.append(True)
+    channel.look_again()
+    result_of(waiting)
 
 
 # -- re-entrance and statistics
@@ -356,8 +301,7 @@ def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    modules = channel_module, capacity_module, stats_module, waits_module
-    clock.install(monkeypatch, *modules)
+    clock.install(monkeypatch, channel_module)
     return clock
 
 
@@ -385,7 +329,7 @@ def test_burst_room_comes_with_quick_takers_only(clock):
 
     def fill():
         count = 0
-        while channel.has_room(None, True) or channel._capacity.may_burst(channel.num_got):
+        while channel.has_room(None, True) or channel._may_burst():
             channel.put(count)
             count += 1
         return len(channel)

@@ -8,8 +8,7 @@ from _at_call import AtCall
 from _gates import PATIENCE_SECONDS, until
 from test_channel import drain, gets_waiting, puts_waiting
 
-from spdl_torch.engine.channel.channel import Channel
-from spdl_torch.engine.channel.waits import ChannelClosed, EndOfChannel
+from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
 
 
 class Waiting:

@@ -22,7 +22,7 @@ def test_exactly_concurrency_calls_run_at_once(concurrency, order):
         op.wait_started(concurrency)
         # The source is stuck when it has filled its queue and holds one more item in hand: then
         # no further call can be on its way.
-        capacity = run_of(p).queues()[0].capacity
+        capacity = run_of(p).queues[0].capacity
         until(lambda: source.num_taken == concurrency + capacity + 1)
         assert op.num_running == len(op.started) == concurrency
         op.open()
@@ -73,7 +73,7 @@ def test_concurrency_bound_holds_on_an_executor_with_more_threads():
         p = pipeline_of(source, op, concurrency=2, executor=pool)
         with p.auto_stop():
             op.wait_started(2)
-            until(lambda: source.num_taken == 2 + run_of(p).queues()[0].capacity + 1)
+            until(lambda: source.num_taken == 2 + run_of(p).queues[0].capacity + 1)
             assert op.num_running == 2
             op.open()
             assert sorted(p) == list(range(20))
@@ -157,15 +157,14 @@ def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
         buffer_size=buffer_size,
         sink=sink,
     )
-    run_of(p).queues()[0].allow_bursts(1)  # none: this queue's size was not given
+    run_of(p).queues[0].allow_bursts(1)  # none: this queue's size was not given
     with p.auto_stop():
-        before = run_of(p).queues()[0].capacity + 1  # and the one in the source's hand
-        # ... each worker and the sink's thread hold one; the queues are full.
-        until(lambda: source.num_taken == before + concurrency + buffer_size + 1 + sink)
-        queues = run_of(p).queues()
+        before = run_of(p).queues[0].capacity + 1  # and the one in the source's hand
+        # ... each worker holds one; the queues are full. The last one has the sink's room, too.
+        until(lambda: source.num_taken == before + concurrency + buffer_size + sink)
+        queues = run_of(p).queues[:2]
         assert [len(q) for q in queues] == [q.capacity for q in queues]
-        assert queues[1].capacity == buffer_size
-        assert queues[2].capacity == sink
+        assert queues[1].capacity == buffer_size + sink
     for queue in queues:
         assert queue.counters().peak_items <= queue.capacity
 
@@ -186,7 +185,7 @@ def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():
     with p.auto_stop():
         for _ in range(6):  # 3 in the buffer, whose 4th place is kept for item 0; 3 in hand
             assert others.acquire(timeout=PATIENCE_SECONDS)
-        assert run_of(p).queues()[1].counters().num_put == 0
+        assert run_of(p).queues[1].counters().num_put == 0
         first.set()
         assert list(p) == list(range(30))
 

@@ -10,7 +10,7 @@ import pytest
 from _gates import pipeline_of
 
 from spdl_torch import PipelineDataset
-from spdl_torch.engine.definition.ops import OpKind, as_op
+from spdl_torch.engine.ops import OpKind, as_op
 from spdl_torch.pipeline import (
     Aggregate,
     Disaggregate,

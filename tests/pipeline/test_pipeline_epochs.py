@@ -153,7 +153,7 @@ def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
     pipeline = continuous(Epochs(3), op, concurrency=2)
     with no_leak(), pipeline.auto_stop():
         loop = in_thread(lambda: list(pipeline))
-        until(lambda: run_of(pipeline).sink_queue.counters().num_got == 2)
+        until(lambda: run_of(pipeline).outlet.counters().num_got == 2)
         op.gate.set()
         assert sorted(result_of(loop)) == [0, 1, 2]
         assert sorted(pipeline) == [1000, 1001, 1002]
@@ -175,7 +175,7 @@ def test_epochs_that_nobody_takes_are_bounded():
     """Empty epochs have no items that could fill the buffers; their ends do."""
     source = Epochs(0)
     pipeline = continuous(source, same, sink=2)
-    queues = run_of(pipeline).queues()
+    queues = run_of(pipeline).queues
     for each in queues:
         each.allow_bursts(1)  # none
     with no_leak(), pipeline.auto_stop():
@@ -336,9 +336,9 @@ def test_ends_of_epochs_are_no_items():
     with pipeline.auto_stop():
         for _ in range(3):
             list(pipeline)
-        queue = run_of(pipeline).sink_queue
+        queue = run_of(pipeline).outlet
         assert queue.counters().num_got == 7
-    taken = [q.counters() for q in run_of(pipeline).queues()]
+    taken = [q.counters() for q in run_of(pipeline).queues[:-1]]
     assert all(after.num_put <= before.num_got for before, after in pairwise(taken))
     assert pipeline.snapshot().stages[0].tasks.num_tasks == taken[0].num_got
     assert queue.counters().num_put - 7 == len(queue)
@@ -443,7 +443,7 @@ def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
 class Hands:
     """A tuner that does what the test says."""
 
-    interval = None
+    interval, is_heard = None, True
 
     def attach(self, run):
         self.run = run

@@ -24,7 +24,7 @@ from _gates import (
 )
 from _inside import check_balance
 
-from spdl_torch.engine.channel.waits import ChannelClosed
+from spdl_torch.engine.channel import ChannelClosed
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
 pytestmark = pytest.mark.usefixtures("quiet")

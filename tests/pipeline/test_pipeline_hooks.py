@@ -21,15 +21,15 @@ from _gates import (
 )
 from _inside import run_of
 
-from spdl_torch.engine.channel import (
-    capacity as capacity_module,
+from spdl_torch.engine import (
+    calls as calls_module,
     channel as channel_module,
-    waits as waits_module,
+    counters as counters_module,
+    hooks as hooks_module,
+    run as run_module,
+    stage as stage_module,
 )
-from spdl_torch.engine.hooks import call_clock as call_clock_module, task_hooks as hooks_module
-from spdl_torch.engine.run import run as run_module
-from spdl_torch.engine.stage import op_timing as measure_module, stage as worker_module
-from spdl_torch.engine.stats.perf_stats import queue_stats
+from spdl_torch.engine.statistics import queue_stats
 from spdl_torch.pipeline import (
     PipelineBuilder,
     PipelineFailure,
@@ -201,9 +201,8 @@ def test_stop_while_an_output_waits_for_room_is_no_error_to_the_hooks(op):
     hooks = {"task_hook_factory": lambda info: [Tracing("a", log)]}
     p = pipeline_of(itertools.count(), op, sink=1, buffer_size=1, build=hooks)
     with p.auto_stop():
-        queues = run_of(p).queues()
         next(iter(p))
-        until(lambda: queues[1].counters().put_wait[1] == 1 and len(queues[2]) == 1)
+        until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
     assert not [entry for entry in log if entry[0] == "error"]
     assert log[-1] == ("exit", "a", "stage")
 
@@ -462,8 +461,8 @@ def clock(monkeypatch):
     clock = FakeClock()
     clock.install(
         monkeypatch,
-        *(channel_module, capacity_module, hooks_module, run_module),
-        *(waits_module, measure_module, worker_module, call_clock_module),
+        *(channel_module, counters_module, hooks_module),
+        *(calls_module, run_module, stage_module),
     )
     return clock
 
@@ -510,8 +509,7 @@ def test_task_time_does_not_include_waiting_for_room(clock):
         return item
 
     with pipeline_of(range(10), op, sink=1, buffer_size=1).auto_stop() as p:
-        queues = run_of(p).queues()
-        until(lambda: queues[1].counters().put_wait[1] == 1 and len(queues[2]) == 1)
+        until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
         clock.advance(1_000)
         stage = p.snapshot().stages[0]
         assert stage.queue.ave_put_time > 0
@@ -526,7 +524,7 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
     p = pipeline_of(source, same)
     get = in_thread(p.get_item)
     assert source.blocked.wait(PATIENCE_SECONDS)
-    queues = run_of(p).queues()
+    queues = run_of(p).queues
     until(lambda: all(queue.counters().get_wait[1] == 1 for queue in queues))
     clock.advance(5_000)
     for queue in queues:
@@ -561,12 +559,12 @@ def test_figures_of_a_run_that_is_over_stay(clock, end):
             with pytest.raises(PipelineFailure, match="1 of 6 tasks failed"):
                 list(p)
     stats, report = p.snapshot(), str(p.report())
-    queues = [queue_stats(queue.counters()) for queue in run_of(p).queues()]
+    queues = [queue_stats(queue.counters()) for queue in run_of(p).queues]
     clock.advance(1_000_000)
     assert p.snapshot() == stats
     assert stats.elapsed > 0
     assert str(p.report()) == report
-    assert [queue_stats(queue.counters()) for queue in run_of(p).queues()] == queues
+    assert [queue_stats(queue.counters()) for queue in run_of(p).queues] == queues
 
 
 def test_dropped_items_are_counted():

@@ -30,7 +30,7 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.engine.threads import thread_group
+from spdl_torch.engine import threads as thread_group
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineStopped
 
 
@@ -179,7 +179,7 @@ def test_stop_while_the_consumer_waits_in_get_item():
     p = pipeline_of(range(3), op)
     get = in_thread(p.get_item)
     op.wait_started(1)
-    until(lambda: run_of(p).sink_queue.counters().get_wait[1] == 1)
+    until(lambda: run_of(p).outlet.counters().get_wait[1] == 1)
     stop = in_thread(p.stop)
     with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
         result_of(get)  # before the op has ended
@@ -407,7 +407,7 @@ def test_outputs_of_a_generator_are_freed_one_by_one(pool):
     with pool(1) if pool else contextlib.nullcontext() as executor:
         p = pipeline_of([0], several, sink=1, buffer_size=1, executor=executor)
         with p.auto_stop():
-            queues = run_of(p).queues()
+            queues = run_of(p).queues
             p.get_item(timeout=PATIENCE_SECONDS)
             until(lambda: queues[1].counters().put_wait[1] == 1)
             until(lambda: references[0]() is None)
@@ -480,10 +480,10 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     p.get_item()
     run = run_of(p)
     lock = {
-        "source": lambda: lock_of(run.queues()[0]),
+        "source": lambda: lock_of(run.queues[0]),
         "op": lambda: lock_of(run.stages[0].outlet),
-        "sink": lambda: lock_of(run.sink_queue),
-        "run": lambda: run.life.lock,
+        "sink": lambda: lock_of(run.outlet),
+        "run": lambda: lock_of(run),
         "task limit": lambda: lock_of(run.task_limit),
     }[where]
 
@@ -526,7 +526,7 @@ sys.modules["spdl_torch"] = package
 CHILD = """
 import os, sys, threading
 from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
-from spdl_torch.engine.threads import thread_group
+from spdl_torch.engine import threads as thread_group
 assert thread_group._EXIT_JOIN_SECONDS == 5.0
 thread_group._EXIT_JOIN_SECONDS = {grace}  # a blocked op is left after so long
 started = threading.Event()

@@ -9,12 +9,12 @@ from _gates import Boom, GatedOp, run_child, until
 from _inside import run_of
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.engine.recorder.flight_recorder import (
+from spdl_torch.engine.moments import Outcome
+from spdl_torch.engine.recorder import (
     RecordingSession,
     live_recorders,
 )
-from spdl_torch.engine.recorder.moments import Outcome
-from spdl_torch.engine.recorder.rings import Ring
+from spdl_torch.engine.rings import Ring
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -148,7 +148,7 @@ def test_turns_of_a_thread_follow_on_each_other(kind):
     assert count == (100 if kind == "generator" else 50)
     timeline = pipeline.timeline()
     assert [row.name for row in timeline.rows] == [
-        *("src", f"{kind}[0]", f"{kind}[1]", f"{kind}[2]", "sink", "training")
+        *("src", f"{kind}[0]", f"{kind}[1]", f"{kind}[2]", "training")
     ]
     assert sorted(turn.number for turn in turns_of(timeline, kind)) == list(range(50))
     for row in timeline.rows:
@@ -302,7 +302,7 @@ def test_a_forked_child_starts_with_nothing():
         """
         import os
         from spdl_torch.pipeline import PipelineBuilder
-        from spdl_torch.engine.recorder.flight_recorder import live_recorders
+        from spdl_torch.engine.recorder import live_recorders
 
         def run():
             pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()

@@ -71,11 +71,13 @@ ROOMS = {
         "__init__",
     ],
     "engine": [
-        *("definition", "failures", "threads", "stats", "channel", "recorder", "hooks"),
-        *("stage", "run", "__init__"),
+        *("shared", "threads", "stacks", "failures", "ops", "definition", "moments", "timeline"),
+        *("rings", "recorder", "counters", "statistics", "channel", "stall", "loop", "reporter"),
+        *("hooks", "queues", "stage_hooks", "calls", "stage", "async_stage", "source", "run"),
+        "__init__",
     ],
     "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
-    "pipeline": ["report", "pipeline", "builder", "caching", "__init__"],
+    "pipeline": ["pipeline", "builder", "caching", "__init__"],
     "io": [
         *(
             "_types",

@@ -16,7 +16,7 @@ from .watched import Watched
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.definition.specs import StageSpec
+    from ...engine.definition import StageSpec
     from ...pipeline.pipeline import Pipeline
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ...engine.definition.ops import OpKind
+from ...engine.ops import OpKind
 from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
 from .made_by import PIPELINE_FIELDS
 from .user_state import give_state
@@ -21,7 +21,7 @@ from .user_state import give_state
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...engine.definition.specs import StageSpec
+    from ...engine.definition import StageSpec
 
 _VERSION = 3
 

@@ -21,8 +21,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...engine.threads.calls import Once
-from ...engine.threads.shared_state import LiveObjects
+from ...engine.shared import LiveObjects, Once
 from .child import main
 from .ending import NO_GUARD, Ending
 from .line import Line
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import BaseContext
 
-    from ...engine.threads.thread_group import ThreadGroup
+    from ...engine.threads import ThreadGroup
     from .child import Beginning
     from .mappings import Mappings
 

@@ -12,8 +12,8 @@ from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...engine.channel.waits import ChannelClosed
-from ...engine.stats.counters import QueueCounters
+from ...engine.channel import ChannelClosed
+from ...engine.counters import QueueCounters
 from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Given, Job
 from .messages import Arrivals, Free, Restart
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-    from ...engine.recorder.flight_recorder import FlightRecorder
+    from ...engine.recorder import FlightRecorder
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..workers.counts import WorkerCounts

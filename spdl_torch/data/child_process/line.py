@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
-    from ...engine.threads.thread_group import ThreadGroup
+    from ...engine.threads import ThreadGroup
 
 
 class Line:

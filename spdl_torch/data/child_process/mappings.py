@@ -8,7 +8,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...engine.threads.shared_state import LiveObjects
+from ...engine.shared import LiveObjects
 from ...io._transfer.region import Region, mapped_file
 from .messages import Free
 

@@ -11,12 +11,11 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from ...engine.channel.channel import Channel
-from ...engine.channel.waits import ChannelClosed
+from ...engine.channel import Channel, ChannelClosed
 from .messages import framed
 
 if TYPE_CHECKING:
-    from ...engine.threads.thread_group import ThreadGroup
+    from ...engine.threads import ThreadGroup
 
 _MOST_UNSENT = 1_000_000
 

@@ -12,19 +12,19 @@ from functools import reduce
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...engine.recorder.flight_recorder import FAILURE_EVENT, NO_ANSWER_EVENT
-from ...engine.recorder.moments import Instant
-from ...engine.recorder.rings import read_row
-from ...engine.stats.counters import TaskCounters, ThreadCount
+from ...engine.counters import TaskCounters, ThreadCount
+from ...engine.moments import Instant
+from ...engine.recorder import FAILURE_EVENT, NO_ANSWER_EVENT
+from ...engine.rings import read_row
 from ...machine.probes import ProbeCounters
 from ..workers.counts import Readings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ...engine.recorder.rings import RowCopy
-    from ...engine.recorder.timeline import Timeline
-    from ...engine.threads.thread_group import ThreadGroup
+    from ...engine.rings import RowCopy
+    from ...engine.threads import ThreadGroup
+    from ...engine.timeline import Timeline
     from ..workers.epoch import Epoch
     from .worker_process import WorkerProcess
 

@@ -13,10 +13,10 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ...engine.channel.waits import ChannelClosed
-from ...engine.recorder.flight_recorder import is_tracing
-from ...engine.threads.calls import weakly
-from ...engine.threads.thread_group import ThreadGroup, exit_has_begun
+from ...engine.channel import ChannelClosed
+from ...engine.recorder import is_tracing
+from ...engine.shared import weakly
+from ...engine.threads import ThreadGroup, exit_has_begun
 from ..rng.patches import install_for_copies
 from ..workers.jobs import Failed, Given, Loaded, Result
 from ..workers.worker_info import intra_op_threads_kept, use_one_intra_op_thread

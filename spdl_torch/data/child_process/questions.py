@@ -11,7 +11,7 @@ import threading
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from ...engine.recorder.flight_recorder import FlightRecorder
+from ...engine.recorder import FlightRecorder
 from ...errors import PipelineStopped
 from ..workers.activity import Activity, describe_activities
 from .messages import Ask, socket_of

@@ -24,8 +24,8 @@ from ...shown_text import printable, shortened
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.definition.specs import MaxFailures
-    from ...engine.recorder.flight_recorder import FlightRecorder
+    from ...engine.definition import MaxFailures
+    from ...engine.recorder import FlightRecorder
 
 _logger = logging.getLogger("spdl_torch.data")
 

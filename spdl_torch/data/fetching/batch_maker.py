@@ -17,7 +17,7 @@ from .rows import row_reader
 from .samples import Rows, Samples, samples_of
 
 if TYPE_CHECKING:
-    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.counters import TaskCell
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams

@@ -25,7 +25,7 @@ from .timing import timed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.counters import TaskCell
     from .batch import Batch
 
 LARGE_BYTES = 64 * 1024

@@ -17,7 +17,7 @@ from .timing import END, timed, timed_sample
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.counters import TaskCell
     from .batch import Batch
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -18,7 +18,7 @@ from .timing import timed, timed_sample
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ...engine.hooks.task_hooks import TaskCell
+    from ...engine.counters import TaskCell
     from .batch import Batch
     from .rows import RowBatch, RowReader
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from ...engine.hooks.call_clock import LONG_NS
+from ...engine.counters import LONG_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-    from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.recorder.rings import Ring
+    from ...engine.counters import TaskCell
+    from ...engine.rings import Ring
 
 END = object()
 """The result of a call that had nothing to do: it is not counted."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...autotune.tuner import Window
     from ...autotune.tuning import TuningState
     from ...autotune.window import WindowReadings
-    from ...engine.stats.perf_stats import StageStats
+    from ...engine.statistics import StageStats
     from .backend import Backend
     from .base_loader import BaseLoader
 

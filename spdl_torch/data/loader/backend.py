@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
-    from ...engine.recorder.rings import ConsumerRing
+    from ...engine.rings import ConsumerRing
     from ..checkpoint.progress import Progress
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey

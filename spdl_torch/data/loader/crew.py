@@ -13,11 +13,10 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ...engine.channel.channel import Channel
-from ...engine.channel.waits import ChannelClosed, WaitIsOver
-from ...engine.recorder.flight_recorder import FlightRecorder
-from ...engine.threads.calls import weakly
-from ...engine.threads.thread_group import ThreadGroup
+from ...engine.channel import Channel, ChannelClosed, WaitIsOver
+from ...engine.recorder import FlightRecorder
+from ...engine.shared import weakly
+from ...engine.threads import ThreadGroup
 from ...errors import PipelineStopped
 from ..workers.activity import describe_activities
 from ..workers.device import AHEAD

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ...autotune.tuner import Decision
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
     from ...observe.trace.profile import Profile
     from ...observe.verdict.report import Report
     from ..fetching.bad_samples import SkippedSample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...engine.recorder.flight_recorder import FlightRecorder
+from ...engine.recorder import FlightRecorder
 from ..fetching.bad_samples import record_bad
 from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts

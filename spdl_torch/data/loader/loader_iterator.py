@@ -20,7 +20,7 @@ import torch
 from torch import autograd
 from torch.utils.data import IterableDataset
 
-from ...engine.threads import stall
+from ...engine import stall
 from ...errors import PipelineStopped
 from ..error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from ..user_warnings import warn

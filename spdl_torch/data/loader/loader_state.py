@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from torch.utils.data import IterableDataset
 
-from ...engine.recorder.flight_recorder import new_pipeline_number
+from ...engine.recorder import new_pipeline_number
 from ..checkpoint.passes import check_no_passes_inside, has_passes
 from ..checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
 from ..checkpoint.user_state import give_state, keeps_state, state_of

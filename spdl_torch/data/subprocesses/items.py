@@ -15,9 +15,8 @@ from ...pipeline.pipeline import Pipeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ...engine.definition.specs import PipelineSpec
-    from ...engine.run.build_options import BuildOptions
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.definition import BuildOptions, PipelineSpec
+    from ...engine.statistics import PipelineStats
     from ...objects.generator_states import GeneratorStates
 
     Initializer = Callable[[], object]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import torch
 
-from ...engine.run.build_options import BuildOptions
+from ...engine.definition import BuildOptions
 from ...errors import UnsupportedOptionError
 from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
@@ -34,10 +34,10 @@ from .items import NOTHING, Passes, Sent, SubprocessItems
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ...engine.definition.specs import MaxFailures, PipelineSpec
-    from ...engine.hooks.stats_queue import StatsQueue
-    from ...engine.hooks.task_hooks import HookFactory
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.definition import MaxFailures, PipelineSpec
+    from ...engine.hooks import HookFactory
+    from ...engine.queues import StatsQueue
+    from ...engine.statistics import PipelineStats
     from ...observe.verdict.report import Report
 
     Initializer = Callable[[], object]

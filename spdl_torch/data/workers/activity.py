@@ -54,7 +54,7 @@ def describe_activities(
     """Describe the threads that are at work, with their stacks, those on the ``awaited`` batch
     first (None = any batch would do). ``threads``: those of the activities, and perhaps others.
     """
-    from ...engine.threads.stacks import stack_of  # for loops that wait too long
+    from ...engine.stacks import stack_of  # for loops that wait too long
 
     found = []
     activity_of = {activity.thread: activity for activity in activities}

@@ -7,17 +7,15 @@ from collections import Counter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ...engine.hooks.stage_info import StageInfo
-from ...engine.hooks.task_hooks import TaskStatsHook
-from ...engine.stats.counters import ThreadCount
+from ...engine.counters import ThreadCount
+from ...engine.hooks import StageInfo, TaskStatsHook
 from ...machine.probes import ProbeCounters, probe_counters
 from ..dataset_stats import counting_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.stats.counters import QueueCounters, TaskCounters
+    from ...engine.counters import QueueCounters, TaskCell, TaskCounters
     from ...observe.verdict.placement import Placement
     from .epoch import Shift
 

@@ -10,9 +10,9 @@ from .jobs import Failed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.channel.channel import Channel
-    from ...engine.recorder.flight_recorder import FlightRecorder
-    from ...engine.recorder.rings import ConsumerRing
+    from ...engine.channel import Channel
+    from ...engine.recorder import FlightRecorder
+    from ...engine.rings import ConsumerRing
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from .jobs import Job, Result

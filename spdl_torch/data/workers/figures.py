@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...engine.stats.perf_stats import PipelineStats, StageStats, queue_stats, task_stats
+from ...engine.statistics import PipelineStats, StageStats, queue_stats, task_stats
 from ...machine.readings import Probes, probes_between
 from .remarks import with_remarks
 
 if TYPE_CHECKING:
-    from ...engine.stats.counters import TaskCounters
-    from ...engine.stats.perf_stats import QueuePerfStats
+    from ...engine.counters import TaskCounters
+    from ...engine.statistics import QueuePerfStats
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from .counts import Measured

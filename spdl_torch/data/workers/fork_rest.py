@@ -13,7 +13,7 @@ import threading
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from ...engine.threads.shared_state import LiveObjects
+from ...engine.shared import LiveObjects
 from ...scopes import scope
 
 if TYPE_CHECKING:

@@ -12,20 +12,18 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...engine.hooks.stage_info import StageInfo
-from ...engine.hooks.task_hooks import TaskStatsHook
-from ...engine.stats.counters import QueueCounters, TaskCounters
+from ...engine.counters import QueueCounters, TaskCounters
+from ...engine.hooks import StageInfo, TaskStatsHook
 from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
 from .remarks import remarks_on_skipped
 
 if TYPE_CHECKING:
-    from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.recorder.flight_recorder import FlightRecorder
-    from ...engine.recorder.timeline import Timeline
-    from ...engine.stats.counters import ThreadCount
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.counters import TaskCell, ThreadCount
+    from ...engine.recorder import FlightRecorder
+    from ...engine.statistics import PipelineStats
+    from ...engine.timeline import Timeline
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report

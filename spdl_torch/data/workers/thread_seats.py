@@ -15,12 +15,11 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from ...engine.channel.channel import Channel
-from ...engine.channel.waits import ChannelClosed
+from ...engine import stall
+from ...engine.channel import Channel, ChannelClosed
 from ...engine.failures import text_of
-from ...engine.threads import stall
-from ...engine.threads.calls import Once, weakly
-from ...engine.threads.thread_group import ThreadGroup
+from ...engine.shared import Once, weakly
+from ...engine.threads import ThreadGroup
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from .activity import Activity, describe_activities

@@ -15,18 +15,17 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...engine.channel.waits import ChannelClosed
-from ...engine.hooks.stage_info import StageInfo
-from ...engine.hooks.task_hooks import TaskStatsHook
+from ...engine.channel import ChannelClosed
+from ...engine.hooks import StageInfo, TaskStatsHook
 from ..error_notes import add_thread_note
 from ..fetching.timing import timed
 from .device import most_pieces, most_regions
 from .jobs import Failed, Loaded
 
 if TYPE_CHECKING:
-    from ...engine.channel.channel import Channel
-    from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.recorder.rings import Ring
+    from ...engine.channel import Channel
+    from ...engine.counters import TaskCell
+    from ...engine.rings import Ring
     from ...io._transfer.batch_memory import BatchMemory
     from ...io._transfer.region import LimitedLocker
     from ...io._transfer.transfer import Staged, Transfer

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...engine.channel.waits import ChannelClosed
-from ...engine.recorder.moments import Outcome
+from ...engine.channel import ChannelClosed
+from ...engine.moments import Outcome
 from ..error_notes import Reason, add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
@@ -29,9 +29,9 @@ from .worker_info import acting_as_worker, rebound
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...engine.channel.channel import Channel
-    from ...engine.hooks.task_hooks import TaskCell
-    from ...engine.recorder.rings import Ring
+    from ...engine.channel import Channel
+    from ...engine.counters import TaskCell
+    from ...engine.rings import Ring
     from .activity import Activity
     from .epoch import Epoch, Shift
     from .load_spec import LoadSpec

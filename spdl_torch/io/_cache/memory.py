@@ -33,7 +33,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from ...engine.threads.shared_state import SharedCounter
+from ...engine.shared import SharedCounter
 from ...machine.limits import Limits
 from .folders import (
     HAS_LOCKS,

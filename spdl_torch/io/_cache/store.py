@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...engine.threads.shared_state import LiveObjects
+from ...engine.shared import LiveObjects
 from ...scopes import scope
 from .folders import (
     TAKEN,

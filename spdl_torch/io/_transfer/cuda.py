@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
-from ...engine.threads.thread_group import takes_over
+from ...engine.threads import takes_over
 from ...scopes import scope
 from . import runtime
 from .readers import Readers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...engine.threads.shared_state import LiveObjects, SharedCounter
+from ...engine.shared import LiveObjects, SharedCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from spdl_torch.engine.channel.waits import ChannelClosed
-from spdl_torch.engine.definition.ops import on_one_thread
-from spdl_torch.engine.threads.thread_group import exit_has_begun
+from spdl_torch.engine.channel import ChannelClosed
+from spdl_torch.engine.ops import on_one_thread
+from spdl_torch.engine.threads import exit_has_begun
 from spdl_torch.errors import UnsupportedOptionError
 
 from . import cuda

@@ -6,15 +6,15 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...engine.hooks.stage_info import StageInfo
-from ...engine.stats.perf_stats import QueuePerfStats
+from ...engine.hooks import StageInfo
+from ...engine.statistics import QueuePerfStats
 from ..verdict.intervals import interval_between, queue_between, thread_seconds
 from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats, StageStats, TaskPerfStats
+    from ...engine.statistics import PipelineStats, StageStats, TaskPerfStats
     from ...machine.readings import Probes
     from ..verdict.report import Report
 

@@ -14,7 +14,7 @@ from ..verdict.intervals import sum_of_intervals
 from .metrics import metrics_of
 
 if TYPE_CHECKING:
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
     from ..verdict.placement import Placement
     from ..verdict.report import Report
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...engine.hooks.stats_queue import StatsQueue
-from ...engine.hooks.task_hooks import TaskHook, TaskStatsHook
-from ...engine.recorder.moments import TwoClocks
+from ...engine.hooks import TaskHook, TaskStatsHook
+from ...engine.moments import TwoClocks
+from ...engine.queues import StatsQueue
 from ...machine.garbage import Collections
 from ...machine.probes import is_probing, probe_counters
 from ...machine.readings import probes_between
@@ -20,8 +20,8 @@ from ...scopes import scope
 from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
 
 if TYPE_CHECKING:
-    from ...engine.hooks.stage_info import StageInfo
-    from ...engine.stats.perf_stats import QueuePerfStats, TaskPerfStats
+    from ...engine.hooks import StageInfo
+    from ...engine.statistics import QueuePerfStats, TaskPerfStats
 
 _logger = logging.getLogger("spdl_torch.observe")
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...engine.stats.perf_stats import StageStats
+    from ...engine.statistics import StageStats
     from ..verdict.report import Report
 
 # MLflow accepts no other characters; the name of a stage may have more ("aggregate(8)").

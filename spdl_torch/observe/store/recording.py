@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ...engine.threads.thread_group import ThreadGroup
+from ...engine.threads import ThreadGroup
 from ...scopes import scope
 from ..verdict.intervals import interval_between
 from .entries import EventLogEntry, entries_of, num_delivered
@@ -26,7 +26,7 @@ from .writer import SQLiteStatsWriter, check_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
     from ..verdict.report import Report
     from .loggers import Logger
 

@@ -12,7 +12,7 @@ from .entries import EventLogEntry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
 
 
 class SkippedLog:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...engine.statistics import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...machine.readings import Probes
 from ...scopes import scope
 from ...shown_text import printable_line

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ...engine.threads.thread_group import ThreadGroup
+from ...engine.threads import ThreadGroup
 from .run_rows import RunRows
 
 if TYPE_CHECKING:

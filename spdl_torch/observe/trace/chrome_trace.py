@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from ...engine.recorder.moments import TwoClocks
+from ...engine.moments import TwoClocks
 from .flows import Placed, add_flows
 from .json_file import OURS
 from .program_rows import ProgramRows, put_into_rows
@@ -19,7 +19,7 @@ from .user_events import Program
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.recorder.timeline import Timeline
+    from ...engine.timeline import Timeline
     from ..verdict.report import Report
 
 FIRST_PID: Final = 2**30

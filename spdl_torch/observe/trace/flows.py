@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from ...engine.recorder.timeline import Turn
+    from ...engine.timeline import Turn
 
 MOST_FLOWS = 200
 FLOWS_PER_PROCESS = 2**20

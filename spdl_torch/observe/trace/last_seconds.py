@@ -10,9 +10,9 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ...engine.recorder.flight_recorder import live_recorders
-from ...engine.threads.stacks import describe_busy
-from ...engine.threads.thread_group import ThreadGroup
+from ...engine.recorder import live_recorders
+from ...engine.stacks import describe_busy
+from ...engine.threads import ThreadGroup
 from ...scopes import scope
 from .tracing import profile_of, rank_of_process
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from ...engine.recorder.timeline import Timeline
-    from ...engine.stats.perf_stats import StageStats
+    from ...engine.statistics import StageStats
+    from ...engine.timeline import Timeline
     from ..verdict.report import Report
 
 _MOST_ON_A_PAGE = 200_000  # as in a trace; a browser draws them in about a second

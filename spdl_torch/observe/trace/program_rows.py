@@ -10,13 +10,13 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...engine.recorder.timeline import Part
+from ...engine.timeline import Part
 from .rows import microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ...engine.recorder.timeline import Row, Timeline
+    from ...engine.timeline import Row, Timeline
     from .user_events import Count, Program, Span
 
 Event = dict[str, Any]

@@ -17,14 +17,14 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...engine.recorder.moments import Outcome
+from ...engine.moments import Outcome
 from .flows import Placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.recorder.moments import Instant, QueueTrack, TwoClocks
-    from ...engine.recorder.timeline import Part, Row, Timeline, Turn
+    from ...engine.moments import Instant, QueueTrack, TwoClocks
+    from ...engine.timeline import Part, Row, Timeline, Turn
 
 _SHORTEST_WAIT_NS = 1000
 _QUANTUM_NS = 125

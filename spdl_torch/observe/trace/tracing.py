@@ -10,13 +10,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...engine.recorder.flight_recorder import (
+from ...engine.recorder import (
     NO_ANSWER_EVENT,
     FlightRecorder,
     Level,
     RecordingSession,
 )
-from ...engine.stats.perf_stats import PipelineStats
+from ...engine.statistics import PipelineStats
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
 from ..verdict.cached_steps import against_cached_steps, step_seconds
@@ -28,7 +28,7 @@ from .user_events import ProgramLog
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.recorder.timeline import Timeline
+    from ...engine.timeline import Timeline
     from .user_events import Program
 
 _logger = logging.getLogger("spdl_torch.observe")

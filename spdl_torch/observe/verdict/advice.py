@@ -24,7 +24,7 @@ from .what_if import Question, estimate, limiting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats, StageStats
+    from ...engine.statistics import PipelineStats, StageStats
     from ...machine.readings import Probes
     from .causes import Load
     from .finding import Finding

@@ -13,7 +13,7 @@ from .report import make_report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ...engine.recorder.timeline import Timeline
+    from ...engine.timeline import Timeline
     from .report import Report
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from ...machine import gil
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats, StageStats
+    from ...engine.statistics import PipelineStats, StageStats
     from ...machine.readings import Probes
 
 _RUN_DELAY = 0.10

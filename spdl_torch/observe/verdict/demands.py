@@ -22,7 +22,7 @@ from .intervals import thread_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats, StageStats
+    from ...engine.statistics import PipelineStats, StageStats
     from ...machine.readings import Probes
     from .causes import Load
     from .placement import Placement

@@ -9,7 +9,7 @@ from .intervals import after_pause, interval_between, sum_of_intervals
 from .report import make_report
 
 if TYPE_CHECKING:
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
     from .report import Report
 
 

@@ -26,7 +26,7 @@ from .causes import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats, StageStats
+    from ...engine.statistics import PipelineStats, StageStats
     from ...machine.readings import Probes
 
 _BUSY = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...engine.statistics import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ...engine.stats.perf_stats import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...engine.statistics import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 from ...machine.readings import Probes
 from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.content import Page, Text

@@ -10,7 +10,7 @@ from ..page.content import Column, Table, Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats, StageStats
+    from ...engine.statistics import PipelineStats, StageStats
     from .verdict import Verdict
     from .what_if import Prediction
 

@@ -21,7 +21,7 @@ from .finding import find
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
 
 _INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20

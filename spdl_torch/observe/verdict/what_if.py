@@ -19,7 +19,7 @@ from .demands import Between, NotKnown, demands_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...engine.stats.perf_stats import PipelineStats
+    from ...engine.statistics import PipelineStats
     from ...machine.readings import Probes
     from .demands import Demands
     from .placement import Placement

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...engine.definition.specs import (
-    PipelineSpec as PipelineConfig,
-    SinkSpec as SinkConfig,
-    SourceSpec as SourceConfig,
-    StageSpec as PipeConfig,
-)
-from ...engine.definition.stages import (
+from ...engine.definition import (
     Aggregate,
     Aggregator,
     Collate,
     Disaggregate,
     Pipe,
+    PipelineSpec as PipelineConfig,
+    SinkSpec as SinkConfig,
+    SourceSpec as SourceConfig,
+    StageSpec as PipeConfig,
 )
 from ..names import look_up
 

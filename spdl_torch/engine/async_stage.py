@@ -1,0 +1,273 @@
+"""A stage whose op is asynchronous: one coroutine for each item, on the event loop of the run.
+
+Two threads serve any number of coroutines. The *feeder* takes an item when one more may be in work,
+and begins its coroutine: the hooks and the op, or the whole generator, are one task. The *emitter*
+passes on what coroutines have for the queue after the stage, in the order of the items where that
+is asked for. These two wait at queues; the loop never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import heapq
+import itertools
+from collections import deque
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, aclosing
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .channel import Channel, ChannelClosed, EndOfChannel, Mark
+from .failures import as_exception
+from .loop import NotAContextError
+from .moments import Outcome
+from .ops import OpKind
+from .stage import Stage, Worker
+from .stage_hooks import bad_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Output(NamedTuple):
+    """What a coroutine has for the emitter. They sort by their items, and as they came."""
+
+    number: int
+    place: int
+    worker: Worker | None
+    """None: it is the end of an epoch."""
+    result: Any
+    outcome: Outcome | None
+    """None: ``result`` is an error that ends the stage."""
+    again: asyncio.Future[bool] | None
+    """Of a generator, which waits until its output was passed on: whether it goes on. None: this is
+    the end of the item."""
+
+
+class AsyncStage(Stage):
+    """A stage of coroutines. A stop cancels the running ones at their next ``await``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        count = self.spec.concurrency
+        self._free = Channel[Worker](count)
+        self._mark_is_free = Channel[None](1)  # one end of an epoch may wait beside the items
+        # Room for an output of each coroutine, that and the feeder's end: the loop never waits.
+        self._outputs = Channel[Output | int](count + 2)
+        # The loop alone changes these; of the first, the feeder adds to it.
+        self._to_begin: deque[tuple[Worker, Any]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopped = self._is_called = False
+        self._places = itertools.count()
+        # The emitter's:
+        self._held: list[Output] = []  # a heap: those whose turn has not come
+        self._num_settled = self._num_passed = 0  # items and marks; marks alone
+
+    def targets(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return name and target of the feeder and the emitter."""
+        for _ in range(self.spec.concurrency):
+            worker = self._new_worker()
+            worker.since_ns = perf_counter_ns()
+            self._free.put(worker)
+        self._mark_is_free.put(None)
+        self._num_present = 2
+        both = ("feeder", self._feed), ("emitter", self._pass_on)
+        return [(f"{self.spec.name}-{n}", functools.partial(self._live, w)) for n, w in both]
+
+    def _leave(self) -> bool:
+        is_last = super()._leave()
+        if is_last:
+            self._run.loop.release()
+        return is_last
+
+    def request_stop(self) -> None:
+        """Cancel the coroutines; the feeder ends with the inlet. Never blocks."""
+        self._run.loop.call(self._cancel)
+
+    def in_work(self) -> list[str]:
+        """Return the names of the coroutines that are under way."""
+        return [task.get_name() for task in self._tasks.copy()]
+
+    def _cancel(self) -> None:
+        self._is_stopped = True
+        for task in self._tasks:
+            task.cancel()
+
+    # The feeder:
+
+    def _feed(self) -> None:
+        num_begun, worker = 0, None
+        try:
+            while True:
+                worker = worker or self._free.get()
+                try:
+                    number, item = self.inlet.get_numbered()
+                except EndOfChannel:
+                    return
+                if type(item) is Mark:
+                    self._mark_is_free.get()
+                    self._outputs.put(Output(number, 0, None, item, Outcome.PASSED, None))
+                else:
+                    worker.taken = number
+                    self._to_begin.append((worker, item))
+                    if not self._is_called:
+                        self._is_called = True
+                        self._run.loop.call(self._begin)
+                    worker = None
+                num_begun += 1
+                item = None  # else it would stay alive while this thread waits
+        finally:
+            self._outputs.put(num_begun)
+
+    # On the loop:
+
+    def _begin(self) -> None:
+        self._is_called = False
+        while self._to_begin:
+            worker, item = self._to_begin.popleft()
+            name = f"{self.spec.name}-{worker.number}"
+            worker.task = asyncio.create_task(self._do(worker, item), name=name)
+
+    async def _do(self, worker: Worker, item: Any) -> None:
+        """Make the call of an item, and count it."""
+        cell, result = worker.cell, None
+        outcome: Outcome | None = Outcome.PASSED
+        worker.ring.begin()
+        worker.started_ns = perf_counter_ns()
+        self._tasks.add(worker.task)  # only now: one that is cancelled before would not begin
+        try:
+            if self._is_stopped or self.outlet.closed:
+                raise ChannelClosed
+            result = await self._call(worker, item)
+        except BaseException as error:
+            worker.ended_ns = perf_counter_ns()
+            is_bad_item = isinstance(error, Exception | asyncio.CancelledError)
+            if not is_bad_item or self._is_stopped or self.ends_worker(error):
+                result, outcome = error, None
+            else:
+                outcome = Outcome.FAILED
+                cell.add_failure(worker.ended_ns - worker.started_ns, self._run.loop.cpu_ns())
+                self._count_failure(as_exception(error), worker.taken, item)
+        else:
+            worker.ended_ns = perf_counter_ns()
+            # Coroutines share their thread, so a task's CPU time is that of the loop since the last
+            # task ended: right in sum and on average, not for a single task.
+            cell.add(worker.ended_ns - worker.started_ns, self._run.loop.cpu_ns())
+            if result is None and self.spec.kind is OpKind.ASYNC_FUNCTION:
+                cell.num_dropped, outcome = cell.num_dropped + 1, Outcome.DROPPED
+        self._tasks.discard(worker.task)
+        self._hand(worker, result, outcome)
+
+    async def _call(self, worker: Worker, item: Any) -> Any:
+        async with AsyncExitStack() as stack:
+            for hook in self.hooks.of_tasks:
+                context = hook.task_hook(item)
+                if isinstance(context, AbstractAsyncContextManager):
+                    await stack.enter_async_context(context)
+                elif isinstance(context, AbstractContextManager):
+                    stack.enter_context(context)
+                else:
+                    raise bad_hook(hook, "task_hook", self.spec.name, NotAContextError.of(context))
+            if self.spec.kind is OpKind.ASYNC_FUNCTION:
+                return await self.spec.op(item)
+            async with aclosing(self.spec.op(item)) as outputs:
+                async for output in outputs:
+                    if output is None:
+                        worker.cell.num_dropped += 1
+                        continue
+                    again = asyncio.get_running_loop().create_future()
+                    self._hand(worker, output, Outcome.PASSED, again)
+                    output = None  # else it would stay alive while the generator waits
+                    if not await again:  # nobody takes any more: no error of the op's
+                        return None
+            return None
+        raise RuntimeError("a task hook must not swallow the exception of the op.")
+
+    def _hand(
+        self,
+        worker: Worker,
+        result: Any,
+        outcome: Outcome | None,
+        again: asyncio.Future[bool] | None = None,
+    ) -> None:
+        place = next(self._places)
+        self._outputs.put(Output(worker.taken, place, worker, result, outcome, again))
+
+    # The emitter:
+
+    def _pass_on(self) -> None:
+        """Pass on outputs until every coroutine that was begun has ended, also where the stage has
+        broken or the run stops: its hooks are left before those of the stage."""
+        error: BaseException | None = None
+        num_begun, num_ended = -1, 0
+        while num_begun != num_ended:
+            output = self._outputs.get()
+            if isinstance(output, int):
+                num_begun = output
+                continue
+            num_ended += output.again is None
+            try:
+                if error is None and output.outcome is None:
+                    raise output.result
+                if error is None:
+                    heapq.heappush(self._held, output)
+                    self._pass_on_held()
+                elif output.again is not None:
+                    self._run.loop.call(_resume, output.again, False)
+            except BaseException as raised:
+                error = raised
+                for channel in (self.inlet, self._free, self._mark_is_free):
+                    channel.close()
+                self._run.loop.call(self._cancel)
+            del output  # else its result would stay alive while this thread waits
+        if error is not None:
+            raise error
+
+    def _pass_on_held(self) -> None:
+        while self._held and self._is_turn(self._held[0].number):
+            output = heapq.heappop(self._held)
+            place = self._put(output.number, output.result)
+            if output.again is not None:
+                self._run.loop.call(_resume, output.again, True)
+                continue
+            self._num_settled += 1
+            if output.worker is None:
+                self._num_passed += 1
+                self._mark_is_free.put(None)
+            else:
+                self._record(output.worker, place, output.outcome)
+                self._free.put(output.worker)
+
+    def _is_turn(self, number: int) -> bool:
+        """Whether an item's output may be put now. In order, some fit in before their turn; out of
+        order, only the end of an epoch waits, and what comes after it."""
+        if self.ordered:
+            return number == self.outlet.progress()[0] or self.outlet.has_room(number, True)
+        marks, passed = self.inlet.mark_numbers, self._num_passed
+        if passed == len(marks) or number < marks[passed]:
+            return True
+        return number == marks[passed] == self._num_settled
+
+    def _put(self, number: int, result: Any) -> int:
+        """Pass a result on; return its number in the outlet, -1 = unknown."""
+        if result is not None and not self.ordered:
+            return self.outlet.put(result)
+        if result is not None:
+            self.outlet.put_at(number, result)
+        elif self.ordered:
+            self.outlet.skip(number)
+        elif self.outlet.closed:
+            raise ChannelClosed
+        return -1
+
+    def _record(self, worker: Worker, output: int, outcome: Outcome | None) -> None:
+        since_ns, worker.since_ns = worker.since_ns, perf_counter_ns()
+        if worker.since_ns - since_ns >= worker.ring.shortest_ns:
+            times = since_ns, worker.started_ns, worker.ended_ns, worker.since_ns, -1
+            before, after = self.inlet, self.outlet
+            worker.ring.add(*times, worker.taken, output, before, after, outcome or Outcome.PASSED)
+
+
+def _resume(again: asyncio.Future[bool], goes_on: bool) -> None:
+    if not again.done():  # else it was cancelled meanwhile
+        again.set_result(goes_on)

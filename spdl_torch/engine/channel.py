@@ -1,0 +1,601 @@
+"""A bounded queue between threads: the only place where the engine waits.
+
+Guarantees
+- At most ``capacity`` items wait in a channel, whichever order they arrive in; where
+  ``allow_bursts`` was called, more while they pass quickly.
+- What is put is got once, or is still counted by ``len`` when the channel is closed over it.
+- Every wait ends by notification: an item, room, ``finish()`` or ``close()``; none polls, except
+  that a wait on the main thread looks for signals (:func:`wait_for`).
+
+Three words end a channel, and they differ in who ends it:
+*finish* (the producer: no more items, what is inside is still delivered), *close* (the owner:
+the run stops, what is inside is discarded), *end* (what a consumer sees once a finished channel
+is empty: :class:`EndOfChannel`).
+
+Why not ``queue.Queue``: it wakes every waiter in Python code, and can neither be finished nor
+report its open waits. ``python examples/bench engine`` measures it on trivial items.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from collections import deque
+from time import perf_counter, perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from ..machine.histogram import Histogram
+from ..scopes import scope
+from .counters import QueueCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+T = TypeVar("T")
+
+
+class EndOfChannel(Exception):
+    """Raised where the producer has finished the channel, and it is empty."""
+
+
+class ChannelClosed(Exception):
+    """Raised where the owner has closed the channel (the run stops), or it was finished before this
+    put.
+    """
+
+
+class WaitIsOver(TimeoutError):
+    """Raised where a wait has taken too long. A class of its own: the handler of a signal may raise
+    TimeoutError in the middle of a wait, and that ends more than the wait."""
+
+
+class Mark:
+    """What passes among the items and is none: no op is called with it and no statistic counts it;
+    it takes room."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+EPOCH_END: Final = Mark("end of the epoch")
+"""Stands in a channel between two epochs of a continuous source."""
+
+_SKIPPED: Final = Mark("skipped")  # in the place of an item that was dropped; never comes out
+_MARKS: Final = frozenset({Mark})
+_NOTHING: Final = object()  # "would block": never an item, so that None can be one
+
+_LOOK_SECONDS: Final = 0.5
+_QUICK_NS: Final = 100_000  # between two items taken, on average: quicker ones may come in bursts
+
+
+class Waiter(Protocol):
+    """The handle by which a waiting thread is woken, such as a locked ``Lock``."""
+
+    def release(self) -> None:
+        """End the wait; called from any thread."""
+        ...
+
+
+def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
+    """Wait until it is released; False if that takes longer than ``seconds`` (-1: for ever).
+
+    Python runs signal handlers on the main thread. A signal that arrives just before that thread
+    blocks, or on another thread, does not wake it. So the main thread wakes twice a second, for
+    Ctrl-C to work.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return waiter.acquire(timeout=seconds)
+    end = math.inf if seconds < 0 else perf_counter() + seconds
+    while (left := end - perf_counter()) > 0:
+        if waiter.acquire(timeout=min(left, _LOOK_SECONDS)):
+            return True
+    return False
+
+
+def _release(waiter: Waiter) -> None:
+    try:
+        waiter.release()
+    except RuntimeError:
+        pass  # it was released already, by a call that Ctrl-C or a finalizer's close() cut short
+
+
+class WaitTime:
+    """The time that threads spent waiting, open waits included. The owner's lock is held."""
+
+    def __init__(self) -> None:
+        self._closed_ns = 0
+        # Of the open waits only their number and the sum of their starts are kept, not each one.
+        self._num_open = 0
+        self._open_starts_ns = 0
+        self._histogram = Histogram()
+
+    def begin(self) -> int:
+        """Begin a wait; return its start, for ``end``."""
+        now = perf_counter_ns()
+        self._num_open += 1
+        self._open_starts_ns += now
+        return now
+
+    def end(self, started_ns: int) -> None:
+        """End the wait that started then."""
+        waited = perf_counter_ns() - started_ns
+        self._num_open -= 1
+        self._open_starts_ns -= started_ns
+        self._closed_ns += waited
+        self._histogram.add(waited)
+
+    def read(self) -> tuple[int, int, tuple[int, ...]]:
+        """Return the total wait in ns, the number of open waits, the histogram of closed ones."""
+        open_ns = self._num_open * perf_counter_ns() - self._open_starts_ns
+        return self._closed_ns + open_ns, self._num_open, self._histogram.counts()
+
+
+class Channel(Generic[T]):
+    """A first-in first-out queue of at most ``capacity`` items, with its own statistics.
+
+    With ``put_at`` the items leave in the order of their sequence numbers instead of the order
+    of their arrival. A channel is used with ``put`` or with ``put_at``, not with both.
+
+    The lock is re-entrant because ``close()`` may be called by a finalizer that the garbage
+    collector runs on a thread which is inside one of these methods. Each method is therefore
+    written so that a ``close()`` between any two of its statements is harmless.
+
+    Ctrl-C may cut off a method between any two statements as well, and others may wait for what it
+    did not get to do. A method that is cut off therefore wakes everybody, still under the lock.
+    """
+
+    def __init__(self, capacity: int, *, marks: Collection[type] = _MARKS) -> None:
+        """``marks``: the types of what passes among the items and is none: it takes room, and no
+        statistic counts it.
+        """
+        if capacity < 1:
+            raise ValueError(f"Channel: capacity must be >= 1, got {capacity}.")
+        self.capacity = capacity
+        """The number of items that may wait, bursts aside."""
+        self._most = self._room = capacity  # with bursts: ever, and now
+        self._low_water = _low_water(capacity)
+        self._last_full = (perf_counter_ns(), 0)  # when it was found full, items taken till then
+        self._marks = marks
+        self._lock = threading.RLock()
+        self._items: deque[Any] = deque()
+        self._early: dict[int, Any] = {}  # ordered use: came before their turn
+        self._turn = 0  # ordered use: the sequence number that is next to become an item
+        self._finished = False
+        self._closed = False
+        self._getters: deque[Waiter] = deque()
+        self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
+        self._watchers: deque[Waiter] = deque()  # in wait_until
+        # One woken thread at a time: it wakes the next one if there is still something for it.
+        # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
+        self._getter_woken = False
+        self._putter_woken = False
+        self._num_put = 0  # marks included, as in num_got: they are numbered like items
+        self.num_got = 0
+        """The number of items taken, including by a get that Ctrl-C then cut off."""
+        self.mark_numbers: list[int] = []
+        """The numbers of the marks that were put: as many as there were epochs."""
+        # Statistics. A call for each item would cost as much as all the rest, so they are written
+        # where items come and go.
+        self._put_wait, self._get_wait = WaitTime(), WaitTime()
+        self._created_ns = self._empty_since_ns = perf_counter_ns()
+        self._empty_ns = 0
+        self._ended_ns: int | None = None
+        self._peak = 0
+
+    def put(self, item: T) -> int:
+        """Append ``item``; blocks while the channel is full. Returns the item's number, which
+        ``get_numbered`` will give with it.
+
+        Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
+        """
+        with self._lock:  # the common case, without the generality of ordered puts
+            if len(self._items) < self._room and not (self._closed or self._finished):
+                try:
+                    self._append(item)
+                    if self._putters and not self._putter_woken:
+                        self._wake_putter()
+                    return self._num_put - 1
+                except BaseException:
+                    self._wake_everyone()
+                    raise
+        return self._put_slowly(None, item, advance=True)
+
+    def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
+        """Put the item whose place in the order is ``seq``; blocks while it does not fit.
+
+        ``last=False``: more items of the same ``seq`` follow; ``skip(seq)`` ends them.
+        """
+        with self._lock:  # the common case: it fits
+            if self.has_room(seq, last) and not (self._closed or self._finished):
+                try:
+                    self._place(seq, item, last)
+                    if self._putters and not self._putter_woken:
+                        self._wake_putter()
+                    return
+                except BaseException:
+                    self._wake_everyone()
+                    raise
+        self._put_slowly(seq, item, advance=last)
+
+    def skip(self, seq: int) -> None:
+        """Declare that no further item comes for ``seq``; blocks like ``put_at``."""
+        self.put_at(seq, _SKIPPED)  # type: ignore[arg-type]  # a mark
+
+    def finish(self) -> None:
+        """Accept no more items: getters drain the rest, further puts raise ChannelClosed."""
+        with self._lock, self._all_awake_if_cut_off():
+            self._finished = True
+            if not self._items:
+                self._stop_clock()
+            self._wake_everyone()
+
+    def get(self, timeout: float | None = None) -> T:
+        """Take the oldest item; blocks while there is none, for at most ``timeout`` seconds.
+
+        Raises: EndOfChannel, ChannelClosed, WaitIsOver.
+        """
+        return self.get_numbered(timeout)[1]
+
+    def get_numbered(self, timeout: float | None = None) -> tuple[int, T]:
+        """Do the same as ``get``, with the item's number: 0 for the first that was ever taken."""
+        with self._lock:
+            items = self._items
+            if items and not self._closed:
+                try:
+                    number = self.num_got
+                    self.num_got = number + 1
+                    item = items.popleft()
+                    if not items:
+                        self._empty_since_ns = perf_counter_ns()
+                        if self._finished:
+                            self._stop_clock()
+                            self._wake_everyone()
+                    elif self._getters and not self._getter_woken:
+                        self._wake_getter()
+                    if self._putters and not self._putter_woken and len(items) <= self._low_water:
+                        self._wake_putter()
+                    return number, item
+                except BaseException:
+                    self._wake_everyone()
+                    raise
+        return self._get_slowly(timeout)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until this is so; ``look_again()`` has it asked again, under the lock.
+
+        Raises: ChannelClosed; EndOfChannel.
+        """
+        while True:
+            waiter = threading.Lock()
+            waiter.acquire()
+            with self._lock:
+                self._watchers.append(waiter)  # enlist first, look second, as in _try_put
+                if self._closed:
+                    raise ChannelClosed
+                if is_so():
+                    return
+                if self._finished and not self._items:
+                    raise EndOfChannel
+            waiter.acquire()
+
+    def look_again(self) -> None:
+        """Have those in ``wait_until`` look again. Never blocks."""
+        with self._lock:
+            self._wake_watchers()
+
+    def allow_bursts(self, capacity: int) -> None:
+        """Let up to ``capacity`` items wait while more than 10,000 a second are taken.
+
+        Quick items are small: nothing large is produced ten thousand times a second. Passing them
+        on one by one would cost a thread switch each (10 µs on a virtual machine with idle cores),
+        many times the work on them.
+        """
+        self._most = max(capacity, self.capacity)
+
+    def grow(self, capacity: int) -> None:
+        """Let ``capacity`` items wait, if that is more than now. Never blocks.
+
+        It never shrinks: an ordered channel may hold more items that came before their turn.
+        """
+        with self._lock, self._all_awake_if_cut_off():
+            if capacity > self.capacity:
+                room = max(self._room, capacity)
+                most, low_water = max(self._most, capacity), _low_water(room)
+                # All of them or none: Python runs signal handlers at calls, not between
+                # assignments.
+                self.capacity, self._room, self._most, self._low_water = (
+                    capacity,
+                    room,
+                    most,
+                    low_water,
+                )
+            if not self._putter_woken:
+                self._wake_putter()
+
+    def close(self) -> None:
+        """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
+        with self._lock, self._all_awake_if_cut_off():
+            self._closed = True
+            self._stop_clock()
+            self._wake_everyone()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closed
+
+    def __len__(self) -> int:
+        """Return the number of items that wait, those before their turn included."""
+        if not self._early and not self.mark_numbers:
+            return len(self._items)
+        early = sum(type(item) not in self._marks for item in self._early.copy().values())
+        with self._lock:
+            waiting_marks = len(self.mark_numbers) - self._num_marks_got()
+            return len(self._items) - waiting_marks + early
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the next ``get`` finds an item whose turn it is."""
+        return bool(self._items)
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many places of an ordered channel are settled, and with how many items."""
+        with self._lock:
+            return self._turn, self._num_put
+
+    def counters(self) -> QueueCounters:
+        """Return everything counted so far, open waits and open empty time included."""
+        with self._lock:
+            now = self._ended_ns or perf_counter_ns()
+            open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
+            return QueueCounters(
+                elapsed_ns=now - self._created_ns,
+                num_put=self._num_put - len(self.mark_numbers),
+                num_got=self.num_got - self._num_marks_got(),
+                put_wait=self._put_wait.read(),
+                get_wait=self._get_wait.read(),
+                empty_ns=self._empty_ns + max(0, open_empty),
+                peak_items=self._peak,
+            )
+
+    def _num_marks_got(self) -> int:
+        return bisect_left(self.mark_numbers, self.num_got)
+
+    def _stop_clock(self) -> None:
+        self._ended_ns = self._ended_ns or perf_counter_ns()
+
+    def _put_slowly(self, seq: int | None, item: Any, *, advance: bool) -> int:
+        """Wait for room, then put. Returns the item's number, unless ``seq`` is given."""
+        started_ns = 0
+        # A lock of this put alone: to acquire it a second time is to wait until another thread,
+        # which found room for this put, releases it.
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    if started_ns:
+                        self._putter_woken = False  # this one is awake, and wakes the next itself
+                    try:
+                        if self._try_put(seq, item, advance, waiter):
+                            if started_ns:
+                                self._put_wait.end(started_ns)
+                            return self._num_put - 1
+                        started_ns = started_ns or self._put_wait.begin()
+                    except ChannelClosed:
+                        raise
+                    except BaseException:
+                        self._wake_everyone()
+                        raise
+                waiter.acquire()  # without the channel's lock
+        except BaseException:
+            self._abandon_put(started_ns, (seq, advance, waiter))
+            raise
+
+    def _try_put(self, seq: int | None, item: Any, advance: bool, waiter: Waiter) -> bool:
+        """Put if there is room, else enlist ``waiter``. The lock is held."""
+        if self.has_room(seq, advance) or (self._may_burst() and self.has_room(seq, advance)):
+            if self._closed or self._finished:
+                raise ChannelClosed
+            self._place(seq, item, advance)
+            if self._putters and not self._putter_woken:
+                self._wake_putter()
+            return True
+        # The race with a close() by a finalizer on this thread, which the lock does not keep
+        # out: enlist first, look second. Then close() either finds the waiter or is seen here.
+        self._putters.append((seq, advance, waiter))
+        if self._closed or self._finished:
+            raise ChannelClosed
+        return False
+
+    def has_room(self, seq: int | None, advance: bool) -> bool:
+        """Whether a put goes on at once, without a burst. The lock is held, or nobody else puts."""
+        waiting = len(self._items)
+        if seq is None:
+            return waiting < self._room
+        # Room is kept for the numbers between the turn and `seq` that have not come yet. So the
+        # item whose turn it is never finds the channel full of later ones: a deadlock.
+        if seq != self._turn and not (advance and seq - self._turn + waiting < self._room):
+            return False
+        return waiting + len(self._early) < self._most
+
+    def _may_burst(self) -> bool:
+        """Double the room of a full channel if items were taken quickly, else go back to
+        ``capacity``. True if there is more room now. The lock is held."""
+        full_ns, taken_before = self._last_full
+        taken = self.num_got - taken_before
+        if self._most == self.capacity or taken < self.capacity:
+            return False  # too few to judge: the takers may be busy with their first items
+        now_ns, before = perf_counter_ns(), self._room
+        self._last_full = now_ns, self.num_got
+        quick = now_ns - full_ns < _QUICK_NS * taken
+        self._room = min(2 * before, self._most) if quick else self.capacity
+        self._low_water = _low_water(self._room)
+        return self._room > before
+
+    def _place(self, seq: int | None, item: Any, advance: bool) -> None:
+        if seq is None or seq == self._turn:
+            self._append(item)
+            if seq is not None and advance:
+                self._turn += 1
+                while (
+                    self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING
+                ):
+                    self._turn += 1
+                    self._append(item)
+        else:
+            self._early[seq] = item
+            self._peak = max(self._peak, len(self._items) + len(self._early))
+
+    def _append(self, item: Any) -> None:
+        if type(item) in self._marks:
+            if item is _SKIPPED:
+                return
+            self.mark_numbers.append(self._num_put)
+        items = self._items
+        if not items:
+            self._empty_ns += perf_counter_ns() - self._empty_since_ns
+            self._empty_since_ns = 0
+        items.append(item)
+        self._num_put += 1
+        if len(items) > self._peak:
+            self._peak = len(items)
+        if self._getters and not self._getter_woken:
+            self._wake_getter()
+
+    def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
+        deadline = None if timeout is None else perf_counter() + timeout
+        started_ns = 0
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    if started_ns:
+                        self._getter_woken = False  # this one is awake, and wakes the next itself
+                    try:
+                        taken = self._try_get(waiter)
+                        if taken is not None:
+                            if started_ns:
+                                self._get_wait.end(started_ns)
+                            return taken
+                        started_ns = started_ns or self._get_wait.begin()
+                    except (ChannelClosed, EndOfChannel):
+                        raise
+                    except BaseException:
+                        self._wake_everyone()
+                        raise
+                if deadline is None:
+                    wait_for(waiter)
+                else:
+                    left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
+                    if left <= 0 or not wait_for(waiter, left):
+                        raise WaitIsOver(f"no item came within {timeout} seconds.")
+        except BaseException:
+            self._abandon_get(started_ns, waiter)
+            raise
+
+    def _try_get(self, waiter: Waiter) -> tuple[int, T] | None:
+        """Take an item if there is one, else enlist ``waiter``. The lock is held."""
+        if self._closed:
+            raise ChannelClosed
+        if self._items:
+            return self.get_numbered()  # which does not wait now
+        if self._finished:
+            raise EndOfChannel
+        self._getters.append(waiter)
+        if self._closed:  # perhaps just now: enlist first, look second, as in _try_put
+            raise ChannelClosed
+        return None
+
+    # The lock is held in all of these. An empty deque is not an error, though: a close() by
+    # a finalizer on this very thread may have woken everyone just before. A waiter is released
+    # first and struck off second: one that Ctrl-C left between the two is on its way all the same.
+
+    def _wake_getter(self) -> None:
+        try:
+            _release(self._getters[0])
+            self._getter_woken = True
+            self._getters.popleft()
+        except IndexError:
+            return
+
+    def _wake_putter(self) -> None:
+        """Wake the first put that fits; ordered ones are each for a place of their own."""
+        for entry in tuple(self._putters):
+            if self.has_room(entry[0], entry[1]):
+                _release(entry[2])
+                self._putter_woken = True
+                try:
+                    self._putters.remove(entry)
+                except ValueError:
+                    pass
+                return
+
+    def _wake_watchers(self) -> None:
+        while self._watchers:
+            try:
+                _release(self._watchers[0])
+                self._watchers.popleft()
+            except IndexError:
+                break
+
+    def _wake_everyone(self) -> None:
+        """Wake all that wait, to look for themselves; those that find nothing wait again."""
+        while self._getters:
+            self._wake_getter()
+        while self._putters:
+            try:
+                _release(self._putters[0][2])
+                self._putters.popleft()
+            except IndexError:
+                break
+        self._wake_watchers()
+        # Perhaps nobody waited: then nobody is on the way to wake the next one.
+        self._getter_woken = self._putter_woken = False
+
+    @scope
+    def _all_awake_if_cut_off(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._wake_everyone()
+            raise
+
+    # A wait may end by Ctrl-C, a timeout or the channel's own end. If its waiter is still enlisted,
+    # it is struck off, so that no wake-up is lost on it. If it is not, it was woken just before,
+    # and passes that wake-up on.
+
+    def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, Waiter]) -> None:
+        with self._lock:
+            if started_ns:
+                self._put_wait.end(started_ns)
+            if entry in self._putters:
+                self._putters.remove(entry)
+            else:
+                self._putter_woken = False
+                self._wake_putter()
+
+    def _abandon_get(self, started_ns: int, waiter: Waiter) -> None:
+        with self._lock:
+            if started_ns:
+                self._get_wait.end(started_ns)
+            if waiter in self._getters:
+                self._getters.remove(waiter)
+            else:
+                self._getter_woken = False
+                if self._items and self._getters:
+                    self._wake_getter()
+
+
+def _low_water(room: int) -> int:
+    """Return how many items are left when a producer that found the channel full is woken: it then
+    brings several items per wake-up. Small channels, whose items are few and large, are refilled at
+    once."""
+    return room if room < 8 else room // 2

@@ -1,1 +1,0 @@
-"""Bounded queues, the only place where the engine waits."""

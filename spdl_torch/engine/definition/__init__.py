@@ -1,1 +1,0 @@
-"""The definition of a pipeline: data, validated before anything runs."""

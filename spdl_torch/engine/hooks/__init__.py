@@ -1,1 +1,0 @@
-"""Hooks and queues that users subclass to export statistics, and the thread that calls them."""

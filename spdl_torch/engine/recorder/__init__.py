@@ -1,1 +1,0 @@
-"""The flight recorder, which keeps what every thread did in the last seconds."""

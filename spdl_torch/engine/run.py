@@ -1,0 +1,454 @@
+"""One run of a pipeline, which owns its threads and channels from start to close.
+
+A pipeline is a line: a source, stages, and the queue from which the consumer takes. Nothing here
+refers to the :class:`~spdl_torch.pipeline.Pipeline` that the user holds, so that dropping that
+object can end the run.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PipelineFailure, PipelineStopped
+from ..machine.probes import join_probing
+from ..machine.readings import Probing
+from .async_stage import AsyncStage
+from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver
+from .definition import BURST_BUFFER_SIZE, default_buffer_size
+from .hooks import StageInfo, TaskHook, TaskStatsHook
+from .loop import LoopThread
+from .queues import queue_maker
+from .reporter import Reporter, Reports, check_interval
+from .source import Source
+from .stacks import describe_busy
+from .stage import Stage
+from .stall import warn_when_stalled
+from .statistics import PipelineStats
+from .threads import ThreadGroup
+
+if TYPE_CHECKING:
+    from ..machine.readings import Probes
+    from .definition import BuildOptions, PipelineSpec
+    from .hooks import HookFactory
+    from .queues import StatsQueue
+    from .recorder import FlightRecorder
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+_PROBE_JOIN_SECONDS = 1.0  # it ends at once
+
+_SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is inside the user's next()
+
+
+class RunState(enum.Enum):
+    """The state of a run; only :class:`Run` changes it, each time to a later one."""
+
+    NEW = "new"  # built; no thread exists
+    RUNNING = "running"  # workers take, apply, put
+    DRAINING = "draining"  # the source is exhausted or the run failed; items are in flight
+    STOPPING = "stopping"  # stop was asked for: channels refuse items
+    CLOSED = "closed"  # every thread has ended, or is left blocked in the user's source
+
+
+_IN_ORDER = list(RunState)
+
+
+class Run:
+    """Threads and channels of one pass over the source, or of all, if that is continuous.
+
+    ``break``, an exception and Ctrl-C all call ``stop``: every wait ends at once, a running op
+    finishes first. A source blocked in the user's own ``next()`` cannot be interrupted: it is left
+    to its daemon thread, which ends when that call returns.
+    """
+
+    def __init__(
+        self, spec: PipelineSpec[Any], options: BuildOptions, recorder: FlightRecorder
+    ) -> None:
+        self.state = RunState.NEW
+        """The state now, which other threads may change."""
+        # Held for moments, never in a wait, while the state is looked at and changed, or threads
+        # are added: so a stop comes before or after. Re-entrant: the garbage collector may run a
+        # finalizer, which stops the run, on a thread that holds it.
+        self._lock = threading.RLock()
+        self._failed: tuple[str, list[Exception]] | None = None
+        self.spec = spec
+        self.options = options
+        self.recorder = recorder
+        self.is_adjustable = options.tuner is not None
+        self._threads = ThreadGroup(self.request_stop)
+        self.loop = LoopThread(self._threads)
+        self._started_ns = 0
+        self._ended_ns: int | None = None
+        self._probing = Probing()
+        self._epoch_began = 0  # the number, for the consumer, of the first item of this epoch
+
+        interval = check_interval(options.report_stats_interval, "build: report_stats_interval")
+        interval = None if interval == -1 else interval
+        self.task_limit = self._make_task_limit()
+        self._make_line(interval)
+        subjects: list[Reports] = [*self._recorders(), *self.queues]
+        if options.tuner is not None:
+            subjects.append(options.tuner.attach(self))
+        self._reporter = Reporter(subjects, self._join_workers)
+
+    # How it is made:
+
+    def _make_task_limit(self) -> Channel[None] | None:
+        """Return a channel of ``num_threads`` tokens, of which each task on a thread takes one;
+        None where the stages' own limits are lower."""
+        num_threads = self.options.num_threads
+        if num_threads is None:
+            return None
+        if num_threads < 1:
+            raise ValueError(f"build: num_threads must be >= 1 or None, got {num_threads}.")
+        on_threads = (each for each in self.spec.pipes if each.executor is None)
+        most_tasks = sum(stage.concurrency for stage in on_threads if not stage.is_async)
+        if num_threads >= most_tasks and not self.is_adjustable:
+            return None
+        # A channel, not a semaphore: a stop closes it, which ends the waits of all workers at once.
+        task_limit: Channel[None] = Channel(num_threads)
+        for _ in range(num_threads):
+            task_limit.put(None)
+        return task_limit
+
+    def _make_line(self, interval: float | None) -> None:
+        """Make source, stages and queues, upstream first: a stage, the queue after it and its rows
+        in a trace share one *stage number*.
+
+        The sink is a name alone: the queue after the last stage has its room, too, and a queue of
+        the user's class that shows the figures of that one.
+        """
+        spec, options, recorder = self.spec, self.options, self.recorder
+        make_queue = queue_maker(options.queue_class, interval)
+        make_hooks = options.task_hook_factory or _default_hooks(interval, recorder.enabled)
+        concurrencies = [1, *(stage.concurrency for stage in spec.pipes), 1]
+        names = [spec.src.name, *(stage.name for stage in spec.pipes), "sink"]
+        infos = [
+            StageInfo(0, options.stage_id + number, name, concurrency)
+            for number, (name, concurrency) in enumerate(zip(names, concurrencies, strict=True))
+        ]
+        self._given: list[StatsQueue] = []  # those whose size the user gave: it never changes
+        self.queues: list[StatsQueue] = []
+        """The queues, from that of the source to that of the sink, which only shows figures."""
+        self.stages: list[Stage] = []
+        """The stages, upstream first."""
+        for number, info in enumerate(infos[:-1]):
+            stage = spec.pipes[number - 1] if number else None
+            given = None if stage is None else stage.buffer_size
+            queue = make_queue(
+                info, given or default_buffer_size(max(concurrencies[number : number + 2]))
+            )
+            if given is None:
+                queue.allow_bursts(BURST_BUFFER_SIZE)
+            else:
+                self._given.append(queue)
+            if stage is None:
+                ring = recorder.new_ring(info.stage_name, 0, role="source")
+                self.source = Source(self, queue, ring)
+            else:
+                kind = AsyncStage if stage.is_async else Stage
+                live = kind(
+                    self,
+                    stage,
+                    info,
+                    number,
+                    inlet=self.queues[-1],
+                    outlet=queue,
+                    hooks=make_hooks(info),
+                )
+                self.stages.append(live)
+            self.queues.append(queue)
+        self.outlet = queue
+        """The queue from which the consumer takes."""
+        self._sink = make_queue(infos[-1], spec.sink.buffer_size)
+        self._sink.show(queue)
+        queue.grow(queue.capacity + self._sink.buffer_size)
+        for number, (info, queue) in enumerate(zip(infos[:-1], self.queues, strict=True)):
+            recorder.add_queue(number, info.stage_name, queue.capacity)
+        self._consumer = recorder.new_consumer_ring(len(self.queues), queue)
+        self.queues.append(self._sink)
+
+    # How it runs:
+
+    def start(self) -> None:
+        """Start every thread. Raises: PipelineStopped: it was started or stopped before."""
+        self._check_process()
+        with self._lock:
+            if self.state is not RunState.NEW:
+                raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
+            self.state = RunState.RUNNING
+        if self.recorder.enabled:
+            self._probing.begin()
+        self._started_ns = perf_counter_ns()
+        try:
+            self._start_threads()
+        finally:
+            self.loop.release()
+
+    def _start_threads(self) -> None:
+        parts: list[Source | Stage] = [self.source, *self.stages]
+        for stage in self.stages:
+            if stage.spec.is_async:
+                self.loop.hold()  # until the stage has ended
+        try:
+            for part in parts:
+                queues = [part.outlet, self._sink] if part is parts[-1] else [part.outlet]
+                part.enter(*queues)
+        except Exception as error:
+            self.fail("a stage hook raised", [error])
+        self._reporter.start(self._threads)
+        # Downstream first: no thread waits for a missing taker.
+        for stage in reversed(self.stages):
+            # A tuner may set the concurrency meanwhile, on the reporter's thread.
+            with self._lock:
+                targets = stage.targets()
+            for name, target in targets:
+                self._threads.spawn(name, target)
+        self.source.thread = self._threads.spawn(self.source.spec.name, self.source.iterate)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the next finished item; start the run first if need be.
+
+        Raises: EOFError: the end of the data, or of an epoch, after which the next one follows;
+            TimeoutError: try again; PipelineFailure; PipelineStopped.
+        """
+        self._check_process()
+        if self.state is RunState.NEW:
+            self.start()
+        self._consumer.ask(self.outlet)
+        get = self.outlet.get_numbered
+        try:
+            number, item = (
+                warn_when_stalled(get, self._report_stall) if timeout is None else get(timeout)
+            )
+        except WaitIsOver as error:
+            raise TimeoutError(f"get: {error} {self._busy()}") from None
+        except EndOfChannel:
+            self._consumer.end()
+            self._close()
+        except ChannelClosed:
+            self._consumer.end()
+            raise PipelineStopped("get: the pipeline was stopped.") from None
+        else:
+            if item is EPOCH_END:
+                self._end_epoch(number)
+                raise EOFError("get: the epoch has ended; the next item is of the next one.")
+            self._consumer.got(number)
+            return item
+        if (failure := self.failure) is not None:
+            raise failure
+        raise EOFError("get: the pipeline has delivered every item.")
+
+    def _end_epoch(self, number: int) -> None:
+        """Begin the next epoch; ``number``: that of the mark."""
+        self._consumer.end()
+        began, self._epoch_began = self._epoch_began, number + 1
+        if (
+            began == number
+        ):  # an empty epoch; if every task so far has failed, all later ones would be empty too
+            for stage in self.stages:
+                stage.judge_epoch()
+
+    def _report_stall(self, seconds: float) -> None:
+        _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, self._busy())
+
+    def _busy(self) -> str:
+        """Describe who is at work."""
+        stages = (stage for stage in self.stages if isinstance(stage, AsyncStage))
+        coroutines = ", ".join(name for stage in stages for name in stage.in_work())
+        busy = describe_busy(self._threads.threads())
+        return f"Coroutines under way: {coroutines}. {busy}" if coroutines else busy
+
+    # How it ends:
+
+    def fail(self, message: str, errors: list[Exception]) -> None:
+        """Take no new items; ``get`` raises the first failure after the last good item. Never
+        blocks."""
+        with self._lock:
+            if self._failed is None:
+                self._failed = message, list(errors)
+        self.source.outlet.finish()
+
+    @property
+    def failure(self) -> PipelineFailure | None:
+        """The error that ``get`` raises after the good items; None as long as nothing failed."""
+        # Created anew each time. A raised exception refers to the frames that it passed, and so to
+        # the Pipeline. Kept here, it would keep the Pipeline alive, whose end stops the run.
+        return None if self._failed is None else PipelineFailure(*self._failed)
+
+    def source_has_ended(self) -> None:
+        """Note that the data has ended: what is left is in flight. Never blocks."""
+        self._go_on_to(RunState.DRAINING)
+
+    def request_stop(self) -> None:
+        """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
+        if not self._threads.is_here:
+            return  # a forked child has no threads, and perhaps locks that nobody will release
+        if not self._go_on_to(RunState.STOPPING):
+            return
+        self._stop_clock()
+        # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
+        # lock while it waits here for the run's.
+        self._consumer.end()
+        for channel in self.queues:
+            channel.close()
+        if self.task_limit is not None:
+            self.task_limit.close()
+        self.source.request_stop()
+        for stage in self.stages:
+            stage.request_stop()
+        self._reporter.request_stop()
+        self._probing.end()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Call ``request_stop``, then join the threads. Idempotent. Called on a thread of the run,
+        e.g. in an op, it does not wait.
+
+        Raises: TimeoutError: an op still runs after ``timeout`` seconds; call again to wait on.
+        """
+        if not self._threads.is_here:
+            return
+        self.request_stop()
+        if self._threads.is_member():
+            return  # an op or a callback cannot wait for its own end
+        if not self._join_workers(timeout):
+            names = ", ".join(self._threads.alive(without=self._source_threads()))
+            raise TimeoutError(
+                f"stop: still running after {timeout} seconds: {names}. An op cannot be "
+                "interrupted; call stop() again to wait longer."
+            )
+        for thread in self._source_threads():
+            thread.join(_SOURCE_GRACE_SECONDS)
+            if thread.is_alive():
+                _logger.info("stop: the source is blocked in its own next(); its thread is left.")
+        self._close()
+
+    def _close(self) -> None:
+        """Close a run whose data has ended or that was stopped: its threads end or have ended."""
+        if not self._go_on_to(RunState.DRAINING):
+            return
+        self._stop_clock()
+        self._consumer.end()
+        self._reporter.request_stop()
+        self.source.request_stop()
+        # Every worker has put its last item, so this join is short. A source may be blocked in
+        # the user's code (after a failure): it is not waited for.
+        self._join_workers()
+        self._probing.end()
+        join_probing(_PROBE_JOIN_SECONDS)
+        self._go_on_to(RunState.CLOSED)
+        self.recorder.finish()
+
+    def _go_on_to(self, state: RunState) -> bool:
+        """Go to that state, unless it is past; return whether the run is not closed."""
+        with self._lock:
+            if self.state is RunState.CLOSED:
+                return False
+            if _IN_ORDER.index(state) > _IN_ORDER.index(self.state):
+                self.state = state
+            return True
+
+    def _stop_clock(self) -> None:
+        self._ended_ns = self._ended_ns or perf_counter_ns()
+
+    def _join_workers(self, timeout: float | None = None) -> bool:
+        return self._threads.join(timeout, without=self._source_threads())
+
+    def _source_threads(self) -> list[threading.Thread]:
+        return [] if self.source.thread is None else [self.source.thread]
+
+    def _check_process(self) -> None:
+        if not self._threads.is_here:
+            raise PipelineStopped(
+                "this process is a fork; the pipeline's threads stayed in process "
+                f"{self._threads.pid}. Build a pipeline after the fork."
+            )
+
+    # For its tuner:
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether it runs, and the source has more."""
+        return self.state is RunState.RUNNING
+
+    @property
+    def num_delivered(self) -> int:
+        """The number of items that the consumer took so far."""
+        return self.outlet.counters().num_got
+
+    def set_concurrency(self, stage: str, count: int) -> None:
+        """Work on ``count`` threads from now on; surplus ones rest when they have passed on the
+        item that they work on, or wait for. Results and their order stay the same. Without effect
+        when the run has ended.
+
+        Raises: ValueError: the stage cannot be changed.
+        """
+        live = next((each for each in self.stages if each.spec.name == stage), None)
+        if not self.is_adjustable or live is None or not live.spec.is_adjustable or count < 1:
+            raise ValueError(
+                f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
+                f"with a tuner, and count >= 1, got {stage!r} and {count}."
+            )
+        for queue in (live.inlet, live.outlet):
+            self._grow(queue, default_buffer_size(count))
+        # A stop comes before, and nothing starts, or after, and joins the new threads.
+        with self._lock:
+            if self.state in (RunState.STOPPING, RunState.CLOSED):
+                return
+            for name, target in live.resize(count):
+                self._threads.spawn(name, target)
+        live.inlet.look_again()
+
+    def _grow(self, queue: StatsQueue, capacity: int) -> None:
+        """Raise the capacity of a queue, unless the user gave it."""
+        if queue is self.outlet:
+            capacity += self._sink.buffer_size
+        if queue not in self._given and capacity > queue.capacity:
+            queue.grow(capacity)
+            self.recorder.set_capacity(self.queues.index(queue), capacity)
+
+    # For its readers:
+
+    def probes(self) -> Probes | None:
+        """Return the readings of the machine since the start, up to the end; None = it keeps no
+        statistics."""
+        return self._probing.readings()
+
+    def _recorders(self) -> list[TaskStatsHook]:
+        return [hook for stage in self.stages for hook in stage.hooks.recorders]
+
+    def snapshot(self) -> PipelineStats:
+        """Return the statistics from the start to now, or to the end; open waits included."""
+        now = self._ended_ns or perf_counter_ns()
+        elapsed_ns = max(0, now - self._started_ns) if self._started_ns else 0
+        wait_ns = self.outlet.counters().get_wait[0]
+        return PipelineStats(
+            elapsed=elapsed_ns / 1e9,
+            consumer_wait_ratio=min(1.0, wait_ns / max(1, elapsed_ns)),
+            stages=tuple(stage.stats() for stage in self.stages),
+        )
+
+    @property
+    def num_lost(self) -> int:
+        """The number of items that ops have dropped or failed so far. The incomplete last list that
+        an aggregate drops does not count.
+        """
+        return sum(
+            each.num_failures + (not each.spec.is_grouping and each.num_dropped)
+            for each in self.stages
+        )
+
+    def describe(self) -> str:
+        """Return the state and every stage, a line each."""
+        return "\n".join([f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self.spec.parts())])
+
+
+def _default_hooks(interval: float | None, enabled: bool) -> HookFactory:
+    def make(info: StageInfo) -> list[TaskHook]:
+        return [TaskStatsHook(info, interval)] if enabled else []
+
+    return make

@@ -1,0 +1,128 @@
+"""State that several threads share, correct with a GIL and without one; and callables that happen
+once, or that do not keep alive what they are for.
+
+The two classes of state are for the life of the process: each renews its lock in a forked child,
+where the thread that held it may be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class SharedCounter:
+    """Numbers that no two callers share. ``itertools.count`` does not promise this, and
+    some interpreters without a GIL break it.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+        self._renew_lock()
+        _call_in_forks(self._renew_lock)
+
+    def __next__(self) -> int:
+        with self._lock:
+            number = self._next
+            self._next = number + 1
+        return number
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # re-entrant: a finalizer on this thread may count, too
+
+
+class _Numbered(weakref.ref[T]):
+    """A weak reference that knows the object's number when the object is gone."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+class LiveObjects(Generic[T]):
+    """Objects that somebody holds, without keeping any of them alive.
+
+    Any thread may add and list, also in a finalizer. A ``WeakSet`` fails with "Set changed size
+    during iteration" if another thread adds to it during an iteration, and without a GIL also if
+    one of its objects dies at that moment.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, _Numbered[T]] = {}
+        # Filled by the interpreter, on a thread that may hold any lock: so without one; and without
+        # a line of Python, where Ctrl-C might come and be lost.
+        self._gone: deque[_Numbered[T]] = deque()
+        self._renew_lock()
+        _call_in_forks(self._renew_lock)
+
+    def add(self, thing: T) -> None:
+        """List the object from now on, as long as it lives."""
+        reference = _Numbered(thing, self._gone.append)
+        reference.number = id(thing)
+        with self._lock:
+            self._forget_gone()
+            self._found[reference.number] = reference
+
+    def now(self) -> list[T]:
+        """Return the objects that live, in the order in which they were added."""
+        with self._lock:
+            self._forget_gone()
+            references = list(self._found.values())
+        return [thing for each in references if (thing := each()) is not None]
+
+    def clear(self) -> None:
+        """List none of them any more."""
+        with self._lock:
+            self._found.clear()
+
+    def _forget_gone(self) -> None:
+        while self._gone:
+            reference = self._gone.popleft()
+            # Another object may have got the number since.
+            if self._found.get(reference.number) is reference:
+                del self._found[reference.number]
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # re-entrant: a finalizer on this thread may list, too
+
+
+def _call_in_forks(function: Callable[[], None]) -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+class Once:
+    """A call that happens once, however often it is made."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+def weakly(method: Any) -> Callable[..., None]:
+    """Return the bound method without a reference to its object; without that, it does nothing.
+
+    For threads and finalizers, which live until they have run: a reference of theirs to a run or a
+    pool would keep alive for ever all that its ops or dataset refer to, perhaps the very object
+    whose end is waited for.
+    """
+    # Not a WeakMethod, which has callbacks that print errors when the interpreter finalises.
+    owner, function = weakref.ref(method.__self__), method.__func__
+
+    def call(*args: Any) -> None:
+        alive = owner()
+        if alive is not None:
+            function(alive, *args)
+
+    return call

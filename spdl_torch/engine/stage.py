@@ -1,0 +1,590 @@
+"""One running stage: workers that take an item, call the op and pass the result on.
+
+The kind of the op decides three things, each in one place: what a worker takes (``_take``: an item,
+a list for an aggregate), what a call is (``_call_of``: on the thread, on the user's executor, a
+generator that passes its own outputs on), and what its result becomes (``_emit``). A stage of
+coroutines has the same parts, and two threads in their place: :mod:`.async_stage`.
+
+A stage numbers items in the order in which it takes them. An ordered stage puts each result with
+its number, and the outlet restores the order: that costs neither a thread nor a second buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from concurrent.futures import BrokenExecutor, CancelledError
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from .calls import (
+    EXHAUSTED,
+    ExecutorCalls,
+    Measured,
+    fork_processes,
+    measure,
+    measure_list,
+    metered,
+    next_of,
+    unmeasured,
+)
+from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
+from .counters import TaskCell, ThreadCount
+from .failures import FailureBudget, add_note, as_exception, attach_note
+from .hooks import TaskStatsHook
+from .loop import LazyRunner
+from .moments import Outcome
+from .ops import OpKind
+from .stage_hooks import BadHookError, StageHooks
+from .statistics import StageStats, queue_stats, task_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .definition import Aggregator, StageSpec
+    from .hooks import StageInfo, TaskHook
+    from .queues import StatsQueue
+    from .rings import Ring
+    from .run import Run
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+_PASSED, _DROPPED, _FAILED = map(int, (Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED))
+
+
+class Worker:
+    """What belongs to one thread of a stage, or to one coroutine."""
+
+    def __init__(self, number: int, ring: Ring, cell: TaskCell) -> None:
+        self.number = number
+        self.ring = ring
+        self.cell = cell
+        self.taken = -1
+        """The number of the item in its hands."""
+        # Of a generator, or of a coroutine:
+        self.wall_ns = self.cpu_ns = 0
+        self.since_ns = self.started_ns = self.ended_ns = 0
+        self.output = -1
+        """The number of its last output in the queue after the stage."""
+        self.task: Any = None
+        """The task in which the coroutine runs."""
+
+
+class Stage:
+    """A running :class:`StageSpec`; the run starts its threads and joins them.
+
+    Stop: closing the channels ends every wait; an op that is running finishes first, and a call
+    that an executor has not begun is withdrawn.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        spec: StageSpec,
+        info: StageInfo,
+        stage_number: int,
+        *,
+        inlet: StatsQueue,
+        outlet: StatsQueue,
+        hooks: list[TaskHook],
+    ) -> None:
+        self.spec = spec
+        self.info = info
+        self.inlet = inlet
+        self.outlet = outlet
+        self.hooks = StageHooks(hooks, spec.name, run.loop)
+        limit = run.options.max_failures if spec.max_failures is None else spec.max_failures
+        self.budget = FailureBudget(spec.name, limit)
+        self.cut_short = False  # set by any thread, read by the last one to leave
+        self._run = run
+        self._number = stage_number
+        self._measure = measure if run.recorder.enabled else unmeasured
+        self._task_limit = run.task_limit if spec.executor is None else None
+        self._calls = ExecutorCalls(lambda: outlet.closed)
+        # One thread keeps the order by itself, as long as it stays the only one.
+        is_adjustable = run.is_adjustable and spec.is_adjustable
+        has_peers = spec.concurrency > 1 or is_adjustable
+        self.ordered = spec.output_order == "input" and has_peers
+        if self.ordered:
+            run.recorder.restores_order(stage_number, outlet.progress)
+        self._gate: EpochGate | None = None
+        if run.spec.src.continuous and has_peers and not (self.ordered or spec.is_async):
+            self._gate = EpochGate(inlet, outlet)
+        self.concurrency = spec.concurrency
+        """How many workers are to work: those with a number below it, while others are parked."""
+        self.thread_count = ThreadCount(spec.concurrency)
+        # Guards the workers, and their number: they leave while the run adds some. Never held in a
+        # wait.
+        self._lock = threading.Lock()
+        self._num_present = 0
+        self._workers: list[Worker] = []  # the list only grows
+
+    # Called by the run:
+
+    def enter(self, *queues: StatsQueue) -> None:
+        """Enter the hooks of its queues and of the stage, before any thread of it starts."""
+        fork_processes(self.spec.executor)
+        self.hooks.enter(queues)
+
+    def targets(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return name and target of each thread that the stage begins with."""
+        self.thread_count.count = self.concurrency
+        return self._new_targets(self.concurrency)
+
+    def resize(self, count: int) -> list[tuple[str, Callable[[], None]]]:
+        """Work on ``count`` threads from now on; return name and target of those to be started.
+
+        A surplus one parks when it has passed its item on; whoever calls this has those that are
+        parked look again.
+        """
+        with self._lock:
+            self.concurrency = count
+            more = count - len(self._workers)
+            if more <= 0 or self.cut_short or not self._num_present:  # the last one ends the stage
+                return []
+            self.thread_count.change(self.thread_count.count + more)
+            return self._new_targets(more)
+
+    def request_stop(self) -> None:
+        """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
+        self._calls.cancel()
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks that ended, failures included."""
+        # One cell for each thread, which alone writes it. Whoever adds them up needs no lock: sums
+        # may lack what is being counted, and are exact once the threads ended.
+        return sum(worker.cell.num_tasks for worker in self._workers)
+
+    @property
+    def num_dropped(self) -> int:
+        """The number of tasks whose op returned None."""
+        return sum(worker.cell.num_dropped for worker in self._workers)
+
+    @property
+    def num_failures(self) -> int:
+        """The number of tasks that raised."""
+        return self.budget.num_failures
+
+    def judge_epoch(self) -> None:
+        """End the run after an empty epoch, if it was empty because every task failed."""
+        if self.budget.nothing_succeeded(self.num_tasks):
+            self._overdraw()
+
+    def stats(self) -> StageStats:
+        """Return the statistics since the start, open waits included."""
+        recorder = next(iter(self.hooks.recorders), None) or TaskStatsHook(self.info)
+        tasks = recorder.counters()
+        inlet, outlet = self.inlet.counters(), self.outlet.counters()
+        thread_ns = max(1, self.thread_count.thread_ns(tasks.elapsed_ns))
+        return StageStats(
+            name=self.spec.name,
+            concurrency=self.concurrency,
+            tasks=task_stats(tasks),
+            queue=queue_stats(outlet),
+            num_dropped=self.num_dropped,
+            busy_ratio=tasks.busy_ns / thread_ns,
+            wait_in_ratio=min(1.0, inlet.get_wait[0] / thread_ns),
+            wait_out_ratio=min(1.0, outlet.put_wait[0] / thread_ns),
+            thread_time=thread_ns / 1e9,
+        )
+
+    # The life of a worker:
+
+    def _new_targets(self, count: int) -> list[tuple[str, Callable[[], None]]]:
+        workers = [self._new_worker() for _ in range(count)]
+        self._num_present += len(workers)
+        return [
+            (f"{self.spec.name}-{worker.number}", functools.partial(self._live, self._work, worker))
+            for worker in workers
+        ]
+
+    def _new_worker(self) -> Worker:
+        number, cell = len(self._workers), TaskCell()
+        self.hooks.share(cell)
+        ring = self._run.recorder.new_ring(self.spec.name, self._number, number)
+        self._workers.append(Worker(number, ring, cell))
+        return self._workers[-1]
+
+    def _live(self, work: Callable[..., None], *args: Any) -> None:
+        """Do one thread's part of the stage's work; the last one to leave ends the stage."""
+        try:
+            work(*args)
+        except (ChannelClosed, CancelledError):
+            self.cut_short = True
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            self._leave()
+
+    def fail(self, error: BaseException) -> None:
+        """End the run, because the stage itself broke: a dead executor, a hook, SystemExit."""
+        self.cut_short = True
+        error = as_exception(error)
+        attach_note(error, f"in stage {self.spec.name!r} ({threading.current_thread().name})")
+        self._run.fail(f"stage {self.spec.name!r} broke", [error])
+
+    def _leave(self) -> bool:
+        """Count one that ends; the last one ends the stage. Return whether it was that."""
+        with self._lock:
+            self._num_present -= 1
+            is_last = not self._num_present
+        if not is_last:
+            self.inlet.look_again()  # perhaps it has broken, and all others are parked
+            return False
+        self.thread_count.end()
+        try:
+            if self.budget.overdrawn_at_end(self.num_tasks):
+                self._overdraw()
+            self.hooks.leave()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.hooks.stop_clocks()
+            if self.cut_short:  # nobody takes any more: no thread before it may wait for room
+                self.inlet.close()
+            self.outlet.finish()
+        return True
+
+    def _overdraw(self) -> None:
+        self._run.fail(self.budget.message(self.num_tasks), self.budget.errors)
+
+    def _work(self, worker: Worker) -> None:
+        """Take items, call the op, pass results on, until the data ends."""
+        with LazyRunner() as runner:
+            try:
+                self._work_on_items(worker, self._call_of(worker, runner))
+            except BaseException:
+                self._empty_aggregator()
+                raise
+
+    def _work_on_items(self, worker: Worker, call: Callable[[Any], Measured]) -> None:
+        inlet, outlet, ring, cell = self.inlet, self.outlet, worker.ring, worker.cell
+        take, put = self._take(worker), outlet.put
+        is_plain = not self.ordered and self._gate is None
+        expands = self.spec.kind is OpKind.GENERATOR
+        since_ns = ring.begin()
+        while True:
+            try:
+                number, item = take()
+            except (EndOfChannel, StopIteration):
+                return
+            worker.taken = number
+            output, outcome, started_ns = -1, _PASSED, perf_counter_ns()
+            try:
+                result, wall_ns, cpu_ns = call(item)
+            except BaseException as error:
+                if not isinstance(error, Exception) or self.ends_worker(error):
+                    self._emit_nothing(number)  # later items in the order must not wait for it
+                    raise
+                ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
+                if expands:
+                    ended_ns, cpu_ns = started_ns + worker.wall_ns, worker.cpu_ns
+                cell.add_failure(ended_ns - started_ns, cpu_ns)
+                self._count_failure(error, number, item)
+                self._emit_nothing(number)
+            else:
+                # The work of a generator and its waits for room alternate; the turn shows all of
+                # the work first.
+                ended_ns = started_ns + wall_ns if expands else perf_counter_ns()
+                cell.add(wall_ns, cpu_ns)
+                if result is None:
+                    if expands:
+                        output = worker.output
+                    elif self.spec.kind is OpKind.FUNCTION:
+                        outcome = _DROPPED
+                        cell.num_dropped += 1
+                    self._emit_nothing(number)
+                elif is_plain:
+                    output = put(result)
+                else:
+                    output = self._emit(number, result)
+            if expands and outlet.closed:
+                raise ChannelClosed
+            item = result = None  # else they would stay alive while this thread waits
+            done_ns = perf_counter_ns()
+            if done_ns - since_ns >= ring.shortest_ns:
+                times = since_ns, started_ns, ended_ns, done_ns, cpu_ns
+                ring.add(*times, number, output, inlet, outlet, outcome)
+            since_ns = done_ns
+
+    def _count_failure(self, error: Exception, number: int, item: Any) -> None:
+        """Note a failing item on the user's exception and charge the budget."""
+        task = number // (self.spec.batch_size or 1)
+        add_note(error, self.spec.name, threading.current_thread().name, task, item)
+        self._run.recorder.failed(self.spec.name, task, error)
+        if self.budget.spend(error, self.num_tasks):
+            self._overdraw()
+
+    def ends_worker(self, error: BaseException) -> bool:
+        """Return whether the item is not to blame for ``error``: the run stops, or a hook or a
+        dead executor would fail every item."""
+        if isinstance(error, BadHookError):
+            return True
+        if isinstance(error, ChannelClosed | CancelledError):
+            return self.outlet.closed  # else the op raised it, e.g. for a future of its own
+        broke = self.spec.executor is not None and isinstance(error, BrokenExecutor)
+        return broke or self._calls.are_refused
+
+    # What a worker takes:
+
+    def _take(self, worker: Worker) -> Callable[[], tuple[int, Any]]:
+        """Return the call that takes an item, with its number. Raises: EndOfChannel, StopIteration:
+        the worker ends."""
+        if self.spec.kind is OpKind.AGGREGATE:
+            return self._lists(worker).__next__
+        if self.spec.kind is OpKind.AGGREGATOR:
+            return self._with_ends().__next__
+        if self._run.spec.src.continuous or self._run.is_adjustable:
+            return self._items(worker).__next__
+        return self.inlet.get_numbered
+
+    def _items(self, worker: Worker) -> Iterator[tuple[int, Any]]:
+        """Yield items while the worker is wanted, and pass the ends of epochs on."""
+        get = self.inlet.get_numbered
+        while True:
+            if worker.number >= self.concurrency:
+                self._park(worker)
+            number, item = get()
+            if type(item) is Mark:
+                self._pass_mark(number)
+            else:
+                yield number, item
+            item = None  # else it would stay alive while this thread waits
+
+    def _park(self, worker: Worker) -> None:
+        """Wait until the worker is wanted. Raises: ChannelClosed; EndOfChannel, also where one that
+        is not parked has broken: the last one to leave ends the stage."""
+
+        def is_over() -> bool:
+            return self.cut_short or worker.number < self.concurrency
+
+        with self._lock:
+            self.thread_count.change(self.thread_count.count - 1)
+        self.inlet.wait_until(is_over)
+        if self.cut_short:
+            raise EndOfChannel
+        with self._lock:
+            self.thread_count.change(self.thread_count.count + 1)
+
+    def _lists(self, worker: Worker) -> Iterator[tuple[int, list[Any]]]:
+        """Yield lists of ``batch_size`` items; a shorter one at the end of an epoch."""
+        size = self.spec.batch_size
+        group: list[Any] = []
+        for number, item in self._with_ends():
+            is_end = type(item) is Mark
+            if not is_end:
+                group.append(item)
+            elif self.spec.drop_last:
+                worker.cell.num_dropped += len(group)
+                group = []
+            item = None  # else it would stay alive while this thread waits
+            if group and (is_end or len(group) == size):
+                yield number, group
+                group = []
+
+    def _with_ends(self) -> Iterator[tuple[int, Any]]:
+        """Yield all items, and a mark at the end of an epoch and at that of the data."""
+        get, number = self.inlet.get_numbered, 0
+        while True:
+            try:
+                number, item = get()
+            except EndOfChannel:
+                yield number, EPOCH_END
+                return
+            yield number, item
+            if type(item) is Mark:
+                self._pass_mark(number)
+            item = None  # else it would stay alive while this thread waits
+
+    def _pass_mark(self, number: int) -> None:
+        """Pass the end of an epoch on, behind all of its items."""
+        if self._gate is not None:
+            self._gate.take_mark(number)
+        elif self.ordered:
+            self.outlet.put_at(number, EPOCH_END)
+        else:
+            self.outlet.put(EPOCH_END)
+
+    # What a call is:
+
+    def _call_of(self, worker: Worker, runner: LazyRunner) -> Callable[[Any], Measured]:
+        """Return the op as a call inside of the task hooks that returns its times too, measured
+        where the op runs."""
+        op, executor, kind = self.spec.op, self.spec.executor, self.spec.kind
+        call: Callable[[Any], Measured] = functools.partial(self._measure, op)
+        if executor is not None:
+            is_generator = kind is OpKind.GENERATOR
+            measured = functools.partial(measure_list if is_generator else self._measure, op)
+            call = functools.partial(self._calls.make, executor, measured)
+        elif self._measure is measure and kind is not OpKind.GENERATOR:
+            call = metered(op)
+        call = self._limited(call)
+        if kind is OpKind.GENERATOR:
+            step = self._limited(functools.partial(self._measure, next_of))
+            call = functools.partial(self._expand, worker, call, step)
+        call = self.hooks.around(call, runner)
+        return self._accumulating(call, runner) if kind is OpKind.AGGREGATOR else call
+
+    def _accumulating(
+        self, accumulate: Callable[[Any], Measured], runner: LazyRunner
+    ) -> Callable[[Any], Measured]:
+        """Return the call of a user's aggregator, for which a mark means that it is flushed."""
+        aggregator: Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
+        flush = self._limited(lambda _: self._measure(lambda _: aggregator.flush(), None))
+        flush = self.hooks.around(flush, runner)
+
+        def call(item: Any) -> Measured:
+            if type(item) is not Mark:
+                return accumulate(item)
+            rest, wall_ns, cpu_ns = flush(None)
+            return None if self.spec.drop_last else rest, wall_ns, cpu_ns
+
+        return call
+
+    def _empty_aggregator(self) -> None:
+        """Drop what a user's aggregator holds, where the loop was left or the run has failed. The
+        object outlives this run: the next one would pass on what this one left in it."""
+        if self.spec.kind is not OpKind.AGGREGATOR:
+            return
+        try:
+            self.spec.op.__self__.flush()  # type: ignore[attr-defined]
+        except Exception:  # the run has ended, whatever the user's method raises now
+            _logger.exception(
+                "Pipeline: an aggregator could not be emptied after a run that was left"
+            )
+
+    def _limited(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
+        """Return ``call`` under the limit on tasks of all stages, if there is one."""
+        task_limit = self._task_limit
+        if task_limit is None:
+            return call
+
+        def call_limited(item: Any) -> Measured:
+            task_limit.get()
+            try:
+                return call(item)
+            finally:
+                task_limit.put(None)
+
+        return call_limited
+
+    def _expand(
+        self,
+        worker: Worker,
+        call: Callable[[Any], Measured],
+        step: Callable[[Any], Measured],
+        item: Any,
+    ) -> Measured:
+        """Call a generator and pass its outputs on, each as soon as it comes. The times are those
+        inside of it.
+
+        Task hooks are around all of this. That the outlet has closed is no error of the op's, so
+        they do not see it.
+        """
+        worker.output, worker.wall_ns, worker.cpu_ns = -1, 0, 0
+        outputs, worker.wall_ns, worker.cpu_ns = call(item)
+        if self.spec.executor is not None:  # it ran to its end there
+            outputs = _taken_from(outputs)
+        while True:
+            output, wall_ns, cpu_ns = step(outputs)
+            worker.wall_ns += wall_ns
+            worker.cpu_ns += cpu_ns
+            if output is EXHAUSTED:
+                break
+            try:
+                if output is None:
+                    worker.cell.num_dropped += 1
+                else:
+                    worker.output = self._emit(worker.taken, output, last=False)
+            except ChannelClosed:
+                break
+            output = None  # else it would stay alive while the generator waits
+        return None, worker.wall_ns, worker.cpu_ns
+
+    # What a result becomes:
+
+    def _emit(self, number: int, result: Any, *, last: bool = True) -> int:
+        """Pass a result of that item on; return its number in the outlet, -1 = unknown."""
+        if self.ordered:
+            self.outlet.put_at(number, result, last=last)
+            return -1
+        if self._gate is None:
+            return self.outlet.put(result)
+        self._gate.wait_for_turn(number)
+        output = self.outlet.put(result)
+        if last:
+            self._gate.settle()
+        return output
+
+    def _emit_nothing(self, number: int) -> None:
+        """Note that the item of that number has no result, or no further one."""
+        if self.ordered:
+            self.outlet.skip(number)
+        elif self._gate is not None:
+            self._gate.wait_for_turn(number)
+            self._gate.settle()
+
+
+def _taken_from(outputs: list[Any]) -> Iterator[Any]:
+    """Yield the members; what was passed on does not stay alive in the list."""
+    outputs.reverse()
+    while outputs:
+        yield outputs.pop()
+
+
+class EpochGate:
+    """Keeps epochs apart where several threads pass items on as they finish.
+
+    Only the end of an epoch waits, until each item before it is settled: passed on, dropped or
+    failed. Meanwhile threads work on items of the next epoch, and hold what they have for the queue
+    after the stage. So numbers below that of the mark are settled alone, and to count them is
+    enough; the inlet knows the number of a mark before anybody takes a later item.
+    """
+
+    def __init__(self, inlet: StatsQueue, outlet: StatsQueue) -> None:
+        self._marks = inlet.mark_numbers
+        self._outlet = outlet
+        self._lock = threading.Lock()  # never held in a wait
+        self._num_settled = 0  # marks that were passed on included
+        self._num_taken = self._num_passed = 0  # of the marks
+        self._is_passing = False
+
+    def wait_for_turn(self, number: int) -> None:
+        """Wait until the epochs before that of this number have ended. Raises: ChannelClosed."""
+        if not self._is_turn(number):
+            self._outlet.wait_until(lambda: self._is_turn(number))
+
+    def _is_turn(self, number: int) -> bool:
+        passed = self._num_passed
+        return passed == len(self._marks) or number <= self._marks[passed]
+
+    def settle(self) -> None:
+        """Note that an item was passed on, or has no result. Its turn has come."""
+        with self._lock:
+            self._num_settled += 1
+        self._pass_marks()
+
+    def take_mark(self, number: int) -> None:
+        """Note that a mark was taken, which whoever settles the last item before it passes on. One
+        waits here alone; a second one keeps its thread."""
+        self.wait_for_turn(number)
+        with self._lock:
+            self._num_taken += 1
+        self._pass_marks()
+
+    def _pass_marks(self) -> None:
+        while True:
+            with self._lock:
+                passed = self._num_passed
+                is_due = passed < self._num_taken and self._marks[passed] == self._num_settled
+                if self._is_passing or not is_due:
+                    return
+                self._is_passing = True
+            self._outlet.put(EPOCH_END)
+            with self._lock:
+                self._is_passing = False
+                self._num_settled += 1
+                self._num_passed += 1
+            self._outlet.look_again()

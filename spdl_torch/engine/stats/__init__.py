@@ -1,1 +1,0 @@
-"""Counters of stages and queues, and the statistics computed from them."""

@@ -1,0 +1,297 @@
+"""Threads that never keep the interpreter from exiting, and never outlive it.
+
+A daemon thread that is inside a C++ library when the interpreter finalises aborts the process
+(``terminate called without an active exception``); a non-daemon one that is blocked keeps the
+process alive for ever. So threads are daemons, and at exit every live group is asked to stop and
+joined for a bounded time before finalisation begins: when the main thread ends or, if it was made
+for another thread for which Python waits, after that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ..machine.probes import thread_ends
+from ..machine.starting import start
+from ..machine.thread_times import call_itself
+from .shared import LiveObjects
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+_EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op is then left
+
+_live: LiveObjects[ThreadGroup] = LiveObjects()
+_exiting = threading.Event()
+_hook_lock = threading.Lock()
+_hook_installed = False
+
+TakeOver = Callable[[], Callable[[], None] | None]
+_taken_over: list[TakeOver] = []
+
+
+def takes_over(read: TakeOver) -> TakeOver:
+    """Decorate a function that reads a setting which new threads inherit.
+
+    It is called on the thread that starts another one; what it returns is called first on the new
+    thread. None = nothing to set.
+    """
+    _taken_over.append(read)
+    return read
+
+
+def taking_over(target: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for a new thread, which takes over the caller's settings and calls
+    ``target``.
+    """
+    steps = [step for read in _taken_over if (step := read()) is not None]
+
+    def run() -> None:
+        for step in steps:
+            step()
+        target()
+
+    return run
+
+
+@takes_over
+def _context_variables() -> Callable[[], None] | None:
+    """Take over context variables, as a forked worker has them, such as numpy's error handling and
+    the precision of decimals. A thread would begin with their defaults.
+    """
+    values = dict(contextvars.copy_context())
+    if not values:
+        return None
+    decimal = sys.modules.get("decimal")
+
+    def take_over() -> None:
+        for variable, value in values.items():
+            is_shared = decimal is not None and isinstance(value, decimal.Context)
+            variable.set(value.copy() if is_shared else value)  # it changes with every operation
+
+    return take_over
+
+
+@takes_over
+def _grad_mode() -> Callable[[], None] | None:
+    """Take over ``torch.no_grad()``, likewise. Inference mode arrives as that: a tensor made in it
+    could not be used outside, while those that come from a worker process can.
+    """
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled():  # or half imported
+        return None
+    return lambda: torch._C._set_grad_enabled(False)
+
+
+@takes_over
+def _autocast() -> Callable[[], None] | None:
+    """Take over ``torch.autocast()``, likewise, for the CPU and for CUDA."""
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "get_autocast_dtype"):
+        return None
+    dtypes = {
+        kind: torch.get_autocast_dtype(kind)
+        for kind in ("cpu", "cuda")
+        if torch.is_autocast_enabled(kind)
+    }
+    if not dtypes:
+        return None
+
+    def take_over() -> None:
+        torch.set_autocast_cache_enabled(False)  # it is emptied where autocast ends: never, here
+        for kind, dtype in dtypes.items():
+            torch.set_autocast_enabled(kind, True)
+            torch.set_autocast_dtype(kind, dtype)
+
+    return take_over
+
+
+@takes_over
+def _function_modes() -> Callable[[], None] | None:
+    """Take over the user's TorchFunctionModes, likewise. Threads call the same object.
+
+    torch's own one for ``torch.set_default_device()`` stays where it is: a forked worker that has
+    it cannot make a tensor on a CUDA device, and the loop moves what is in host memory.
+    """
+    overrides: Any = sys.modules.get("torch.overrides")
+    if not hasattr(overrides, "_get_current_function_mode_stack"):
+        return None
+    stack = overrides._get_current_function_mode_stack()
+    foreign = [each for each in stack if _package(each) not in ("torch", "spdl_torch")]
+    if not foreign:
+        return None
+
+    def take_over() -> None:
+        for mode in foreign:
+            overrides._push_mode(mode)
+
+    return take_over
+
+
+@takes_over
+def _thread_of_use() -> Callable[[], None]:
+    """Take over for whom the caller works: what a thread of ours starts is for the same one."""
+    user = _user()
+    return lambda: setattr(threading.current_thread(), "spdl_user", user)
+
+
+def _user() -> weakref.ref[threading.Thread]:
+    """Return the program's thread for which the caller works: itself, if it is not ours."""
+    me = threading.current_thread()
+    user: weakref.ref[threading.Thread] = getattr(me, "spdl_user", None) or weakref.ref(me)
+    return user
+
+
+def _package(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def exit_has_begun() -> bool:
+    """Return whether the interpreter is exiting, for ops that wait where no channel wakes them."""
+    return _exiting.is_set()
+
+
+class ThreadGroup:
+    """The threads of one run. ``request_stop`` must wake them all and must not block.
+
+    stops_last: stop at exit after the other groups, because it still receives their last items.
+    """
+
+    _is_exiting = staticmethod(sys.is_finalizing)  # finalizers ask when this module is empty
+
+    def __init__(self, request_stop: Callable[[], None], *, stops_last: bool = False) -> None:
+        self.pid = os.getpid()
+        """The process that has these threads; one forked from it has none of them."""
+        self._request_stop = request_stop
+        self._stops_last = stops_last
+        self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
+        self._exit_deadline: float | None = None  # set when it is first stopped at exit, for good
+        self._threads: list[threading.Thread] = []
+        self._user: weakref.ref[threading.Thread] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the threads are of this process, and not of one from which it was forked. False
+        while the interpreter is taken down, which finds none of them."""
+        return not self._is_exiting() and os.getpid() == self.pid
+
+    def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """Start a thread named ``spdl-<name>``."""
+        if not self._threads:
+            # Not in __init__: if the construction of the owner failed after it, request_stop would
+            # be called at exit on an owner that is half made.
+            _install_exit_hook()
+            self._user = _user()
+            _live.add(self)
+        run = taking_over(partial(_run_as, f"spdl-{name}", target))
+        thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
+        self._threads.append(thread)
+        start(thread)
+        return thread
+
+    def join(
+        self, timeout: float | None = None, *, without: Collection[threading.Thread] = ()
+    ) -> bool:
+        """Join every thread but ``without`` and the caller's own; False if time ran out."""
+        deadline = None if timeout is None else monotonic() + timeout
+        for thread in self._threads:
+            if thread in without or thread is threading.current_thread():
+                continue
+            if thread.ident is None:  # stopped during start(): it will find its channels closed
+                continue
+            thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
+        return not self.alive(without=without)
+
+    def threads(self) -> list[threading.Thread]:
+        """Return all threads that were started, in that order, ended ones included."""
+        return list(self._threads)
+
+    @property
+    def outlives_main_thread(self) -> bool:
+        """Whether it works for a thread for which Python waits once the main thread has ended."""
+        user = None if self._user is None else self._user()
+        if user is None or user is threading.main_thread():
+            return False
+        return user.is_alive() and not user.daemon
+
+    def is_member(self) -> bool:
+        """Return whether the caller runs on one of these threads."""
+        return threading.current_thread() in self._threads
+
+    def alive(self, *, without: Collection[threading.Thread] = ()) -> list[str]:
+        """Return the names of the threads that still run."""
+        me = threading.current_thread()
+        return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
+
+
+def _run_as(name: str, target: Callable[[], None]) -> None:
+    """Run ``target`` as a thread that the system knows by this name, with those that it starts."""
+    call_itself(name)
+    try:
+        target()
+    finally:
+        thread_ends()
+
+
+def _install_exit_hook() -> None:
+    global _hook_installed
+    with _hook_lock:
+        if _hook_installed:
+            return
+        # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
+        # private; concurrent.futures uses it for the same reason).
+        register = getattr(threading, "_register_atexit", atexit.register)
+        with suppress(RuntimeError):  # an atexit function runs, before the one below
+            register(_stop_with_main_thread)
+        _hook_installed = True
+
+
+def _stop_with_main_thread() -> None:
+    stay = {group for group in _live.now() if group.outlives_main_thread}
+    if not stay:
+        _exiting.set()
+    _stop([group for group in _live.now() if group not in stay])
+
+
+def _stop_all() -> None:
+    _exiting.set()
+    _stop(_live.now())
+
+
+def _stop(stopping: Collection[ThreadGroup]) -> None:
+    deadline = monotonic() + _EXIT_JOIN_SECONDS
+    for stops_last in (False, True):
+        groups = [group for group in stopping if group._stops_last is stops_last]
+        for group in groups:
+            if group._cannot_stop:
+                continue
+            # A group that fails to stop must not keep the others from stopping: the writer of
+            # statistics, which stops last, would lose its rows.
+            try:
+                group._request_stop()
+            except Exception:
+                group._cannot_stop = True
+                names = ", ".join(group.alive()) or "none alive"
+                _logger.exception("exit: threads (%s) could not be asked to stop", names)
+        for group in groups:
+            if group._exit_deadline is None:
+                group._exit_deadline = deadline
+            group.join(max(0.0, group._exit_deadline - monotonic()))
+
+
+# For the threads of the program's other threads, which have ended by then, and for those of atexit
+# functions that it has registered since. They run after those of threading, and before this one.
+atexit.register(_stop_all)

@@ -1,0 +1,135 @@
+"""The timeline of a run: when each thread did what, as read from the flight recorder.
+
+All times are ``time.perf_counter_ns()``; :class:`~.moments.TwoClocks` ties them to the time of day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .moments import Outcome
+
+if TYPE_CHECKING:
+    from .moments import Instant, QueueTrack, Role, TwoClocks
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of a thread: it waited for an item, worked on it, and waited for room.
+
+    A turn of the consumer: it waited for an item, and worked with it until it asked for the next.
+    """
+
+    since_ns: int
+    """The end of the turn before, when the wait for an item began."""
+    started_ns: int
+    """The time at which the item was there."""
+    ended_ns: int
+    """The time at which the op returned, or raised."""
+    done_ns: int
+    """The time at which the result was passed on, after the wait for room."""
+    cpu_ns: int
+    """CPU time of the thread between start and end; -1 = not measured."""
+    number: int
+    """The item's number: 0 is the first that the stage took; -1 = a source, which takes none."""
+    output: int
+    """The result's number in the next queue; -1 = unknown."""
+    num_before: int
+    """Items that waited before the stage when the turn was done; -1 = unknown."""
+    num_after: int
+    """Items that waited after it then, this result included; -1 = unknown."""
+    outcome: Outcome = Outcome.PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A named part of a turn's work: ``collate``, or one sample."""
+
+    name: str
+    started_ns: int
+    ended_ns: int
+    cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thread (of an asynchronous stage: one coroutine), in order of time."""
+
+    stage: str
+    stage_number: int
+    """The stage's number: 0 is the source; the consumer has the largest."""
+    replica: int
+    """The thread's number in its stage: ``decode[3]`` has 3."""
+    role: Role
+    thread_id: int
+    """The operating system's id of the thread; 0 = it never ran."""
+    turns: tuple[Turn, ...]
+    parts: tuple[Part, ...] = ()
+    num_lost: int = 0
+    """The number of turns and parts that later ones overwrote."""
+
+    @property
+    def name(self) -> str:
+        """``decode[3]``; the source, the sink and the consumer have one thread and no number."""
+        return f"{self.stage}[{self.replica}]" if self.role == "stage" else self.stage
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One run of a pipeline or one epoch of a loader."""
+
+    pipeline: str
+    """``DataLoader``, ``PipelineDataset`` or ``Pipeline``; several may have one name."""
+    pipeline_number: int
+    """A number for each pipeline of a process; the same for all epochs of a loader or dataset."""
+    clock: TwoClocks
+    rows: tuple[Row, ...]
+    queues: tuple[QueueTrack, ...] = ()
+    instants: tuple[Instant, ...] = ()
+
+
+def row_since(row: Row, since_ns: int) -> Row:
+    """Return the row without everything that ended before ``since_ns``."""
+
+    def is_later(turn: Turn) -> bool:
+        # If a loop was left while somebody still holds its iterator, its last step never ends.
+        return (turn.started_ns if row.role == "consumer" else turn.done_ns) >= since_ns
+
+    return replace(
+        row,
+        turns=tuple(filter(is_later, row.turns)),
+        parts=tuple(part for part in row.parts if part.ended_ns >= since_ns),
+    )
+
+
+def with_outputs(rows: list[Row], stage_number: int, num_in: int, num_out: int) -> list[Row]:
+    """Return the rows of an ordered stage with the numbers that its results got.
+
+    If every input led to a result, these are the inputs' numbers. Otherwise they are counted back
+    from the last one, as far as every input's turn is known.
+    """
+    turns = {
+        turn.number: turn for row in rows if row.stage_number == stage_number for turn in row.turns
+    }
+    outputs: dict[int, int] = {}
+    if num_in == num_out:
+        outputs = {number: number for number in turns}
+    else:
+        for number in range(num_in - 1, -1, -1):
+            if number not in turns:
+                break
+            if turns[number].outcome is Outcome.PASSED:
+                num_out -= 1
+                outputs[number] = num_out
+
+    def numbered(turn: Turn) -> Turn:
+        passed = turn.outcome is Outcome.PASSED
+        return replace(turn, output=outputs.get(turn.number, -1)) if passed else turn
+
+    return [
+        replace(row, turns=tuple(map(numbered, row.turns)))
+        if row.stage_number == stage_number
+        else row
+        for row in rows
+    ]

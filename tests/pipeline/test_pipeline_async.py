@@ -1,0 +1,282 @@
+"""Ops, sources and hooks that are ``async``: one task an item, on one loop of the pipeline."""
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import threading
+
+import anyio
+import pytest
+from _gates import PATIENCE_SECONDS, Boom, GatedOp, no_leak, pipeline_of, spdl_threads, until
+
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, TaskHook
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+request = contextvars.ContextVar("request", default=None)
+
+
+async def for_ever(item):
+    await asyncio.Event().wait()
+
+
+async def outputs_for_ever(item):
+    yield item
+    await asyncio.Event().wait()
+
+
+def same(item):
+    return item
+
+
+async def asame(item):
+    return item
+
+
+async def aspread(item):
+    yield item
+    yield item
+
+
+class Around(TaskHook):
+    """A task hook made of a function."""
+
+    def __init__(self, around):
+        self.task_hook = contextlib.asynccontextmanager(around)
+
+
+def hooked(*hooks, **build):
+    return {"task_hook_factory": lambda info: list(hooks), **build}
+
+
+@pytest.mark.parametrize("op", [for_ever, outputs_for_ever])
+@pytest.mark.parametrize("timeout", [asyncio.timeout, anyio.fail_after])
+def test_timeout_of_a_hook_ends_an_op_that_hangs(op, timeout):
+    """The item fails with TimeoutError, and the pipeline goes on."""
+
+    async def limited(item=None):
+        async with contextlib.AsyncExitStack() as stack:
+            limit = timeout(0.01)
+            if hasattr(limit, "__aenter__"):
+                await stack.enter_async_context(limit)
+            else:
+                stack.enter_context(limit)
+            yield
+
+    build = hooked(Around(limited), max_failures=2)
+    with no_leak(), pipeline_of([1, 2], op, concurrency=2, build=build).auto_stop() as p:
+        assert sorted(p) == ([1, 2] if op is outputs_for_ever else [])
+    assert p.num_lost == 2
+
+
+def test_timeout_around_the_outputs_of_a_generator_lasts_from_one_to_the_next():
+    """It is entered, and left, in the task that makes the outputs."""
+
+    async def pages(item):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for page in range(3):
+                yield item, page
+        with pytest.raises(TimeoutError, match=r"^$"):
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        yield item, "late"
+
+    with pipeline_of(range(4), pages, concurrency=2).auto_stop() as p:
+        assert set(p) == {(item, page) for item in range(4) for page in (0, 1, 2, "late")}
+
+
+@pytest.mark.parametrize("op", [same, asame, aspread])
+def test_context_variable_that_a_hook_sets_is_reset(op):
+    """The token is of the same context; what one item's hook sets, another's does not see."""
+    seen = []
+
+    async def named(item=None):
+        seen.append(request.get())
+        token = request.set(item)
+        yield
+        request.reset(token)
+
+    build = hooked(Around(named), max_failures=0)
+    with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
+        assert set(p) == set(range(5))
+    assert seen == [None] * 5
+
+
+@pytest.mark.parametrize("op", [same, asame, aspread])
+def test_scope_of_anyio_around_an_item(op):
+    """It is left in the task that entered it."""
+
+    async def scoped(item=None):
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep, 0)
+            yield
+
+    build = hooked(Around(scoped), max_failures=0)
+    with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
+        assert set(p) == set(range(5))
+
+
+def test_plain_op_between_asynchronous_hooks_may_run_a_loop():
+    """No loop runs on its thread meanwhile."""
+
+    async def around(item=None):
+        await asyncio.sleep(0)
+        yield
+
+    def op(item):
+        return asyncio.run(asame(item))
+
+    build = hooked(Around(around), max_failures=0)
+    with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
+        assert sorted(p) == list(range(5))
+
+
+def test_thousand_coroutines_need_no_thread_each():
+    """They are all in work at once, on a few threads."""
+    barrier, threads = None, []
+
+    async def fetch(item):
+        nonlocal barrier
+        barrier = barrier or asyncio.Barrier(1000)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await barrier.wait()
+        threads.append(threading.get_ident())
+        assert len(spdl_threads()) <= 20
+        return item
+
+    with no_leak(), pipeline_of(range(2000), fetch, concurrency=1000).auto_stop() as p:
+        assert sorted(p) == list(range(2000))
+    assert len(set(threads)) == 1
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_coroutine_that_is_late_holds_nobody_up_before_the_room_is_used(order):
+    """In order, too: others go on up to the room after the stage and the concurrency."""
+    started, go_on = [], threading.Event()
+
+    async def op(item):
+        started.append(item)
+        while item == 0 and not go_on.is_set():
+            await asyncio.sleep(0.001)
+        return item
+
+    p = pipeline_of(range(40), op, concurrency=4, output_order=order, buffer_size=4, sink=4)
+    with no_leak(), p.auto_stop():
+        until(lambda: len(started) >= (4 + 4 if order == "completion" else 4 + 3))
+        go_on.set()
+        assert sorted(p) == list(range(40))
+
+
+@pytest.mark.parametrize("end", ["stop", "failure"])
+def test_generator_that_is_left_is_closed_in_its_own_task(end):
+    """``finally`` runs, and may await, before the pipeline is closed."""
+    closed = []
+
+    async def endless(item):
+        try:
+            async with asyncio.timeout(10 * PATIENCE_SECONDS):
+                while True:
+                    yield item
+                    if end == "failure" and item == 1:
+                        raise Boom(item)
+        finally:
+            await asyncio.sleep(0)
+            closed.append(item)
+
+    p = pipeline_of([1, 2], endless, concurrency=2, sink=1, build={"max_failures": 0})
+    with no_leak(), contextlib.suppress(PipelineFailure), p.auto_stop():
+        items = iter(p)
+        got = {next(items)}
+        while len(got) < 2 or (end == "failure" and p.failure is None):
+            got.add(next(items))
+    assert sorted(closed) == [1, 2]
+
+
+def test_asynchronous_source_is_one_task():
+    """A timeout or a scope that it holds around its items is left where it was entered."""
+    tasks = set()
+
+    async def source():
+        async with asyncio.timeout(PATIENCE_SECONDS), anyio.create_task_group():
+            for item in range(20):
+                tasks.add(asyncio.current_task())
+                await asyncio.sleep(0)
+                yield item
+
+    with no_leak(), pipeline_of(source(), asame, concurrency=3).auto_stop() as p:
+        assert sorted(p) == list(range(20))
+    assert len(tasks) == 1
+
+
+def test_stop_ends_an_asynchronous_source_that_waits():
+    """It is cancelled at its ``await``; nobody takes from it any more."""
+    ended = threading.Event()
+
+    async def source():
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with no_leak(), pipeline_of(source(), same).auto_stop() as p:
+        assert p.get_item() == 1
+    assert ended.wait(PATIENCE_SECONDS)
+
+
+def test_threads_beyond_the_workers_are_those_that_are_needed():
+    """None but the source's; one where something is async; one where somebody listens."""
+
+    def names(*ops, **build):
+        op = GatedOp()
+        with pipeline_of(itertools.count(), *ops, op, build=build).auto_stop():
+            op.wait_started(1)
+            found = sorted({thread.name for thread in spdl_threads()} - {"spdl-probe"})
+            op.open()
+        return found
+
+    assert names(same) == ["spdl-GatedOp-0", "spdl-same-0", "spdl-src"]
+    assert names(asame) == [
+        *("spdl-GatedOp-0", "spdl-asame-emitter", "spdl-asame-feeder", "spdl-loop", "spdl-src")
+    ]
+
+
+@pytest.mark.parametrize("slow", [GatedOp, None])
+def test_only_the_end_of_an_epoch_waits_for_an_item_that_is_late(slow):
+    """Of the next epoch as many are in work as there are threads, or coroutines, beside it."""
+    started, go_on = [], threading.Event()
+
+    def op(item):
+        started.append(item)
+        assert item != (0, 0) or go_on.wait(PATIENCE_SECONDS)
+        return item
+
+    async def aop(item):
+        started.append(item)
+        while item == (0, 0) and not go_on.is_set():
+            await asyncio.sleep(0.001)
+        return item
+
+    class Epochs:
+        epoch = -1
+
+        def __iter__(self):
+            self.epoch += 1
+            return iter([(self.epoch, n) for n in range(2)])
+
+    p = (
+        PipelineBuilder()
+        .add_source(Epochs(), continuous=True)
+        .pipe(op if slow else aop, concurrency=3)
+        .add_sink()
+        .build()
+    )
+    with no_leak(), p.auto_stop():
+        assert p.get_item() == (0, 1)
+        until(lambda: {(1, 0), (1, 1)} <= set(started))
+        go_on.set()
+        assert p.get_item() == (0, 0)
+        with pytest.raises(EOFError, match="the epoch has ended"):
+            p.get_item()
+        assert sorted(p) == [(1, 0), (1, 1)]
