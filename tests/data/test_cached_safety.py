@@ -129,7 +129,7 @@ def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
     dataset, _ = filled(tmp_path)
     dataset[0]
     reading, writing = os.pipe()
-    os.dup2(reading, kept_by(dataset)._data[0])  # every read of it now fails
+    os.dup2(reading, kept_by(dataset)._pairs.data[0])  # every read of it now fails
     os.close(reading)
     os.close(writing)
     for _ in range(2):

@@ -1,15 +1,8 @@
 """Contents by key, written once and read by all processes of a machine.
 
-Each process that writes appends to a pair of files of its own in the store's folder: a content to
-one, and then a record of it to the other. A process that is killed at any moment leaves a content
-without a record, which nobody finds; the next process that writes goes on behind it.
-
-    ID.data    content | content | content (killed: no record)
-    ID.index   record  | record                                   key, offset, length, checksum
-
-Nobody else writes there, so readers need no lock: they read what was added to the indexes, and then
-each content by one call. Nothing is overwritten, and of two records of a key either will do: a key
-depends on all that its content was made from.
+    ID.data, ID.index    the contents that one process after another wrote, see pairs.py
+    taken                its length says how many bytes were given out
+    making               nothing; locks on its bytes exclude others from making a content
 
 Everything is read and written by calls that fail with an error; mapped memory would kill the
 process if the disk were full or a file cut. Whatever fails once the store is open turns it off, in
@@ -21,16 +14,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import struct
 import threading
-import time
-import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ...engine.shared import LiveObjects
 from ...scopes import scope
 from .folders import (
     TAKEN,
@@ -40,14 +27,13 @@ from .folders import (
     open_own_folder,
     remove_unused,
 )
-from .records import RECORD, RecordTable, sound
+from .pairs import RECORD, Descriptor, Pairs, renewed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator, Sequence
 
     from .memory import MemoryLimit
+    from .pairs import Record
 
 try:
     import fcntl
@@ -60,7 +46,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What stays free of a disk without max_bytes.
 _SPARE_SHARE = 20  # the reciprocal of its share
 _MOST_SPARE_BYTES = 10_000_000_000
-_MOST_PARTS = 64  # that are written by one call; of more, the system may refuse some
 _NUM_KEYS = 1 << 62  # bytes of a file of that size can be locked, whether or not they are written
 
 
@@ -94,17 +79,12 @@ class Store:
         self.num_found = self.num_missing = 0
         """The calls of ``get`` in this process that found a content, and that did not."""
         self._num_damaged = 0
-        self._table = RecordTable()
-        self._listed = 0  # when the folder had changed, as it was listed
-        self._pairs: dict[str, _Pair] = {}
-        self._data: list[_Descriptor] = []  # of each pair
-        self._writer: _Writer | None = None
         self._is_full = False
         self._off = ""
         self.renew_locks()
         if why := why_off or self._open():
             self._turn_off(why)
-        _stores.add(self)
+        renewed.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Store, max_bytes=self._max_bytes, why_off=self._off), (self.folder,)
@@ -115,8 +95,8 @@ class Store:
     @property
     def num_bytes(self) -> int:
         """The bytes of the contents of all processes."""
-        self._read_tails()
-        return sum(os.fstat(file).st_size for file in self._data)
+        self._pairs.read_tails()
+        return self._pairs.num_bytes()
 
     def get(self, key: int) -> bytearray | None:
         """Return the content of a key; None = there is none."""
@@ -133,11 +113,11 @@ class Store:
         if self._off:
             return None
         try:
-            record = self._table.find(key)
+            record = self._pairs.find(key)
             content = self._content(record)
             if content is None:
-                self._read_tails()  # another process may have added it, or added it anew
-                newer = self._table.find(key)
+                self._pairs.read_tails()  # another process may have added it, or added it anew
+                newer = self._pairs.find(key)
                 if newer != record:
                     content = self._content(newer)
             return content
@@ -180,18 +160,10 @@ class Store:
         if self._off or self._is_full:
             return False
         views = [memoryview(part).cast("B") for part in parts]
-        length = sum(len(view) for view in views)
         try:
-            if why := self._take(length + RECORD.itemsize):
+            if why := self._take(sum(map(len, views)) + RECORD.itemsize):
                 return self._full(why)
-            with self._reading:
-                writer = self._own_writer()
-                offset = writer.end
-                writer.end += length
-            _write_all(writer.data, views, offset)
-            record = (key, offset, length, _checksum(key, views), 0)
-            with self._reading:
-                writer.append(np.array(record, RECORD).tobytes())
+            self._pairs.add(key, views)
         except FileNotFoundError:  # somebody has removed the folder
             return False
         except OSError as error:
@@ -217,7 +189,7 @@ class Store:
             num_megabytes = self.num_bytes / 1e6
         except OSError as error:
             return f"The cache in {self.folder} cannot be read: {_reason(error)}."
-        share = min(1.0, self._table.num_keys() / max(1, num_items))
+        share = min(1.0, self._pairs.num_keys() / max(1, num_items))
         return (
             f"The cache in {self.folder} holds {share:.0%} of the items, "
             f"{num_megabytes:.0f} MB.{hits}"
@@ -226,25 +198,22 @@ class Store:
     def renew_locks(self) -> None:
         """Replace the locks in a forked child: another thread may have held them."""
         self._counting = threading.Lock()  # for numbers and makers
-        self._reading = threading.Lock()  # for pairs, and to add to the table; finding takes none
         self._makers: dict[int, threading.Lock] = {}  # of the contents that this process makes
 
     def _open(self) -> str:
         """Open the folder; return why that cannot be done, or an empty text."""
         if fcntl is None:
             return "this system has no fcntl.lockf"
-        self._folder = _Descriptor(open_own_folder(self.folder))
+        self._folder = Descriptor(open_own_folder(self.folder))
+        self._pairs = Pairs(self._folder)
         try:
-            self._making = self._opened("making")
+            self._making = Descriptor(open_in(self._folder, "making"))
             with self._alone():
                 pass
-            self._read_tails()
+            self._pairs.read_tails()
         except OSError as error:  # a full disk, or a file system without locks
             return _reason(error)
         return ""
-
-    def _opened(self, name: str, flags: int = os.O_CREAT) -> _Descriptor:
-        return _Descriptor(open_in(self._folder, name, flags))
 
     def _turn_off(self, why: str) -> None:
         """Find and keep nothing from now on."""
@@ -252,19 +221,12 @@ class Store:
             self._off = why
             _logger.warning("cache %s: not used: %s.", self.folder, why)
 
-    def _content(self, record: tuple[int, ...] | None) -> bytearray | None:
+    def _content(self, record: Record | None) -> bytearray | None:
         if record is None:
             return None
-        key, offset, length, checksum, pair = record
-        content = bytearray(length)
-        is_whole = _read_into(self._data[pair], content, offset) == length
-        if is_whole and checksum:  # the first time in this process
-            is_whole = _checksum(key, [memoryview(content)]) == checksum
-        if not is_whole:
+        content = self._pairs.content(record)
+        if content is None:
             self._say_damaged()
-            return None
-        if checksum:
-            self._table.set_checked(key)
         return content
 
     def _say_damaged(self) -> None:
@@ -276,62 +238,6 @@ class Store:
             _logger.warning(
                 "cache %s: %d contents damaged so far; each is made anew.", self.folder, count
             )
-
-    def _read_tails(self) -> None:
-        """Read the records that were added by any process since the last time."""
-        with self._reading:
-            self._find_pairs()
-            for pair in self._pairs.values():
-                if (records := pair.tail()) is not None:
-                    self._table.add(records)
-
-    def _find_pairs(self) -> None:
-        """Open the pairs that were made since the last time."""
-        changed = os.fstat(self._folder).st_mtime_ns
-        if changed == self._listed:
-            return
-        # What is made within a tick of the file system's clock does not show in that time.
-        self._listed = changed if time.time_ns() - changed > 1_000_000_000 else 0
-        try:
-            # Forked children share the place in an open folder, so each listing opens it anew.
-            folder = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
-            names = os.listdir(_Descriptor(folder))
-        except FileNotFoundError:  # somebody has removed it
-            return
-        for stem in [name.removesuffix(".index") for name in names if name.endswith(".index")]:
-            if stem in self._pairs:
-                continue
-            try:
-                index, data = self._opened(f"{stem}.index", 0), self._opened(f"{stem}.data", 0)
-            except FileNotFoundError:  # somebody has removed it
-                continue
-            self._pairs[stem] = _Pair(len(self._data), index, data)
-            self._data.append(data)
-
-    def _own_writer(self) -> _Writer:
-        """Return the pair to which this process alone appends: one that others have left, or a new
-        one. In a forked child, that is not its parent's.
-        """
-        if self._writer is None or self._writer.pid != os.getpid():
-            left = (self._writer_of(stem, 0) for stem in [*self._pairs])
-            self._writer = next((writer for writer in left if writer is not None), None)
-        while self._writer is None:
-            self._writer = self._writer_of(os.urandom(8).hex(), os.O_CREAT)
-        return self._writer
-
-    def _writer_of(self, stem: str, flags: int) -> _Writer | None:
-        try:
-            # Contents first: whoever finds an index finds them, too. Opened anew, because a lock
-            # belongs to all who share an open file, as forked children do.
-            data, index = self._opened(f"{stem}.data", flags), self._opened(f"{stem}.index", flags)
-            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        except FileNotFoundError:
-            if flags:
-                raise
-            return None
-        return _Writer(index, data)
 
     def _take(self, size: int) -> str:
         """Take bytes for a content and its record; return why there are none, or an empty text."""
@@ -402,65 +308,12 @@ class Store:
         return False
 
 
-class _Descriptor(int):
-    """An open file, closed when nobody has it any more."""
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self)
-
-
-class _Pair:
-    """The files of one writer, and how far its index was read."""
-
-    def __init__(self, number: int, index: int, data: int) -> None:
-        self._number, self._index, self._data = number, index, data
-        self._num_read = 0
-
-    def tail(self) -> NDArray[np.void] | None:
-        """Return the records that were added since the last time; None = none."""
-        first = self._num_read * RECORD.itemsize
-        size = os.fstat(self._index).st_size - first
-        if size < RECORD.itemsize:
-            return None
-        content = os.pread(self._index, size, first)
-        records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize).copy()
-        self._num_read += len(records)
-        records["pair"] = self._number
-        return records[sound(records, os.fstat(self._data).st_size)]
-
-
-class _Writer:
-    """The files to which this process alone appends, as long as it has them."""
-
-    def __init__(self, index: int, data: int) -> None:
-        self.pid = os.getpid()
-        self.data = data
-        self.end = os.fstat(data).st_size
-        self._index = index
-        self._end_of_index = os.fstat(index).st_size // RECORD.itemsize * RECORD.itemsize
-
-    def append(self, record: bytes) -> None:
-        """Add a record, in place of one of which only a part could be written."""
-        _write_all(self._index, [memoryview(record)], self._end_of_index)
-        self._end_of_index += len(record)
-
-
 class _OfThread(threading.local):
     is_making = False
     """Whether it makes a content at the moment."""
 
 
 _of_thread = _OfThread()
-_stores: LiveObjects[Store] = LiveObjects()
-
-
-def _after_fork() -> None:
-    for store in _stores.now():
-        store.renew_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _lock(file: int, place: int) -> bool:
@@ -470,14 +323,6 @@ def _lock(file: int, place: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _checksum(key: int, views: Sequence[memoryview]) -> int:
-    """Return the checksum of a key and its content, which is never 0."""
-    checksum = zlib.crc32(struct.pack("<q", key))
-    for view in views:
-        checksum = zlib.crc32(view, checksum)
-    return checksum or 1
 
 
 def _reason(error: OSError) -> str:
@@ -490,24 +335,3 @@ def _size_in_words(num_bytes: int) -> str:
         (1e9, "GB") if num_bytes >= 1e9 else (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
     )
     return f"{num_bytes / unit:.1f}".removesuffix(".0") + f" {name}"
-
-
-def _write_all(file: int, views: Sequence[memoryview], offset: int) -> None:
-    total, done = sum(map(len, views)), 0
-    if len(views) <= _MOST_PARTS:
-        done = os.pwritev(file, views, offset)
-    if done < total:  # two gigabytes at a time, or as much as a disk has room for
-        rest = memoryview(b"".join(views))
-        while done < total:
-            done += os.pwrite(file, rest[done:], offset + done)
-
-
-def _read_into(file: int, buffer: bytearray, offset: int) -> int:
-    """Fill the buffer, and return the number of bytes that were there."""
-    done = os.preadv(file, [buffer], offset) if buffer else 0
-    while 0 < done < len(buffer):  # two gigabytes at a time
-        number = os.preadv(file, [memoryview(buffer)[done:]], offset + done)
-        if not number:
-            break
-        done += number
-    return done
