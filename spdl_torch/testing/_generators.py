@@ -3,10 +3,7 @@ and those that samples or workers have in common."""
 
 from __future__ import annotations
 
-import dis
-import functools
 import random
-import types
 from contextlib import suppress
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,88 +19,10 @@ from ..objects.generator_states import GeneratorStates
 from ..objects.kinds import GENERATORS
 from ..objects.members import Unfinished, text_of, walk
 from ..scopes import scope
-from ._members import Scope, is_users, members_and_code
+from ._members import members_and_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from ..objects.members import Step
-
-
-_MOST = 5_000
-
-
-class UserCode:
-    """The user's functions and classes that can be reached from some objects, by reading code."""
-
-    def __init__(self, *roots: Any) -> None:
-        self.classes: list[type] = []
-        self.functions: list[types.FunctionType] = []
-        self._names: dict[int, Scope] = {}
-        with suppress(Unfinished):
-            for _ in walk([("", root) for root in roots], self._next, _MOST):
-                pass
-
-    @property
-    def scopes(self) -> list[Scope]:
-        """The globals that the functions use, of each module."""
-        return list(self._names.values())
-
-    def _next(self, value: Any) -> Iterator[tuple[Step, Any]]:
-        """Yield what a function, class or object leads to, and keep functions and classes."""
-        return (("", each) for each in self._led_to(value))
-
-    def _led_to(self, value: Any) -> list[Any]:
-        if isinstance(value, functools._lru_cache_wrapper | staticmethod | classmethod):
-            value = value.__wrapped__
-        if isinstance(value, property):
-            return [value.fget, value.fset]
-        if isinstance(value, types.FunctionType):
-            if not is_users(value):
-                return []
-            self.functions.append(value)
-            return [*_held_by(value), *self._used_by(value)]
-        if isinstance(value, type):
-            if not is_users(value):
-                return []
-            self.classes.append(value)
-            return [*vars(value).values(), *value.__bases__]
-        return [type(value), *_held_by(value)]
-
-    def _used_by(self, function: types.FunctionType) -> Iterator[Any]:
-        """Yield the globals that a function names; keep those that hold data."""
-        module = function.__globals__
-        scope = self._names.setdefault(id(module), Scope(module, set()))
-        for code in _nested(function.__code__):
-            for step in dis.get_instructions(code):
-                if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME"):
-                    name = str(step.argval)
-                    value = module.get(name)
-                    if isinstance(value, types.ModuleType):
-                        yield from _named_in(value, code.co_names)
-                    elif not isinstance(value, type | types.FunctionType):
-                        scope.names.add(name)
-                    yield value
-
-
-def _held_by(value: Any) -> list[Any]:
-    return [each for _, each in members_and_code(value)]
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code and that of the functions within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
-
-
-def _named_in(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[Any]:
-    """Yield what a user's module has under some names."""
-    for name in names:
-        value = vars(module).get(name)
-        if isinstance(value, type | types.FunctionType):
-            yield value
 
 
 def changed_since(before: GeneratorStates) -> set[str]:
@@ -125,27 +44,20 @@ _MOST_ITEMS = 16
 
 
 class OwnGenerators:
-    """The generators that a dataset and the code it calls lead to, by the expression for each:
-    attributes, closure variables, default arguments, class attributes and globals.
+    """The generators that a dataset and a collate_fn lead to, by the expression for each:
+    attributes, variables around functions, and default arguments.
 
     ``without``: the ids of those to leave out, besides the process's own.
     """
 
     def __init__(self, *roots: Any, without: frozenset[int] = frozenset()) -> None:
-        code = UserCode(*roots)
-        called: list[tuple[str, Any]] = [(each.__qualname__, each) for each in code.functions]
-        called += [(each.__qualname__, each) for each in code.classes]
-        called += [(scope.name, scope) for scope in code.scopes]
-        named: list[tuple[str, Any]] = list(zip(("dataset", "collate_fn"), roots, strict=False))
         excepted = ids_of_the_process() | without
         self._found: dict[str, Any] = {}
-        # The dataset first: what it leads to is named by an expression from there.
-        for roots_by_name in (named, called):
-            with suppress(Unfinished):
-                for path, value in walk(roots_by_name, members_and_code, _MOST_OBJECTS):
-                    if isinstance(value, GENERATORS) and id(value) not in excepted:
-                        excepted |= {id(value)}
-                        self._found[text_of(path)] = value
+        with suppress(Unfinished):
+            named = zip(("dataset", "collate_fn"), roots, strict=False)
+            for path, value in walk(named, members_and_code, _MOST_OBJECTS):
+                if isinstance(value, GENERATORS) and id(value) not in excepted:
+                    self._found[text_of(path)] = value
 
     def digests(self) -> dict[str, int]:
         """Return a number for the state of each."""

@@ -35,27 +35,6 @@ _OURS = {"torch", "torchvision", "numpy", "spdl_torch"}
 _PYTHONS = sys.stdlib_module_names - {"__main__"}
 
 
-class Scope:
-    """The names in a module that some code uses."""
-
-    def __init__(self, module: dict[str, Any], names: set[str]) -> None:
-        self.module = module
-        self.names = names
-
-    @property
-    def name(self) -> str:
-        """The beginning of each one's text: ``the global module``."""
-        return f"the global {self.module.get('__name__')}"
-
-    def values(self) -> dict[str, Any]:
-        return {name: self.module[name] for name in sorted(self.names) if name in self.module}
-
-
-def is_users(value: Any) -> bool:
-    """Return whether a class or function is the user's, not a library's."""
-    return not is_library(str(getattr(value, "__module__", None) or "builtins"))
-
-
 def is_library(module: str) -> bool:
     """Return whether a module's name is one of Python's, torch's or ours."""
     return is_ours(module) or module.partition(".")[0] in _PYTHONS
@@ -67,13 +46,9 @@ def is_ours(module: str) -> bool:
 
 
 def members_and_code(value: Any) -> Iterable[tuple[Step, Any]]:
-    """Return what ``value`` holds, with the step to each: of a function its closure and defaults,
-    of a class its data, of a scope the globals."""
-    if isinstance(value, Scope):
-        return value.values().items()
-    if isinstance(value, type):
-        return _data_of_class(value)
-    return members(value, most=_MOST_MEMBERS, code=True)
+    """Return what ``value`` holds, with the step to each: of a function the variables around it and
+    its defaults, of a class nothing."""
+    return () if isinstance(value, type) else members(value, most=_MOST_MEMBERS, code=True)
 
 
 def state(path: str, value: Any) -> dict[str, Any] | None:
@@ -94,18 +69,6 @@ def state(path: str, value: Any) -> dict[str, Any] | None:
     found = members_and_code(value)
     held = {text_of(((None, path, 0), step, 1)): each for step, each in found}
     return held if held or hasattr(value, "__dict__") else None
-
-
-_CODE = (types.FunctionType, classmethod, staticmethod, property, types.GetSetDescriptorType)
-
-
-def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    if not is_users(kind):
-        return
-    for name, each in vars(kind).items():
-        is_code = isinstance(each, (*_CODE, types.MemberDescriptorType))
-        if not (is_code or name.startswith(("__", "_abc_"))):
-            yield name, each
 
 
 def _checksum(value: Any) -> Any:
