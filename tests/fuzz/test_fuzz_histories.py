@@ -157,9 +157,9 @@ def stored(loader):
 def kill(batches):
     """Kill one worker process of this iterator."""
     child = next(iter(children_of(batches).values()))
-    if not child.connection.pid:
+    if not child.pid:
         return False
-    os.kill(child.connection.pid, signal.SIGKILL)
+    os.kill(child.pid, signal.SIGKILL)
     return True
 
 

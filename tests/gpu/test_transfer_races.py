@@ -21,6 +21,7 @@ from spdl_torch.data.child_process import mappings
 from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
 from spdl_torch.data.child_process.mappings import Mappings
 from spdl_torch.data.child_process.shared_memory import SlabPool
+from spdl_torch.data.child_process.wire import File
 from spdl_torch.data.loader import delivery
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.data.workers.transfer_stage import DeviceStage
@@ -104,7 +105,7 @@ class Border:
         message = packed.as_message()
         if message.ticket.is_new:
             self.num_slabs += 1
-            self.mappings.open(message.ticket, os.dup(packed.lease.slab.descriptor))
+            self.mappings.open(message.ticket, File(os.dup(packed.lease.slab.descriptor)))
         packed.lease.sent()
         return unpack(Loaded(0, pickle.loads(pickle.dumps(message, 5))), self.mappings).batch
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 import psutil
 from _gates import shared_memory_of
-from _isolated import num_mapped_slabs
+from _isolated import num_mapped_slabs, release_what_has_ended
 from _loader_helpers import PATIENCE_SECONDS
 
 
@@ -47,7 +47,8 @@ def belongings():
 
 
 def assert_nothing_is_left(before, where):
-    """Without further help, as soon as the child has ended."""
+    """When the next loader has begun, as soon as the child has ended."""
+    release_what_has_ended()
     end = monotonic() + PATIENCE_SECONDS
     while (left := belongings()) != before:
         assert monotonic() < end, f"{where}: {left} instead of {before}"

@@ -44,29 +44,25 @@ def crew_of(source):
     return (iterator_of(source) if isinstance(source, DataLoader) else source)._backend
 
 
-def seats_of(source):
-    """Where those sit who get the jobs."""
-    return crew_of(source).seats
-
-
 def shift_of(source):
     """The jobs of worker threads in the running epoch."""
-    return seats_of(source)._shift
+    return crew_of(source)._shift
 
 
 def children_of(source):
     """The worker processes, by number."""
-    return seats_of(source).children
+    return crew_of(source).children
 
 
 def are_up(source):
-    """Whether all of them are ready for jobs."""
-    return all(child.connection.is_up for child in children_of(source).values())
+    """Whether all of them are ready for jobs, by what the loop's thread reads now."""
+    crew_of(source)._hear()
+    return all(child.is_up for child in children_of(source).values())
 
 
 def pids_of(source):
     """Their ids, in the order of their numbers."""
-    return [child.connection.pid for child in children_of(source).values()]
+    return [child.pid for child in children_of(source).values()]
 
 
 def regions_of(mappings):

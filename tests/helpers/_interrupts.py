@@ -166,6 +166,7 @@ def main(count, seed, isolation="thread"):
         lost = rounds.num_finished - rounds.num_interrupted
         rounds.longest *= 0.98 if lost > 0 else 1.02
     found += left_over()
+    list(DataLoader(Indices(), num_workers=1, isolation=isolation))  # which looks after what ended
     faulthandler.cancel_dump_traceback_later()
     report = {"interrupted": rounds.num_interrupted, "finished": rounds.num_finished}
     report["cut short"] = rounds.num_cut_short

@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from _gates import shared_memory_of
+from _gates import shared_memory_of, until
 from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end
 
 
@@ -19,9 +19,15 @@ def nothing_left():
     SLABS_OF_OTHERS.update(mapped_slabs())
     yield
     assert_threads_end()
-    assert not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"]
+    until(lambda: not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"])
     assert not num_mapped_slabs()
     assert not shared_memory_of(os.getpid()) - named
+
+
+def release_what_has_ended():
+    """Release what is left of processes that have ended, as a loader does that begins."""
+    until(lambda: not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"])
+    assert len(list(isolated(list(range(2))))) == 2
 
 
 SLABS_OF_OTHERS: set[str] = set()

@@ -152,12 +152,13 @@ def test_batches_stay_right_when_the_loop_keeps_all_of_them():
 
 
 def test_slabs_are_used_again_when_the_loop_lets_batches_go():
-    """A long epoch needs no more of them than are under way."""
+    """A long epoch needs no more of them than may be under way, in each child, and the two that
+    the loop has."""
     most = 0
     for number, batch in enumerate(isolated(Sized([20_000] * 120), 2)):
         most = max(most, num_mapped_slabs() if number % 10 == 0 else 0)
         assert batch[0, 0] == 2 * number
-    assert 0 < most <= 4 + 4
+    assert 0 < most <= 2 * 4 + 2
 
 
 def test_batches_of_any_size_arrive():

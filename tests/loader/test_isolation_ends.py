@@ -30,7 +30,7 @@ from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, assert
 from _readings import shown
 from torch.utils.data import DataLoader as TorchLoader
 
-from spdl_torch.data.child_process import process_counts, process_seats
+from spdl_torch.data.child_process import process_counts, processes
 from spdl_torch.observe.trace.tracing import profile_of_run
 
 __all__ = ["nothing_left"]
@@ -125,7 +125,7 @@ def test_child_ends_when_the_loop_does(how):
     del batches
     assert_threads_end()
     assert pids
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    until(lambda: not [c for c in multiprocessing.active_children() if c.pid in pids])
     assert bits(first) == bits(expected)
     assert num_mapped_slabs() == 1
 
@@ -226,7 +226,7 @@ def test_timeout_names_what_the_child_with_the_batch_does(held_child):
 
 def test_wait_for_any_batch_logs_what_all_children_do(held_child, monkeypatch):
     """One that does not answer does not hide the others."""
-    monkeypatch.setattr(process_seats, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_ASK_SECONDS", 0.5)
     batches, pid = held_child(in_order=False)
     until(lambda: doing_in(batches).count("None of its threads is at work") == 2)
     text = doing_in(batches)
@@ -249,14 +249,14 @@ def test_profile_says_which_child_did_not_answer(held_child, monkeypatch):
     monkeypatch.setattr(process_counts, "_ASK_SECONDS", 0.2)
     batches, pid = held_child(in_order=False)
     recorder = batches.stats().recorder
-    silent = next(c for c in children_of(batches).values() if c.connection.pid != pid)
-    os.kill(silent.connection.pid, signal.SIGSTOP)
+    silent = next(c for c in children_of(batches).values() if c.pid != pid)
+    os.kill(silent.pid, signal.SIGSTOP)
     try:
-        until(lambda: psutil.Process(silent.connection.pid).status() == psutil.STATUS_STOPPED)
+        until(lambda: psutil.Process(silent.pid).status() == psutil.STATUS_STOPPED)
         profile = profile_of_run(batches.stats().report(), recorder.timeline(), None)
     finally:
-        os.kill(silent.connection.pid, signal.SIGCONT)
-    said = f"Worker process {silent.number} (pid {silent.connection.pid}) did not answer within"
+        os.kill(silent.pid, signal.SIGCONT)
+    said = f"Worker process {silent.number} (pid {silent.pid}) did not answer within"
     assert sum(note.startswith(said) for note in profile.report().verdict.remarks) == 1
     assert "did not answer" in shown(profile.report())
     monkeypatch.setattr(process_counts, "_ASK_SECONDS", PATIENCE_SECONDS)
@@ -447,7 +447,7 @@ class Interrupting:
 @pytest.mark.parametrize(
     ("part", "method", "found"),
     [
-        ("outlet", "send", {"training", "worker process"}),  # questions have a pipe of their own
+        ("wire", "sendmsg", {"training", "worker process"}),  # questions have a pipe of their own
         ("pipe", "send_bytes", {"training"}),
         ("pipe", "poll", {"training"}),
         ("pipe", "recv_bytes", {"training"}),
@@ -462,11 +462,11 @@ def test_profile_in_a_signal_handler_does_not_lock_itself(part, method, found):
     next(batches)
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    line = children_of(batches)[0].connection.line
-    owner = line.outgoing if part == "outlet" else line.questions
+    child = children_of(batches)[0]
+    owner, name = (child.wire, "socket") if part == "wire" else (child.questions, part)
     try:
-        setattr(owner, part, Interrupting(getattr(owner, part), method))
-        if part == "outlet":
+        setattr(owner, name, Interrupting(getattr(owner, name), method))
+        if part == "wire":
             next(batches)
         else:
             profiles.append(loader.profile())

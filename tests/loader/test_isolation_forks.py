@@ -21,8 +21,7 @@ from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_
 from torch.utils.data import Dataset, RandomSampler
 
 import spdl_torch
-from spdl_torch.data.child_process import connection, process as child_process, process_seats
-from spdl_torch.data.child_process.connection import start_all
+from spdl_torch.data.child_process import process as child_process, worker_process
 from spdl_torch.data.child_process.mappings import MappedSlabs
 from spdl_torch.data.child_process.process import start_child
 from spdl_torch.data.workers import fork_rest
@@ -159,24 +158,7 @@ def test_worker_that_replaces_a_killed_one_is_a_copy_of_the_same_thread(kept):
     assert len({pid for _, pid, _ in (*first, *rest)}) == 3
 
 
-def test_receiver_has_begun_when_the_child_is_there(monkeypatch):
-    """It may set what the trainer then puts back: the number of intra-op threads."""
-    begun, seen = [], []
-
-    def begin():
-        threading.Event().wait(0.05)  # long enough for a caller that does not wait
-        begun.append(True)
-
-    def start(children, context, threads):
-        start_all(children, context, threads, begin)
-        seen.append(len(begun))
-
-    monkeypatch.setattr(process_seats, "start_all", start)
-    assert len(list(isolated(Images(8), 4, num_workers=2))) == 2
-    assert seen == [2]
-
-
-def test_all_children_are_forked_before_the_first_receiver_is_there(monkeypatch):
+def test_processes_take_no_threads_of_the_trainer(monkeypatch):
     """Each is a copy of a process with the threads that it had, and no others."""
     beside = []
 
@@ -184,7 +166,7 @@ def test_all_children_are_forked_before_the_first_receiver_is_there(monkeypatch)
         beside.append({each.name for each in threading.enumerate()})
         return start_child(*arguments)
 
-    monkeypatch.setattr(connection, "start_child", start)
+    monkeypatch.setattr(worker_process, "start_child", start)
     before = {each.name for each in threading.enumerate()}
     assert len(list(isolated(Images(9), num_workers=3))) == 9
     assert beside == [before] * 3

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 from _at_call import AtCall
 from _ctrl_c import AtTime, assert_nothing_is_left, belongings
-from _isolated import isolated
+from _isolated import isolated, release_what_has_ended
 from _isolation_data import Images
 from _loader_helpers import assert_threads_end
 
@@ -56,6 +56,7 @@ def before(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     whole_life(random.Random(0))
     assert_threads_end()
+    release_what_has_ended()
     return belongings()
 
 

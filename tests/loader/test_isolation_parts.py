@@ -24,6 +24,7 @@ from spdl_torch.data.child_process.child import _seed_process
 from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
 from spdl_torch.data.child_process.mappings import Mappings
 from spdl_torch.data.child_process.shared_memory import SlabPool
+from spdl_torch.data.child_process.wire import File
 from spdl_torch.data.fetching.collating import LARGE_BYTES
 from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
@@ -46,7 +47,7 @@ class Passage:
         message = packed.as_message()
         if message.ticket is not None:
             if message.ticket.is_new:
-                self.mappings.open(message.ticket, os.dup(packed.lease.slab.descriptor))
+                self.mappings.open(message.ticket, File(os.dup(packed.lease.slab.descriptor)))
             packed.lease.sent()
         self.mappings.forget(self.slabs.retired())
         message = pickle.loads(pickle.dumps(message, 5))

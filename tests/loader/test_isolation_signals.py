@@ -27,12 +27,12 @@ pytestmark = [
 ]
 
 PROGRAM = """
-    import os, signal, sys
+    import multiprocessing, os, signal, sys
     sys.path.insert(0, {tests!r})
-    from _inside import pids_of, seats_of
+    from _inside import pids_of
     from _isolation_data import Images, image_of
     from spdl_torch import DataLoader
-    from spdl_torch.data.child_process import connection as line
+    from spdl_torch.data.child_process import worker_process as line
 
     SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
     handled = []
@@ -92,11 +92,12 @@ PROGRAM = """
         print("stopping", flush=True)
         batches = iter(loader())
         next(batches)
-        receiver = next(t for t in seats_of(batches)._threads.threads() if "receiver" in t.name)
+        (pid,) = pids_of(batches)
+        (child,) = [each for each in multiprocessing.active_children() if each.pid == pid]
         del batches
         os.killpg(0, signal.SIGTERM)
-        receiver.join(30)
-        assert handled.pop() and not receiver.is_alive()
+        child.join(30)
+        assert handled.pop() and child.exitcode == 0
         print("done", flush=True)
 
     if __name__ == "__main__":
@@ -125,7 +126,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
 
 
 AT_THE_START = """
-        from spdl_torch.data.child_process import connection as line
+        from spdl_torch.data.child_process import worker_process as line
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
         start_child = line.start_child
         def start_and_die(*arguments):
@@ -186,7 +187,7 @@ def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     batches = iter(isolated(Spawning(), None, num_workers=1))
     pids = next(batches)
-    os.kill(children_of(batches)[0].connection.pid, signal.SIGKILL)
+    os.kill(children_of(batches)[0].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
         list(batches)
     for pid in pids:

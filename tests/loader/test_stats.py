@@ -23,7 +23,7 @@ from _seats import (
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import DataLoader
-from spdl_torch.data.child_process import connection
+from spdl_torch.data.child_process import worker_process
 from spdl_torch.data.child_process.process import start_child
 from spdl_torch.data.fetching import timing as timing_module
 from spdl_torch.data.fetching.timing import timed, timed_sample
@@ -403,7 +403,7 @@ def test_loop_waits_while_processes_are_started(seat, monkeypatch):
         seconds.append(work())
         return start_child(*args)
 
-    monkeypatch.setattr(connection, "start_child", start_slowly)
+    monkeypatch.setattr(worker_process, "start_child", start_slowly)
     loader = seat.loader(Numbers(), batch_size=4, num_workers=1)
     batches, own, inside = worked_through(loader)
     whole = loader.snapshot()

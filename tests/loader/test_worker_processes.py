@@ -11,12 +11,10 @@ import multiprocessing
 import os
 import random
 import resource
-import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from functools import lru_cache, partial
@@ -26,9 +24,9 @@ import numpy as np
 import pytest
 import torch
 from _folders import HELPERS
-from _gates import in_thread, num_fds, result_of, until
-from _inside import are_up, children_of, seats_of
-from _isolated import bits, epochs_of, nothing_left
+from _gates import num_fds, until
+from _inside import are_up, children_of, crew_of
+from _isolated import bits, epochs_of, nothing_left, release_what_has_ended
 from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -52,13 +50,8 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import functional as F, v2
 
 from spdl_torch import DistributedSampler, ImageFolder
-from spdl_torch.data.child_process import connection, process as child_process
-from spdl_torch.data.child_process.messages import (
-    framed,
-    receive_descriptor,
-    send_descriptor,
-    socket_of,
-)
+from spdl_torch.data.child_process import process as child_process, worker_process
+from spdl_torch.data.child_process.wire import LONG_BYTES, File, Wire
 from spdl_torch.data.loader import backends, vouching
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.objects.stateless import is_stateless
@@ -178,69 +171,84 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog, proc
     assert "killed" not in str(loader.report())
 
 
-def test_system_without_poll_loads_the_same(tmp_path, monkeypatch):
-    """Windows has none: batches, and the end of a child that is killed, come in another way."""
-    (tmp_path / "died").touch()
-    expected = epochs_of(DataLoader(DiesOnce(tmp_path), 4, seed=1), 1)
-    (tmp_path / "died").unlink()
-    monkeypatch.delattr(select, "poll")
-    options = {"seed": 1, "timeout": PATIENCE_SECONDS}
-    assert epochs_of(divided(DiesOnce(tmp_path), 4, processes=2, **options), 1) == expected
-    assert (tmp_path / "died").exists()
-
-
-def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach():
-    """The system then says "reset" where it else says that the line has ended."""
-    line, childs = socket.socketpair()
-    line.send(b"a job")
-    childs.close()
-    with line, pytest.raises(EOFError, match=r"^$"):
-        receive_descriptor(line)
-
-
 @pytest.fixture
-def line():
-    """Both ends of a line with a job on its way to the child, and a file that the child has."""
-    ours, childs = socket.socketpair()
-    with ours, childs, tempfile.TemporaryFile() as file:
-        ours.send(b"a job")
-        yield ours, childs, file
+def wires():
+    """Both ends of a wire."""
+    ours, theirs = map(Wire, socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
 
 
-def test_descriptor_is_sent_past_a_job_on_its_way(line):
-    """The child waits for no answer: what it reads next is the job."""
-    ours, childs, file = line
-    send_descriptor(childs, file.fileno())
-    descriptor = receive_descriptor(ours)
-    assert os.path.sameopenfile(descriptor, file.fileno())
-    assert not os.get_inheritable(descriptor)
-    os.close(descriptor)
-    assert childs.recv(9) == b"a job"
+def all_of(wire):
+    """The messages that have come, with their files."""
+    wire.read()
+    return [(bytes(content), files) for content, files in iter(wire.next, None)]
 
 
-def test_descriptor_that_this_process_has_no_room_for_is_an_error(line):
+SIZES = [0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000]
+
+
+def test_messages_of_any_size_come_in_order_while_nobody_reads(wires):
+    """Neither side ever waits until the other one reads."""
+    ours, theirs = wires
+    sent = [bytes([n % 256]) * SIZES[n % len(SIZES)] for n in range(60)]
+    for content in sent:
+        ours.send(content)
+    found = []
+    while len(found) < len(sent):
+        found += all_of(theirs)
+        ours.flush()
+    assert found == [(content, []) for content in sent]
+    assert not ours.has_unsent
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_read_in_any_parts_have_their_own_files(seed, wires, tmp_path):
+    """Files come apart from the bytes that they belong to."""
+    ours, theirs = wires
+    draws, sent, found = random.Random(seed), [], []
+    for number in range(30):
+        path = (tmp_path / str(number)).as_posix() if draws.random() < 0.3 else None
+        sent.append((draws.choice(SIZES), path))
+        files = [] if path is None else [File(os.open(path, os.O_CREAT | os.O_RDWR))]
+        ours.send(bytes(sent[-1][0]), *files)
+        if draws.random() < 0.3:
+            found += all_of(theirs)
+    while len(found) < len(sent):
+        ours.flush()
+        found += all_of(theirs)
+    for (size, path), (content, files) in zip(sent, found, strict=True):
+        assert (len(content), len(files)) == (size, path is not None)
+        for file in files:
+            assert os.path.samestat(os.fstat(file.descriptor), os.stat(path))
+            assert not os.get_inheritable(file.descriptor)
+    ours.close()
+    assert all_of(theirs) == []
+    assert theirs.is_over
+
+
+def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach(wires):
+    """The system then says "reset" where it else says that the wire has ended."""
+    ours, theirs = wires
+    ours.send(b"a job")
+    theirs.close()
+    assert all_of(ours) == []
+    assert ours.is_over
+
+
+def test_descriptor_that_this_process_has_no_room_for_is_an_error(wires):
     """That of any file that could not be opened."""
-    ours, childs, file = line
-    send_descriptor(childs, file.fileno())
-    os.close(first_free := os.dup(file.fileno()))
+    ours, theirs = wires
+    ours.send(bytes(LONG_BYTES + 1))
+    os.close(first_free := os.dup(0))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            receive_descriptor(ours)
+            all_of(theirs)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.parametrize("size", [0, 1, 70, 16_384, 16_385, 100_000])
-def test_messages_are_framed_as_connections_read_them(size):
-    """Whatever their size: multiprocessing's end reads what ours writes without it."""
-    ours, theirs = multiprocessing.Pipe()
-    content = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    with ours, theirs, socket_of(ours) as line:
-        writing = in_thread(line.sendall, framed(content) + framed(b"next"))
-        assert (theirs.recv_bytes(), theirs.recv_bytes()) == (content, b"next")
-        result_of(writing)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -281,30 +289,30 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
         assert begin.wait(PATIENCE_SECONDS)
         return started(*args)
 
-    monkeypatch.setattr(connection, "start_child", late)
-    killed = children_of(batches)[1].connection.pid
+    monkeypatch.setattr(worker_process, "start_child", late)
+    killed = children_of(batches)[1].pid
     os.kill(killed, signal.SIGKILL)
     found += [bits(next(batches)) for _ in range(10)]
     until(lambda: "The others make its batches again: " in caplog.text)
     successor = children_of(batches)[1]
     assert not successor.jobs
-    assert seats_of(batches).roster.numbers_at_work() == [0, 2]
+    assert crew_of(batches).roster.numbers_at_work() == [0, 2]
     begin.set()
     until(lambda: are_up(batches))
-    assert seats_of(batches).roster.numbers_at_work() == [0, 1, 2]
+    assert crew_of(batches).roster.numbers_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
 
 def test_log_of_a_killed_child_without_batches_says_so(caplog):
     """Nothing is made again then, and no number is given."""
-    batches = iter(divided(Images(4), 4, processes=2, timeout=PATIENCE_SECONDS))
-    next(batches)
-    until(lambda: are_up(batches))
+    options = {"processes": 2, "prefetch_factor": 1, "timeout": PATIENCE_SECONDS}
+    batches = iter(divided(Images(40), 4, **options))
     killed = children_of(batches)[1]
-    assert not killed.jobs
-    os.kill(killed.connection.pid, signal.SIGKILL)
-    until(lambda: " its place; it had no batch to make." in caplog.text)
-    assert list(batches) == []
+    until(lambda: are_up(batches) and not killed.jobs)
+    os.kill(killed.pid, signal.SIGKILL)
+    until(lambda: len(children()) == 1)
+    assert len(list(batches)) == 10
+    assert " its place; it had no batch to make." in caplog.text
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -364,25 +372,26 @@ def leave(loader, how):
 
 @pytest.mark.parametrize("how", ["end", "error", "break", "drop"])
 def test_nothing_is_left_however_the_loop_ends(how):
-    """No child, thread or descriptor; of the default, and of persistent workers."""
+    """No child, thread or descriptor; of the default, and of persistent workers. Descriptors of
+    processes that have ended go when the next loader begins."""
     for make in (
         lambda: DataLoader(Images(40), 4, num_workers=2),
         lambda: divided(Images(40), 4, processes=2, persistent_workers=True),
     ):
         leave(make(), "end")
-        gc.collect()
-        assert_threads_end()
+        release_what_has_ended()
         before = num_fds()
         leave(make(), how)
         gc.collect()
         assert_threads_end()
-        assert children() == []
+        release_what_has_ended()
         assert num_fds() == before
 
 
 @pytest.mark.parametrize("how", ["end", "error", "break", "drop"])
 def test_trace_has_the_rows_of_processes_however_the_loop_ends(how, tmp_path):
     """Whoever leaves a loop need not keep its iterator; and the processes end all the same."""
+    release_what_has_ended()
     before = num_fds()
     for make in (
         lambda: DataLoader(Images(40), 4, num_workers=2),
@@ -394,7 +403,7 @@ def test_trace_has_the_rows_of_processes_however_the_loop_ends(how, tmp_path):
         assert '"worker process[' in text  # the other may not have begun
         gc.collect()
         assert_threads_end()
-        assert children() == []
+    release_what_has_ended()
     assert num_fds() == before
 
 

@@ -2,17 +2,17 @@
 order and random streams.
 
 Trainer                                         child, one for each worker
-    ProcessSeats ─ jobs, freed shared memory ──▶ the main thread reads its jobs and sends its
-    a receiver for each child                    │ batches (job_wire); a second thread answers
-        │                                        │ questions
-        │ ◀────── where a batch lies ────────────┘
+    processes ── jobs, freed shared memory ────▶ the main thread reads its jobs and sends its
+        │                                        │ batches (job_wire, uplink); a second thread
+        │                                        │ answers questions
+    hearing ◀──────── where a batch lies ────────┘
         │ unpacks: tensors that view the shared memory
         ▼
-    the epoch's outlet ─▶ trainer, or the device stage as usual
+    the loop or, with pin_memory= or device=, the stage's thread, which reads then
 
-worker_process: one child and its jobs, on the trainer's side. uplink: a child's way to the trainer.
+wire: the socket, on both sides. messages: everything that is sent. worker_process, process,
+start_methods, ending: a child from its start to its end; roster: who gets which job.
 batch_packing: batches in shared_memory, collated there; mappings: the trainer's side of it.
-messages: everything that is sent.
-dataset_pickle, error_pickle: loaders and exceptions in transit. start_methods, process,
-connection, line: a child from its start to its end. signals: which process handles them.
+dataset_pickle, error_pickle: loaders and exceptions in transit. signals: which process handles
+them.
 """

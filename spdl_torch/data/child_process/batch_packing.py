@@ -30,7 +30,7 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 _ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
-_INLINE_BYTES = 32 * 1024  # a longer pickle lies in the slab too, to keep the pipe fast
+_INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
 
 
 class Packed(NamedTuple):

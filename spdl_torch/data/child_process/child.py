@@ -26,8 +26,10 @@ from .questions import Listener
 from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
 from .uplink import Uplink
+from .wire import Wire
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
@@ -51,7 +53,7 @@ class Beginning(NamedTuple):
     when the server started. None = the child is forked, and already has it."""
 
 
-def main(connection: Connection, control: Connection, beginning: Beginning) -> None:
+def main(end: socket.socket, control: Connection, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then multiprocessing ends the process, as it ends
     torch's workers.
 
@@ -61,19 +63,19 @@ def main(connection: Connection, control: Connection, beginning: Beginning) -> N
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    uplink = Uplink(connection, SlabPool())
+    wire = Wire(end)
+    uplink = Uplink(wire, SlabPool())
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()
     uplink.send(Up())
-    _run_worker(connection, control, beginning, uplink)
+    _run_worker(wire, control, beginning, uplink)
+    uplink.send_all()
 
 
-def _run_worker(
-    connection: Connection, control: Connection, beginning: Beginning, uplink: Uplink
-) -> None:
+def _run_worker(wire: Wire, control: Connection, beginning: Beginning, uplink: Uplink) -> None:
     try:
-        spec = _opened(beginning, connection, uplink)
+        spec = _opened(beginning, wire, uplink)
         threading.current_thread().name = f"spdl-worker-{beginning.number}"
         _seed_process(spec.draws.base_seed, beginning.number)
         listener = Listener(control, spec.pipeline_number, records=spec.stats)
@@ -82,14 +84,14 @@ def _run_worker(
         uplink.send_fatal("the worker process could not be set up", error)
         return
     try:
-        _work(connection, beginning, spec, uplink, listener)
+        _work(wire, beginning, spec, uplink, listener)
     except BaseException as error:
         uplink.send_fatal("the worker process failed", error)
     uplink.counts = None  # it stays, and would keep the dataset
 
 
 def _work(
-    connection: Connection,
+    wire: Wire,
     beginning: Beginning,
     spec: LoadSpec,
     uplink: Uplink,
@@ -99,12 +101,12 @@ def _work(
     use_one_intra_op_thread()
     count_only_this_thread()
     uplink.counts = counts = WorkerCounts(1, spec.recipe.dataset)
-    wire = JobWire(connection, uplink, counts, listener.new_recorder)
-    wire.restart(beginning.key, beginning.workers)
+    jobs = JobWire(wire, uplink, counts, listener.new_recorder)
+    jobs.restart(beginning.key, beginning.workers)
     worker = Worker(
         beginning.number,
         spec,
-        wire.shifts,
+        jobs.shifts,
         listener.activity,
         copying=None,
         cells=counts.new_cells(enabled=spec.stats),
@@ -112,17 +114,15 @@ def _work(
     )
     try:
         worker.serve(_note_nothing, lambda: False)
-    except OSError:
-        pass  # the trainer is gone
     finally:
-        counts.end()  # its epoch refers to the wire, and that to it, and so to the dataset
+        counts.end()  # its epoch refers to the jobs, and these to it, and so to the dataset
 
 
 def _note_nothing(*_: object) -> None:
     """Do nothing: nobody waits for the worker, whose error answers its jobs."""
 
 
-def _opened(beginning: Beginning, connection: Connection, uplink: Uplink) -> LoadSpec:
+def _opened(beginning: Beginning, wire: Wire, uplink: Uplink) -> LoadSpec:
     """Return the loader's configuration, and apply the trainer's settings to this process."""
     torch.set_default_dtype(beginning.default_dtype)
     environment = beginning.environment
@@ -133,7 +133,7 @@ def _opened(beginning: Beginning, connection: Connection, uplink: Uplink) -> Loa
     # Before the dataset is unpickled, and its modules are imported: a function of random that it
     # keeps is found by its name there, and has to be the one that follows the samples' streams.
     install_functions()
-    spec: LoadSpec = beginning.spec.open(connection)
+    spec: LoadSpec = beginning.spec.open(wire)
     writer = SlabWriter(uplink.slabs)
     return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)
 

@@ -31,10 +31,9 @@ from ...shown_text import short_repr
 from .batch_packing import TensorReducer
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from ...objects.members import Way
     from ..workers.load_spec import LoadSpec
+    from .wire import Wire
 
 _LIBRARY, _TORCH, _OURS = (
     str(Path(file).parent) for file in (pickle.__file__, torch.__file__, __file__)
@@ -61,13 +60,17 @@ class PickledSpec:
 class _ComingSpec:
     """The spec in the child, where its pickle is the first message."""
 
-    def open(self, connection: Connection) -> LoadSpec:
+    def open(self, wire: Wire) -> LoadSpec:
         """Return the spec, once it has come.
 
-        Raises: EOFError, OSError: the trainer is gone; what pickle raises if a class or function is
-            not found.
+        Raises: EOFError: the trainer is gone; what pickle raises if a class or function is not
+            found.
         """
-        spec: LoadSpec = pickle.loads(connection.recv_bytes())
+        while (found := wire.next()) is None:
+            if wire.is_over:
+                raise EOFError
+            wire.wait()
+        spec: LoadSpec = pickle.loads(found[0])
         return spec
 
 

@@ -96,7 +96,7 @@ def unpack_error(packed: PackedError) -> BaseException:
     error: BaseException
     try:
         error = _rebuilt(packed) if packed.content is None else pickle.loads(packed.content)
-    except BaseException as reason:  # of the exception's own methods
+    except Exception as reason:  # of the exception's own methods
         error = _of_text(packed, reason)
     notes = list(packed.notes)
     if (text := text_of(error)) != packed.text and packed.text not in text:
@@ -244,7 +244,7 @@ def _rebuilt(packed: PackedError) -> BaseException:
     for name, content in packed.parts.attributes.items():
         try:
             set_attribute(error, name, pickle.loads(content))
-        except BaseException:  # of the user's methods
+        except Exception:  # of the user's methods
             continue
     return error
 
@@ -254,7 +254,7 @@ def _of_text(packed: PackedError, reason: BaseException) -> BaseException:
     text = f"{packed.text} ({text_of(reason)})"
     try:
         return of_parts(_class_of(packed.kind), (text,))
-    except BaseException:
+    except Exception:
         return RuntimeError(text)
 
 

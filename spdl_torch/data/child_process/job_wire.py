@@ -1,8 +1,7 @@
-"""The connection to the trainer as a worker sees it: queues of epochs, of jobs and of results.
+"""The wire to the trainer as a worker sees it: queues of epochs, of jobs and of results.
 
 A worker has its process to itself, as torch's workers have: it is the main thread. It reads its
-jobs from the connection itself and writes its batches to it, so that no other thread of the process
-asks for the GIL.
+jobs and sends its batches itself, so that no other thread of the process asks for the GIL.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from ...engine.channel import ChannelClosed
 from ...engine.counters import QueueCounters
 from ..workers.epoch import Epoch, Shift
 from ..workers.jobs import Given, Job
-from .messages import Arrivals, Free, Restart
+from .messages import Free, Restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from multiprocessing.connection import Connection
 
     from ...engine.recorder import FlightRecorder
     from ..checkpoint.user_state import WorkerState
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from ..workers.counts import WorkerCounts
     from ..workers.jobs import Result
     from .uplink import Uplink
+    from .wire import Wire
 
 
 class _Shifts:
@@ -47,27 +46,26 @@ class _Shifts:
 
 
 class JobWire:
-    """The connection in place of the channels of threads. Only the main thread uses it, so it needs
-    no lock.
+    """The wire in place of the channels of threads. Only the main thread uses it, so it needs no
+    lock.
 
     counts: counts each epoch. new_recorder: makes its recorder.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        wire: Wire,
         uplink: Uplink,
         counts: WorkerCounts,
         new_recorder: Callable[[], FlightRecorder],
     ) -> None:
         self.shifts: Any = _Shifts()
-        self._connection = connection
+        self._wire = wire
         self._uplink = uplink
         self._counts = counts
         self._new_recorder = new_recorder
         self._waiting: deque[Any] = deque()  # messages read before their turn
         self._waited_ns = 0
-        self._arrivals = Arrivals(connection)
 
     def get(self) -> Job:
         """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
@@ -77,8 +75,7 @@ class JobWire:
         """
         since_ns = perf_counter_ns()
         while True:
-            while not self._waiting or self._has_more():
-                self._read()
+            self._read()
             message = self._waiting.popleft()
             if message is None:
                 raise ChannelClosed
@@ -108,7 +105,7 @@ class JobWire:
         self._counts.begin(shift)
 
     def put(self, result: Result) -> None:
-        """Send a result. Raises: OSError: the trainer is gone."""
+        """Send a result."""
         self._uplink.send_result(result)
 
     def counters(self) -> QueueCounters:
@@ -116,22 +113,26 @@ class JobWire:
         return QueueCounters(get_wait=(self._waited_ns, 0, ()))
 
     def close(self) -> None:
-        """Do nothing: the connection ends with the process."""
+        """Do nothing: the wire ends with the process."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _has_more(self) -> bool:
-        if self._waiting and self._waiting[-1] is None:
-            return False
-        return self._arrivals.have_come()
-
     def _read(self) -> None:
-        try:
-            message = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            self._waiting.append(None)
-            return
+        """Read what has come; wait until there is a message that the worker has to see."""
+        wire, waiting = self._wire, self._waiting
+        wire.read()
+        while True:
+            while (found := wire.next()) is not None:
+                self._take(pickle.loads(found[0]))
+            if wire.is_over:  # nobody wants the batches
+                waiting.clear()
+                waiting.append(None)
+            if waiting:
+                return
+            self._uplink.wait()
+
+    def _take(self, message: Any) -> None:
         if isinstance(message, Free):
             self._uplink.free(message)
         elif isinstance(message, Restart):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import deque
@@ -13,12 +14,12 @@ from ...io._transfer.region import Region, mapped_file
 from .messages import Free
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable
 
     import numpy as np
 
     from .shared_memory import Ticket
+    from .wire import File
 
 _NOTHING_FREED = Free((), ())
 
@@ -85,12 +86,14 @@ class Mappings:
         self._region_of = lock or Region
         self._slabs = MappedSlabs()
 
-    def open(self, ticket: Ticket, descriptor: int) -> None:
-        """Map a new slab, and close the descriptor."""
+    def open(self, ticket: Ticket, file: File) -> None:
+        """Map a new slab, and close its file. Its pages are found when they are read: the loop may
+        be waiting here."""
+        find = mmap.mmap if self._region_of is Region else mapped_file
         try:
-            memory = mapped_file(descriptor, ticket.size)
+            memory = find(file.descriptor, ticket.size)
         finally:
-            os.close(descriptor)
+            file.close()
         self._slabs.regions[ticket.slab] = self._region_of(memory)
 
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:

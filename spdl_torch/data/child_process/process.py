@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
+FINISH_SECONDS = 6.0  # for the sample that is being made; the process ends itself after 5
 _LOOK_SECONDS = 0.05  # between two checks of an ending process, where there is no pidfd
 _TELL_SECONDS = 2.0  # for a fork server to report how its child ended
 
@@ -31,7 +32,11 @@ _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gon
 
 
 class ChildProcess:
-    """A child process, used by the thread that started it; forked processes call ``forget``."""
+    """A child process, used by the thread that started it; forked processes call ``forget``.
+
+    One that was told to end is in nobody's hands any more. ``reap`` releases those that have ended,
+    where loaders begin and end an epoch, and at exit; until then they are zombies.
+    """
 
     def __init__(self, process: BaseProcess, *, is_served: bool) -> None:
         self._process = process
@@ -67,6 +72,10 @@ class ChildProcess:
             self._process.join(_LOOK_SECONDS)
         return self._process.exitcode is not None
 
+    def end_soon(self) -> None:
+        """Note that the process was told to end. Safe in a finalizer, on any thread."""
+        _ending.setdefault(self, monotonic() + FINISH_SECONDS)
+
     def kill(self) -> None:
         """Kill the process."""
         try:
@@ -92,7 +101,7 @@ class ChildProcess:
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def close(self) -> None:
-        """Release the resources of a process that has ended.
+        """Release the resources of a process that has ended; nothing happens if they are.
 
         Not by ``Process.close()``: after that, joining is an error, and at exit multiprocessing
         joins, on another thread, the children that existed a moment ago.
@@ -104,10 +113,11 @@ class ChildProcess:
             popen.close()
 
     def forget(self) -> None:
-        """Close this forked process's descriptor: the child belongs to the parent.
+        """Close this process's descriptor; in a forked one, the child belongs to the parent.
 
         multiprocessing, which does not know of ``os.fork()``, would terminate and join it at exit.
         """
+        _ending.pop(self, None)
         getattr(processes, "_children", set()).discard(self._process)
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
@@ -116,6 +126,22 @@ class ChildProcess:
     def _terminate(self) -> None:
         self.was_terminated = True
         self.kill()
+
+
+_ending: dict[ChildProcess, float] = {}
+"""The processes that were told to end, and when they are killed."""
+
+
+def reap(seconds: float = 0.0) -> None:
+    """Release the processes that have ended of those that were told to; wait for the others so
+    long. Those that have had their time are killed."""
+    deadline = monotonic() + seconds
+    for process, end in tuple(_ending.items()):
+        if end <= monotonic():
+            process.kill()
+        if process.join(max(0.0, min(deadline, end) - monotonic())):
+            process.exit_code()  # which has the system forget it
+            process.close()
 
 
 def start_child(
@@ -197,7 +223,7 @@ def _held_for(context: BaseContext) -> Any:
 
     A child that is spawned inherits the block until it handles the signals itself. A fork server,
     which may be started here, would pass the block on to other code's children, so nothing is
-    blocked for it; ``ChildConnection`` starts a child again that a signal has killed.
+    blocked for it; one that a signal has killed is started again.
     """
     if context.get_start_method() == "forkserver":
         return nullcontext()

@@ -20,7 +20,7 @@ from ...machine.probes import ProbeCounters
 from ..workers.counts import Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ...engine.rings import RowCopy
     from ...engine.threads import ThreadGroup
@@ -43,7 +43,9 @@ class ProcessCounts:
 
     has_own_gil = True
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, read: Callable[[], None]) -> None:
+        """``read``: called before the counts are added up."""
+        self._read = read
         self.workers = ThreadCount(num_workers)
         self.rows: ProcessRows | None = None
         """The rows of the epoch that began last."""
@@ -117,6 +119,7 @@ class ProcessCounts:
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the sum of the children's counts in this epoch; None = there are none yet."""
+        self._read()
         children = self.children
         latest = [*self._lost, *self._left, *(child.latest for child in children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]
@@ -187,7 +190,7 @@ class ProcessRows:
                 self._kept = self._answers_of(children, _KEEP_SECONDS)
             finally:
                 for child in children:
-                    child.connection.hang_up()
+                    child.hang_up()
 
         self._keeper = threads.spawn("keeper", keep)
 
@@ -232,14 +235,13 @@ class ProcessRows:
             return []
         answers = []
         for child in children:
-            connection = child.connection
-            if connection.is_over:
+            if child.is_over:
                 continue
-            answer = connection.line.questions.ask("rows", timeout=seconds)
+            answer = child.questions.ask("rows", timeout=seconds)
             self._silent.pop(child.number, None)
             if answer is not None:
                 answers.append(answer)
-            elif not connection.is_over:
-                details = {"worker": child.number, "pid": connection.pid, "seconds": seconds}
+            elif not child.is_over:
+                details = {"worker": child.number, "pid": child.pid, "seconds": seconds}
                 self._silent[child.number] = Instant(perf_counter_ns(), NO_ANSWER_EVENT, details)
         return answers

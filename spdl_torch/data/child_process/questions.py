@@ -14,10 +14,22 @@ from typing import TYPE_CHECKING, Any
 from ...engine.recorder import FlightRecorder
 from ...errors import PipelineStopped
 from ..workers.activity import Activity, describe_activities
-from .messages import Ask, socket_of
+from .messages import Ask
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+
+def socket_of(connection: Connection) -> socket.socket:
+    """Return another descriptor of a connection, as a socket.
+
+    Call it while nobody reads or writes. A new socket takes the process's default timeout; until it
+    is reset, here, reads and writes of ``Connection`` fail instead of waiting.
+    """
+    found = socket.socket(fileno=os.dup(connection.fileno()))
+    found.settimeout(None)
+    return found
+
 
 _PART_BYTES = 8_000
 """The size of an answer's parts. A ``Connection`` writes so little in one call into the system,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from ...engine.failures import attach_note
@@ -12,98 +11,84 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..workers.jobs import Given
-    from .connection import ChildConnection
+    from .hearing import Hearing
     from .worker_process import WorkerProcess
 
 
 class Roster:
-    """The processes of a crew by the number of the worker, and the jobs that each has.
+    """The processes by the number of the worker, and who of them gets the next job. The loop's
+    thread alone uses it."""
 
-    The loop's thread gives jobs out, and a receiver's takes them from a process that has ended:
-    both hold ``lock`` meanwhile.
-    """
-
-    def __init__(self, num_workers: int, *, has_turns: bool) -> None:
+    def __init__(self, hearing: Hearing, num_workers: int, *, has_turns: bool) -> None:
         """``has_turns``: each job belongs to one worker; else to the one with the fewest."""
-        # Re-entrant: Ctrl-C's handler may iterate, too.
-        self.lock = threading.RLock()
-        self.children: dict[int, WorkerProcess] = {}
-        """The processes by number. Replaced and never changed, so that any thread may go through
-        it."""
+        self._hearing = hearing  # which has the processes
         self.numbers = range(num_workers)
-        """The numbers of those that do not leave. The loop's thread writes it."""
+        """The numbers of those that do not leave."""
         self._has_turns = has_turns
         # Those that get no jobs while others can make them: those that replace killed ones, until
-        # they are up, which takes seconds. Replaced and never changed, like children, and only
-        # while the lock is held.
+        # they are up, which takes seconds.
         self._spared: tuple[WorkerProcess, ...] = ()
         self._next = 0  # of the process whose turn it is among equals
 
-    def put(self, child: WorkerProcess) -> None:
-        """Let a process be the worker of its number."""
-        with self.lock:
-            self.children = {**self.children, child.number: child}
+    def put(self, *children: WorkerProcess) -> None:
+        """Let processes be the workers of their numbers."""
+        new = {child.number: child for child in children}
+        self._hearing.children = {**self._hearing.children, **new}
 
     def submit(self, job: Given) -> Exception | None:
         """Send a job to the worker whose turn it is, or to the idlest one. Return what pickle
         raises; None = it is sent."""
-        with self.lock:
-            numbers = self.numbers_at_work() if self._spared else self.numbers
-            if self._has_turns:
-                child = self.children[numbers[job.worker % len(numbers)]]
-            else:
-                child = self._idlest(numbers)
-            return child.submit(job)
+        numbers = self.numbers_at_work() if self._spared else self.numbers
+        if self._has_turns:
+            return self._hearing.children[numbers[job.worker % len(numbers)]].submit(job)
+        return self._idlest(numbers).submit(job)
 
-    def replace(
-        self, child: WorkerProcess, successor: WorkerProcess, jobs: Iterable[Given], *, late: bool
-    ) -> bool:
+    def replace(self, successor: WorkerProcess, jobs: Iterable[Given], *, late: bool) -> bool:
         """Put a successor in the place of a process that has ended, and give out its jobs anew;
         return whether others make them. ``late``: the successor takes seconds to start, in which
         the loop would wait for the first of them, so others make them if there are any.
         """
-        with self.lock:
-            self.put(successor)
-            numbers: Sequence[int] = (child.number,)
-            if late:
-                self._spared = (*self._spared, successor)
-                numbers = self.numbers_at_work()
-            for job in jobs:
-                # A successor gets them once it is up. Another process gets them after its own jobs:
-                # if one kills it, too, that one is first again, and its second death is counted.
-                self._idlest(numbers).submit(job)
-        return child.number not in numbers
+        self.put(successor)
+        numbers: Sequence[int] = (successor.number,)
+        if late:
+            self._spared = (*self._spared, successor)
+            numbers = self.numbers_at_work()
+        for job in jobs:
+            # Another process gets them after its own jobs: if one kills it, too, that one is first
+            # again, and its second death is counted.
+            self._idlest(numbers).submit(job)
+        return successor.number not in numbers
 
     def begin_epoch(self, children: dict[int, WorkerProcess]) -> None:
         """Go on with these, all workers, in another epoch."""
-        with self.lock:
-            self.children = children
-            self._spared = ()
+        self._hearing.children = children
+        self._spared = ()
 
     @property
     def leaving(self) -> list[WorkerProcess]:
         """The processes that get no more jobs."""
-        return [child for n, child in self.children.items() if n not in self.numbers]
+        return [child for n, child in self._hearing.children.items() if n not in self.numbers]
 
     def part(self) -> list[WorkerProcess]:
         """Strike off those that leave and have answered all their jobs; return them."""
-        with self.lock:
-            idle = [child for child in self.leaving if not child.jobs]
-            self.children = {p: c for p, c in self.children.items() if c not in idle}
+        idle = [child for child in self.leaving if not child.jobs]
+        if idle:
+            children = self._hearing.children.items()
+            self._hearing.children = {n: child for n, child in children if child not in idle}
         return idle
 
     def with_batch(self, number: int | None) -> list[WorkerProcess]:
         """Return the process that has the batch; all of them if any batch would do."""
-        children = list(self.children.values())
+        children = list(self._hearing.children.values())
         return [child for child in children if number in child.jobs] or children
 
     def _idlest(self, numbers: Sequence[int]) -> WorkerProcess:
-        """Return the process with the fewest jobs; of equals, whose turn it is. The lock is held.
+        """Return the process with the fewest jobs; of equals, whose turn it is.
 
         Where the loop is slower than the processes, none has a job left. If the first one always
         got the next job, it would need shared memory for all the batches that wait.
         """
-        count, children = len(numbers), self.children
+        count, children = len(numbers), self._hearing.children
         best = self._next % count
         child = children[numbers[best]]
         for step in range(1, count):  # by hand: min() with a key takes 5 µs
@@ -115,11 +100,9 @@ class Roster:
         return child
 
     def numbers_at_work(self) -> Sequence[int]:
-        """Return the numbers of the processes that are not spared; all if every one is. The lock is
-        held: a receiver's thread calls this, too.
-        """
-        self._spared = tuple(child for child in self._spared if not child.connection.is_up)
-        children = self.children
+        """Return the numbers of the processes that are not spared; all if every one is."""
+        self._spared = tuple(child for child in self._spared if not child.is_up)
+        children = self._hearing.children
         return [n for n in self.numbers if children[n] not in self._spared] or self.numbers
 
 
@@ -128,14 +111,11 @@ _MOST_DEATHS = 2
 
 
 class Losses:
-    """The losses of one epoch. Those of a process's end are counted on its receiver's thread, while
-    the roster's lock is held; the one that ends the epoch is set before the epoch is closed, and
-    read by the loop after that has woken it.
-    """
+    """The processes that have ended in one epoch, and what that means for it."""
 
     def __init__(self) -> None:
         self._deaths: dict[int, int] = {}  # by the number of the batch that was next
-        self._fatal: ChildConnection | None = None
+        self._fatal: WorkerProcess | None = None
         self._fatal_job = ""
 
     def may_be_replaced(self, jobs: Sequence[Given]) -> bool:
@@ -147,13 +127,13 @@ class Losses:
         deaths = self._deaths[jobs[0].number] = self._deaths.get(jobs[0].number, 0) + 1
         return deaths < _MOST_DEATHS
 
-    def end(self, connection: ChildConnection, jobs: Sequence[Given] = ()) -> None:
+    def end(self, child: WorkerProcess, jobs: Sequence[Given] = ()) -> None:
         """Note the process whose end ends the epoch, and the jobs that it had."""
-        if jobs and connection.is_up:  # it may have been at work on the first
+        if jobs and child.is_up:  # it may have been at work on the first
             number, index = jobs[0].number, jobs[0].index
             is_iterables = isinstance(index, list) and None in index  # it has no indices
             self._fatal_job = f"batch {number}" if is_iterables else describe_batch(number, index)
-        self._fatal = connection
+        self._fatal = child
 
     @property
     def error(self) -> BaseException | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
 from time import perf_counter_ns
@@ -11,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from .error_pickle import pack_error, pack_errors_of
-from .messages import Answer, Fatal, Free, LogLine, send_descriptor, socket_of
+from .messages import Answer, Fatal, Free, LogLine
+from .wire import File
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from ..workers.counts import WorkerCounts
     from ..workers.jobs import Result
     from .batch_packing import PackedBatch
-    from .shared_memory import SlabPool
+    from .shared_memory import Lease, SlabPool
+    from .wire import Wire
 
 _READINGS_NS = 100_000_000  # the minimum between readings sent; the last batch always has one
 
@@ -28,13 +29,12 @@ class Uplink:
     """Sends to the trainer. Any thread may use it; the worker's alone takes jobs and sends
     results."""
 
-    def __init__(self, connection: Connection, slabs: SlabPool) -> None:
+    def __init__(self, wire: Wire, slabs: SlabPool) -> None:
         self.slabs = slabs
         self.epoch = 0
         """The epoch of the results that are sent."""
         self.counts: WorkerCounts | None = None
-        self._connection = connection
-        self._socket = socket_of(connection)  # for descriptors
+        self._wire = wire
         # Held while writing. Re-entrant: sending may log, and log lines are sent too.
         self._lock = threading.RLock()
         self._num_submitted = self._num_sent = 0
@@ -56,47 +56,59 @@ class Uplink:
         for slab in freed.spent:
             self.slabs.drop(slab)
 
-    def send(self, message: Any) -> None:
-        """Send a message, unless the trainer is gone: whoever reads the connection notices that."""
-        content = pickle.dumps(message, 5)  # outside the lock: nobody waits for it
-        try:
+    def wait(self) -> None:
+        """Wait until something comes; what did not fit before is sent as soon as it does."""
+        self._wire.wait()
+        if self._wire.has_unsent:
             with self._lock:
-                self._connection.send_bytes(content)
-        except OSError:
-            pass
+                self._wire.flush()
+
+    def send(self, message: Any) -> None:
+        """Send a message. Never waits: what does not fit is sent later."""
+        self._say(pickle.dumps(message, 5))
+
+    def _say(self, content: bytes, *files: File) -> None:
+        with self._lock:
+            self._wire.send(content, *files)
 
     def send_fatal(self, what: str, error: BaseException) -> None:
         """Send the reason why the child cannot go on."""
         self.send(Fatal(what, pack_error(error)))
 
     def send_result(self, result: Result) -> None:
-        """Send a result whose batch is packed. Raises: OSError: the trainer is gone."""
+        """Send a result whose batch is packed."""
         self._num_sent += 1
-        lease = None
+        lease: Lease | None = None
         if isinstance(result, Loaded):
             batch: PackedBatch = result.batch
             lease, result = batch.lease, result._replace(batch=batch.as_message())
         details = self.slabs.retired(), self._due_readings()
+        files: tuple[File, ...] = ()
+        if lease is not None and lease.slab.is_new:
+            files = (File(os.dup(lease.slab.descriptor)),)
         try:
-            content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
+            content = pickle.dumps(self._answer(result, *details), 5)
         except BaseException as error:  # an object's own __reduce__ may raise anything
             result, is_whole = _without_what_cannot_be_sent(result, error)
-            lease = lease if is_whole else None
-            content = pickle.dumps(Answer(self.epoch, pack_errors_of(result), *details), 5)
-        with self._lock:
-            self._connection.send_bytes(content)
-            # Under the same lock: the trainer takes what follows the message for its descriptor.
-            if lease is not None:
-                if lease.slab.is_new:
-                    send_descriptor(self._socket, lease.slab.descriptor)
-                lease.sent()
+            lease, files = (lease, files) if is_whole else (None, ())
+            content = pickle.dumps(self._answer(result, *details), 5)
+        self._say(content, *files)
+        if lease is not None:
+            lease.sent()
+
+    def _answer(self, result: Result, retired: tuple[int, ...], readings: bytes | None) -> Answer:
+        return Answer(self.epoch, pack_errors_of(result), retired, readings, perf_counter_ns())
+
+    def send_all(self) -> None:
+        """Wait until all was sent, or the trainer is gone."""
+        while self._wire.has_unsent and not self._wire.is_over:
+            self.wait()
 
     def forget(self) -> None:
-        """Close the connection in a process that the dataset forked: it must not hold it open, or
-        the trainer would not see this one's end.
+        """Close the wire in a process that the dataset forked: it must not hold it open, or the
+        trainer would not see this one's end.
         """
-        self._connection.close()
-        self._socket.close()
+        self._wire.close()
 
     def carry_log_lines(self) -> None:
         """Send what our loggers log to the trainer, which logs it."""

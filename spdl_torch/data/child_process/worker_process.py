@@ -1,26 +1,37 @@
-"""One worker process of a crew, and the jobs that it has; and what all of them are started with."""
+"""One worker process of a loader as the trainer sees it, from its start to its end, and the jobs
+that it has; and what all of them are started with.
+
+The loop's thread starts it, sends it jobs and reads what it answers; nobody else touches it, but
+for ``hang_up``, which any thread may call. A signal's handler may raise at any instruction of all
+that: it ends the iterator, and with its last reference each of these closes what it holds.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
-import weakref
+import socket
+import sys
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 
+from ...engine.shared import LiveObjects
 from ..workers.device import most_regions
-from .child import Beginning
-from .connection import ChildConnection
+from .child import Beginning, main
+from .ending import NO_GUARD, Ending
 from .mappings import Mappings
-from .messages import Answer, Restart
+from .messages import Answer, Fatal, LogLine, Restart, Up
+from .process import ChildProcess, start_child
+from .questions import Questions
 from .start_methods import context_of, forks
+from .wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable, Iterator, Sequence
 
     from ...io._transfer.region import LimitedLocker, Region
     from ..checkpoint.user_state import WorkerState
@@ -28,6 +39,8 @@ if TYPE_CHECKING:
     from ..workers.jobs import Given
     from ..workers.load_spec import LoadSpec
     from ..workers.transfer_stage import DeviceStage
+
+_END_SECONDS = 10.0  # for a process whose wire has ended; twice what it gives to its last sample
 
 
 class Equipment:
@@ -71,13 +84,13 @@ class InheritedSpec:
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
 
-    def open(self, connection: Connection) -> LoadSpec:
+    def open(self, _: Wire) -> LoadSpec:
         """Return the spec."""
         return self._spec
 
 
 class WorkerProcess:
-    """A child from its start to its end; its number is that of its worker."""
+    """A worker process; its number is that of its worker."""
 
     def __init__(
         self,
@@ -87,13 +100,13 @@ class WorkerProcess:
         key: StreamKey,
         workers: Sequence[WorkerState],
         *,
-        hear: Callable[[WorkerProcess, Answer], None],
-        ended: Callable[[WorkerProcess], None],
+        num_lives: int = 1,
     ) -> None:
+        """``num_lives``: how many processes have tried to be this worker, with this one."""
         self.number = number
+        self.num_lives = num_lives
         self.jobs: dict[int, Given] = {}
-        """The jobs that it has not answered, in the order in which it got them. The seats guard
-        them: its receivers and the trainer's thread change them."""
+        """The jobs that it has not answered, in the order in which it got them."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
         self.latest: bytes | None = None
@@ -102,8 +115,23 @@ class WorkerProcess:
         # that have ended, and since when it has had none; 0 = it has one. Replaced as a whole, so
         # that other threads may read it.
         self._unreported_ns = 0, 0
-        most, is_forked = spec.max_outstanding + _MOST_KEPT, equipment.are_copies
-        self.mappings = Mappings(most, lock=equipment.lock)
+        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=equipment.lock)
+        self.is_up = False
+        """Whether it has said that it is ready for messages."""
+        self.is_over = False
+        """Whether nothing comes from it any more."""
+        self.is_hung_up = False
+        self.ending = Ending()
+        self.questions = Questions()
+        self._context = equipment.context
+        self._owner = os.getpid()
+        self._is_open = False
+        self._first: bytes | None = None  # the message before all others
+        self._process: ChildProcess | None = None
+        ours, theirs = socket.socketpair()
+        self.wire = Wire(ours)
+        self._control, control = self._context.Pipe(duplex=True)
+        is_forked = equipment.are_copies
         beginning = Beginning(
             InheritedSpec(spec) if is_forked else _packed(spec),
             number,
@@ -112,26 +140,56 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
         )
-        # Weakly: the connection's thread must not keep this object, whose jobs hold user indices.
-        own = weakref.ref(self)
+        self._theirs: tuple[Any, Any, Beginning] | None = (theirs, control, beginning)
+        _live.add(self)
 
-        def hear_answer(answer: Answer) -> None:
-            found = own()
-            if found is not None:
-                hear(found, answer)
+    def start(self) -> None:
+        """Start the process; ``open`` follows, on the loop's thread. Raises: as ``start_child``."""
+        theirs, self._theirs = self._theirs, None
+        if theirs is None or self.is_hung_up:
+            return  # ``iter()`` was interrupted before
+        end, control, beginning = theirs
+        try:
+            self._process = start_child(self._context, main, (end, control, beginning))
+        except BrokenPipeError as error:
+            raise RuntimeError(
+                "DataLoader: the worker process ended while it was sent what it begins with; its "
+                f"last words are on stderr.{NO_GUARD}"
+            ) from error
+        finally:
+            end.close()
+            control.close()
+        self._first = beginning.spec.content
+        if self.is_hung_up:  # meanwhile, by another thread
+            self.hang_up()
 
-        def has_ended() -> None:
-            found = own()
-            if found is not None:
-                ended(found)
+    def open(self) -> None:
+        """Begin to send to the process, which has been started: what it begins with, and the jobs
+        that it has been given until now."""
+        self.questions.open(self._control)
+        if self._first is not None:
+            self.wire.send(self._first)
+        self._first, self._is_open = None, True
+        for job in self.jobs.values():
+            self.send((*job, (), ()))
 
-        self.connection = ChildConnection(
-            equipment.context, beginning, self.mappings, hear=hear_answer, ended=has_ended
-        )
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 = there is none yet."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def ends(self) -> list[int]:
+        """The descriptors that become readable when the process has sent something, or has ended.
+        Its end is not always that of the wire: what the dataset forked may hold that open."""
+        process = [] if self._process is None else self._process.ends
+        return [self.wire.socket.fileno(), *process]
+
+    # Jobs:
 
     def submit(self, job: Given) -> Exception | None:
-        """Give the child a job, and with it the slabs that are free. The roster's lock is held, and
-        answers are heard with it. Return what pickle raises; None = it is sent.
+        """Give the child a job, and with it the slabs that are free. Return what pickle raises;
+        None = it is sent.
 
         It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread
         that trains sends one for each batch, and a named tuple is pickled by calls of Python code.
@@ -141,33 +199,24 @@ class WorkerProcess:
             content = pickle.dumps((*job, *freed), 5)
         except Exception as error:
             if any(freed):
-                self.connection.send(freed)  # nobody reports them again
+                self.send(freed)  # nobody reports them again
             return error
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
         self._unreported_ns = self.waited_ns, 0
-        self.connection.say(content)
+        if self._is_open:
+            self.wire.send(content)
         return None
 
-    def answered(self, readings: bytes | None) -> None:
-        """Note that the child has answered a job. ``readings``: those that came with it. The
-        roster's lock is held."""
-        waited_ns, _ = self._unreported_ns
-        if readings is not None:
-            self.latest, waited_ns = readings, 0
-        self._unreported_ns = waited_ns, 0 if self.jobs else perf_counter_ns()
-
-    @property
-    def waited_ns(self) -> int:
-        """The time without a job that is not in ``latest`` yet."""
-        waited_ns, since_ns = self._unreported_ns
-        return waited_ns + (perf_counter_ns() - since_ns if since_ns else 0)
+    def send(self, message: Any) -> None:
+        """Send a message. Never waits."""
+        self.wire.send(pickle.dumps(message, 5))
 
     def send_freed(self) -> None:
         """Send the slabs that have become free, if there are any."""
         if any(freed := self.mappings.freed()):
-            self.connection.send(freed)
+            self.send(freed)
 
     def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Begin another epoch: outstanding jobs are dropped."""
@@ -175,7 +224,132 @@ class WorkerProcess:
         self.jobs.clear()
         self.latest = None
         self._unreported_ns = 0, 0
-        self.connection.send(Restart(self.epoch, key, tuple(workers)))
+        self.send(Restart(self.epoch, key, tuple(workers)))
+
+    # Answers:
+
+    def heard(self, *, has_ended: bool) -> Iterator[Answer]:
+        """Read what the process has sent, and yield its answers. When nothing comes any more,
+        ``is_over`` is set. ``has_ended``: it is gone, and so all that it sent is there."""
+        wire = self.wire
+        wire.read()
+        try:
+            while (found := wire.next()) is not None:
+                answer = self._taken(pickle.loads(found[0]), found[1])
+                if answer is not None:
+                    yield answer
+        except Exception as error:  # what it sent cannot be received
+            self.ending.broken = error
+        is_faulty = self.ending.fatal is not None or self.ending.broken is not None
+        self.is_over = has_ended or wire.is_over or is_faulty
+
+    def _taken(self, message: Any, files: list[Any]) -> Answer | None:
+        if isinstance(message, Answer):
+            packed = getattr(message.result, "batch", None)
+            for file in files:
+                self.mappings.open(packed.ticket, file)
+            self.mappings.forget(message.retired)
+            return message
+        if isinstance(message, Up):
+            self.is_up = True
+        elif isinstance(message, LogLine):
+            logging.getLogger(message.logger).log(message.level, "%s", message.text)
+        elif isinstance(message, Fatal):
+            self.ending.fatal = message
+        return None
+
+    def answered(self, readings: bytes | None, done_ns: int) -> None:
+        """Note that the child has answered a job. ``readings``: those that came with it."""
+        waited_ns, _ = self._unreported_ns
+        if readings is not None:
+            self.latest, waited_ns = readings, 0
+        self._unreported_ns = waited_ns, 0 if self.jobs else done_ns
+
+    @property
+    def waited_ns(self) -> int:
+        """The time without a job that is not in ``latest`` yet."""
+        waited_ns, since_ns = self._unreported_ns
+        return waited_ns + (perf_counter_ns() - since_ns if since_ns else 0)
+
+    # Its end:
+
+    def hang_up(self) -> None:
+        """Tell the process to end, within 5 s. Never blocks; safe in a finalizer, on any thread."""
+        if os.getpid() != self._owner:
+            return
+        self.is_hung_up = True
+        self.questions.hang_up()
+        self.wire.hang_up()
+        if self._process is not None:
+            self._process.end_soon()
+
+    def reap(self) -> None:
+        """Wait for a process from which nothing comes any more, and note how it ended."""
+        if self._process is None:
+            return
+        if not self._process.join(_END_SECONDS):
+            self._process.kill()
+            self._process.join(_END_SECONDS)
+        self.ending.reaped(self._process)
+        self._process.close()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process, now ended, could start and was not ended by this program itself."""
+        return self._could_start and not (self.ending.is_of_this_program or self.is_hung_up)
+
+    @property
+    def may_try_again(self) -> bool:
+        """Whether another process may try: a signal for the trainer killed this one before it had
+        handlers. (Signals that a forked one gets while it is being started wait for its own.)"""
+        is_new = not (self.is_up or self.is_hung_up or forks(self._context))
+        is_new = is_new and not self.ending.is_of_this_program
+        return is_new and self.ending.may_be_a_trainers_signal and self.num_lives < _MOST_LIVES
+
+    @property
+    def _could_start(self) -> bool:
+        return self.is_up or self.ending.is_by_signal
+
+    def death(self) -> BaseException:
+        """Return a new exception that says why the process ended unasked."""
+        return self.ending.death(self.pid, could_start=self._could_start)
+
+    def forget(self) -> None:
+        """Close this forked process's copies, which must end with the parent."""
+        self.wire.close()
+        self.questions.forget()
+        self._control.close()
+        if self._process is not None:
+            self._process.forget()
+
+    def close(self) -> None:
+        """Hang up, and close this end."""
+        self.hang_up()
+        self.questions.detach()
+        self.wire.close()
+        self._control.close()
+        for each in (self._theirs or ())[:2]:
+            each.close()
+        self._theirs = None
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_theirs") and not is_exiting():
+            self.close()
+
+
+_MOST_LIVES = 3
+
+_live: LiveObjects[WorkerProcess] = LiveObjects()
+
+
+def _forget_parents_processes() -> None:
+    """Close the wires in a forked process: they would keep its parent's children alive."""
+    for each in _live.now():
+        each.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents_processes)
 
 
 def _packed(spec: LoadSpec) -> Any:

@@ -17,9 +17,9 @@ from .inline_worker import InlineWorker
 from .vouching import seems_safe
 
 if TYPE_CHECKING:
+    from ..workers.backend import Backend
     from ..workers.load_spec import LoadSpec
     from ..workers.transfer_stage import DeviceStage
-    from .backend import Backend
     from .base_loader import BaseLoader
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -36,12 +36,10 @@ def import_workers(loader: BaseLoader[Any]) -> None:
         loader.isolation == "auto" and seems_safe(loader.dataset, *functions)
     )
     with collected_later():
-        from . import crew  # noqa: F401
-
         if on_threads:
-            from ..workers import thread_seats  # noqa: F401
+            from ..workers import threads  # noqa: F401
         else:
-            from ..child_process import process_seats  # noqa: F401
+            from ..child_process import processes  # noqa: F401
 
 
 def open_backend(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | None) -> Backend:
@@ -49,27 +47,19 @@ def open_backend(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | N
     if not spec.num_workers:
         return InlineWorker(spec, stage)
     placement = loader._placement()  # once: it looks at every object of a list
-    # Imported by loaders with workers alone, and each kind of seats where there are such workers:
-    # so is torch.multiprocessing.
-    with collected_later():
-        from .crew import Crew
-
+    # Imported where there are such workers: so is torch.multiprocessing.
     if not (placement.num_processes or install()):
         raise without_key(f"its workers would be threads: {placement.reason}")
     loader._state.log_placement(placement)
     if placement.num_processes:
         with collected_later():
-            from ..child_process.process_seats import ProcessSeats
+            from ..child_process.processes import Processes
 
-        children = ProcessSeats(spec, stage, context=loader.multiprocessing_context)
-        children.placement = placement
-        return Crew(spec, children, stage)
+        return Processes(spec, stage, placement, loader.multiprocessing_context)
     with collected_later():
-        from ..workers.thread_seats import ThreadSeats
+        from ..workers.threads import Threads
 
-    threads = ThreadSeats(spec, stage)
-    threads.placement = placement
-    return Crew(spec, threads, stage)
+    return Threads(spec, stage, placement)
 
 
 def torchs_iterator(loader: BaseLoader[Any]) -> _MultiProcessingDataLoaderIter:

@@ -12,13 +12,14 @@ from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
 from ..rng.streams import Lending, SampleStreams, borrowers_in
+from ..workers.backend import Backend
 from ..workers.jobs import Failed, Given, Loaded, result_of
 from ..workers.stats import InlineStats
-from .backend import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Sized
 
+    from ...engine.rings import ConsumerRing
     from ..checkpoint.progress import Progress
     from ..checkpoint.user_state import WorkerState
     from ..fetching.items import Items
@@ -39,7 +40,6 @@ class InlineWorker(Backend):
         self._stage = stage
         self._recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         self.stats: InlineStats = InlineStats(self._recorder, recipe.dataset, stage)
-        self.consumer = self.stats.consumer, ()
         # Without streams, user code draws from the process's generators.
         self._streams: SampleStreams | None = None
         self._owned: OwnedGenerators | None = None
@@ -51,7 +51,9 @@ class InlineWorker(Backend):
             self._streams.seed_owned(owned)
         self._job: Given | None = None
 
-    def begin(self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress) -> None:
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress
+    ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Backend``. Raises: what ``iter(dataset)`` raises."""
         fetch_cell, collate_cell = self.stats.new_cells(enabled=self._spec.stats)
         record_parts(self.stats.consumer, fetch=fetch_cell, collate=collate_cell)
@@ -66,9 +68,11 @@ class InlineWorker(Backend):
             fetch_cell=fetch_cell,
             collate_cell=collate_cell,
         )
-        items = self._maker.items
-        if items is None:
-            return
+        if (items := self._maker.items) is not None:
+            self._keep_state_of(items, progress)
+        return self.stats.consumer, ()
+
+    def _keep_state_of(self, items: Items, progress: Progress) -> None:
         # Nothing is loaded ahead, so the iterable is asked for its state when the loader is. Keep
         # the state's owner only: what dropping the iterator has to end must not outlive it.
         progress.workers[0] = beginning = items.progress(wanted=False)

@@ -165,10 +165,9 @@ class LoaderIterator(EpochIterator):
     def _begin_jobs(self, loader: BaseLoader[Any]) -> None:
         """Begin an epoch in the backend, and give out its first jobs."""
         backend = self._backend
-        backend.begin(self._key, self._begun_from, self._progress)
+        self._ring, self._outlet = backend.begin(self._key, self._begun_from, self._progress)
         self._stats = backend.stats
         self._stats.skipped = self._skipped
-        self._ring, self._outlet = backend.consumer
         if self._tuner is not None:
             self._tuner.begin()
         self._num_given = self._num_received = 0

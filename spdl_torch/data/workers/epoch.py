@@ -44,12 +44,8 @@ class Epoch(NamedTuple):
     def deliver(self, result: Result) -> None:
         """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
         jobs.
-
-        What failed is recorded before: whoever has the batch finds all of it in the trace.
         """
-        record_bad(self.recorder, result.number, result.tries)
-        if isinstance(result, Failed):
-            self.recorder.failed("worker", result.number, result.error)
+        record(self.recorder, result)
         if self.in_order:
             self.results.put_at(result.number, result)
         else:
@@ -60,6 +56,13 @@ class Epoch(NamedTuple):
         self.consumer.end()
         self.results.close()
         self.outlet.close()
+
+
+def record(recorder: FlightRecorder, result: Result) -> None:
+    """Record what failed, before anybody has the result: then all of it is in the trace."""
+    record_bad(recorder, result.number, result.tries)
+    if isinstance(result, Failed):
+        recorder.failed("worker", result.number, result.error)
 
 
 # If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up

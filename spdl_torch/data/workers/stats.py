@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ..fetching.bad_samples import SkippedSamples
     from .epoch import Epoch
-    from .transfer_stage import DeviceStage
+    from .transfer_stage import DeviceStage, Forwarder
 
 
 class Source(Protocol):
@@ -63,7 +63,7 @@ class _Begun(NamedTuple):
 class EpochStats(ABC):
     """A loader's statistics: of the running epoch or, after it, of the last one."""
 
-    def __init__(self, stage: DeviceStage | None = None) -> None:
+    def __init__(self, stage: Forwarder | None = None) -> None:
         self._transfer = None if stage is None else stage.hook
         self.skipped: SkippedSamples | None = None
         """The samples left out; None = samples may not fail."""
@@ -125,7 +125,7 @@ class EpochStats(ABC):
 class CrewStats(EpochStats):
     """The statistics of the epoch on a crew's workers or, once they have ended, of the last one."""
 
-    def __init__(self, stage: DeviceStage | None = None) -> None:
+    def __init__(self, stage: Forwarder | None = None) -> None:
         super().__init__(stage)
         # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
         # are replaced and never changed, and each method reads them once.
@@ -185,9 +185,12 @@ class CrewStats(EpochStats):
 
     def queues_of(self, epoch: Epoch) -> Queues:
         """Return what the loop and the queues have counted of this epoch up to now."""
+        outlet = epoch.outlet.counters()
+        # Batches that are only passed on wait in the outlet.
+        results = outlet if self._transfer is None else epoch.results.counters()
         return Queues(
-            epoch.results.counters(),
-            epoch.outlet.counters(),
+            results,
+            outlet,
             self._transferred(),
             self.draws.total_ns(),
             self.starts.total_ns() + epoch.consumer.waited_ns,

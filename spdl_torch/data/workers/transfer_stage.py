@@ -1,4 +1,5 @@
-"""``device=`` of the loader: one thread that copies batches to the GPU, and the hand-over.
+"""The thread between the workers and the loop, where there is one: it pins the batches of processes
+or, with ``device=``, copies batches to the GPU; and the hand-over.
 
 The transfer thread takes finished batches in the order of delivery and begins to copy them; the
 trainer's thread receives them on its own stream. The transfer thread is at most two batches ahead
@@ -33,31 +34,20 @@ if TYPE_CHECKING:
     from .jobs import Result
 
 
-class DeviceStage:
-    """Copies one iterator's batches to the device and counts the time."""
+class Forwarder:
+    """Passes on batches that are ready as they come from the workers' queue, which may pin them."""
 
-    def __init__(self, transfer: Transfer, *, stats: bool) -> None:
-        self._transfer = transfer
-        self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
-        # Written by the transfer thread or, without workers, by the trainer's in transfer().
-        self._cell: TaskCell | None = self.hook.new_cell() if stats else None
-        self.has_met_device = False
-        """Whether a batch, or a part of one, was on a device before it was copied there."""
-
-    def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
-        """Return the locker of memory that other processes write; batches are copied from there."""
-        return self._transfer.limited(most_regions(max_outstanding, num_processes))
-
-    def batch_memory(self, max_outstanding: int) -> BatchMemory:
-        """Return pinned memory for the batches of a loader with so many outstanding."""
-        return self._transfer.batch_memory(most_pieces(max_outstanding))
+    name = "pin"
+    """Its row's in traces."""
+    hook: TaskStatsHook | None = None
+    """What counts its work; None = nobody does."""
 
     def run(self, epochs: Channel[Epoch]) -> None:
-        """Transfer epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
+        """Pass on epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
         while True:
             try:
                 epoch = epochs.get()
-                self._run_epoch(epoch, epoch.recorder.new_ring("transfer", 2))
+                self._run_epoch(epoch, epoch.recorder.new_ring(self.name, 2))
             except ChannelClosed:
                 if epochs.closed:
                     return
@@ -80,6 +70,40 @@ class DeviceStage:
             if done_ns - since_ns >= ring.shortest_ns:
                 ring.add(since_ns, started_ns, ended_ns, done_ns, -1, number, number, inlet, outlet)
             since_ns = done_ns
+
+    def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
+        """Wait until it is time to pass it on."""
+        return result
+
+    def _staged(self, result: Loaded) -> Result:
+        return result
+
+    def hand_over(self, result: Result) -> Result:
+        """Make the batch ready for the loop. Called on the trainer's thread."""
+        return result
+
+
+class DeviceStage(Forwarder):
+    """Copies one iterator's batches to the device and counts the time."""
+
+    name = "transfer"
+    hook: TaskStatsHook
+
+    def __init__(self, transfer: Transfer, *, stats: bool) -> None:
+        self._transfer = transfer
+        self.hook = TaskStatsHook(StageInfo(0, 3, "transfer"))
+        # Written by the transfer thread or, without workers, by the trainer's in transfer().
+        self._cell: TaskCell | None = self.hook.new_cell() if stats else None
+        self.has_met_device = False
+        """Whether a batch, or a part of one, was on a device before it was copied there."""
+
+    def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
+        """Return the locker of memory that other processes write; batches are copied from there."""
+        return self._transfer.limited(most_regions(max_outstanding, num_processes))
+
+    def batch_memory(self, max_outstanding: int) -> BatchMemory:
+        """Return pinned memory for the batches of a loader with so many outstanding."""
+        return self._transfer.batch_memory(most_pieces(max_outstanding))
 
     def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
         """Wait while the model is far behind; the stage's own time does not include it."""

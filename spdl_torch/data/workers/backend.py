@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ..checkpoint.progress import Progress
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
-    from ..workers.jobs import Failed, Given, Over, Result
-    from ..workers.stats import EpochStats
+    from .jobs import Failed, Given, Over, Result
+    from .stats import EpochStats
 
 
 class Backend(ABC):
@@ -22,8 +22,6 @@ class Backend(ABC):
     """
 
     stats: EpochStats
-    consumer: tuple[ConsumerRing, Sized]
-    """The ring in which the loop's waits are recorded, and the queue that it takes from."""
 
     @property
     def num_processes(self) -> int:
@@ -37,9 +35,14 @@ class Backend(ABC):
         return True
 
     @abstractmethod
-    def begin(self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress) -> None:
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress
+    ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch, the first or another one; jobs of the last one are dropped. ``workers``:
-        the states to which their iterables advance before their first batch; () = map-style."""
+        the states to which their iterables advance before their first batch; () = map-style.
+
+        Return the ring in which the loop's waits are recorded, and the queue that it takes from.
+        """
 
     @abstractmethod
     def give(self, job: Given) -> Exception | None:

@@ -10,29 +10,29 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, cast
 
 from ...engine import stall
 from ...engine.channel import Channel, ChannelClosed
 from ...engine.failures import text_of
-from ...engine.shared import Once, weakly
-from ...engine.threads import ThreadGroup
+from ...engine.shared import Once
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
-from .activity import Activity, describe_activities
+from .activity import Activity
 from .counts import WorkerCounts
+from .crew import JOIN_SECONDS, Crew
 from .device import most_pieces
 from .epoch import Epoch, Sharing, Shift
-from .jobs import Given, Job
+from .jobs import NO_BATCHES, Given, Job, Result
 from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
 from .worker_thread import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...engine.recorder import FlightRecorder
     from ...io._transfer.batch_memory import BatchMemory
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
@@ -42,15 +42,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.data")
 
-_JOIN_SECONDS = 1.0  # idle threads end at once; a longer wait would hide a hang
-
 _MOST_WORKERS = 1_000_000
 
 _MAX_SHIFTS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
 
 
-class ThreadSeats:
-    """The worker threads of a crew; see ``Seats``.
+class Threads(Crew):
+    """Worker threads; see ``Crew``.
 
     A thread that is fetching a sample as they are stopped finishes it and then ends. Only the
     interpreter's exit waits for that, for a bounded time.
@@ -61,20 +59,13 @@ class ThreadSeats:
     ready, for which the loop's thread waits in ``_start_threads``.
     """
 
-    look_seconds = inf
-
-    def __init__(self, spec: LoadSpec, device_stage: DeviceStage | None = None) -> None:
-        self.placement: Placement | None = None
-        if device_stage is not None:
-            spec = spec._replace(memory=device_stage.batch_memory(spec.max_outstanding))
-        self._spec = spec
-        # A weak reference: with a strong one only a garbage collection would free the seats, and
-        # the dataset with them.
-        self._threads = ThreadGroup(weakly(self.request_stop))
-        self.is_stopped = False
+    def __init__(
+        self, spec: LoadSpec, stage: DeviceStage | None, placement: Placement | None
+    ) -> None:
+        if stage is not None:
+            spec = spec._replace(memory=stage.batch_memory(spec.max_outstanding))
+        super().__init__(spec, stage, placement)
         self._activities = [Activity() for _ in range(spec.announced_workers)]
-        self.failure: BaseException | None = None
-        """See ``Seats.failure``."""
         self._death: BaseException | None = None  # of a thread, through no fault of the dataset
         self._is_whole = True  # False once the system had no thread for a worker
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
@@ -88,11 +79,14 @@ class ThreadSeats:
         self._workers: dict[int, Worker] = {}
         self._threads_of: dict[int, threading.Thread] = {}
 
-    def prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+    def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:
+        return Channel[Result](self._spec.max_outstanding, marks=NO_BATCHES)
+
+    def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Do nothing: threads start with their first epoch, and drop their jobs with the next."""
 
-    def begin(self, epoch: Epoch) -> None:
-        """Deliver to this epoch from now on; see ``Seats.begin``. The threads start with the first.
+    def _begin(self, epoch: Epoch) -> None:
+        """Deliver to this epoch from now on. The threads start with the first.
 
         Raises: RuntimeError: the system has no more threads; those that were started end.
         """
@@ -102,12 +96,17 @@ class ThreadSeats:
                 start_probing(self)
             self._begin_shift(epoch)
             self._start_threads()
-        elif last.epoch is not epoch:
+        else:
             last.close()
             self._begin_shift(epoch)
 
-    def submit(self, job: Given) -> None:
-        """Give out a job; see ``Seats.submit``. Raises: ChannelClosed: they have ended."""
+    def give(self, job: Given) -> None:
+        """Give out a job; see ``Backend``. One that finds the workers gone is lost: so is the
+        epoch, as ``take`` says."""
+        with suppress(ChannelClosed):
+            self._give(job)
+
+    def _give(self, job: Given) -> None:
         shift = self._shift
         if shift is None:
             raise ChannelClosed
@@ -121,15 +120,13 @@ class ThreadSeats:
         for _ in range(hands):
             jobs.put(made)
 
-    def tend(self, epoch: Epoch) -> None:
-        """Do nothing: threads need nobody."""
-
     def resize(self, num_workers: int, max_outstanding: int) -> int:
-        """Change the number of workers that share one queue; see ``Seats.resize``.
+        """Change the number of workers that share one queue; see ``Backend``.
 
         Each surplus worker leaves after the job that it works on or waits for. If the system has no
         more threads, the log says so, and the number no longer changes.
         """
+        self._running().results.grow(max_outstanding)
         shift, more = self._shift, num_workers - self._spec.num_workers
         if shift is None:
             raise ChannelClosed
@@ -164,7 +161,7 @@ class ThreadSeats:
 
     @property
     def loss(self) -> BaseException | None:
-        """The failure of a thread, through no fault of the dataset; see ``Seats.loss``."""
+        """The failure of a thread, through no fault of the dataset; see ``Crew.loss``."""
         if self._death is None:
             return None
         error = RuntimeError(
@@ -175,25 +172,22 @@ class ThreadSeats:
         return error
 
     def at_work(self, awaited: int | None) -> str:
-        """Describe what the threads do; see ``Seats.at_work``."""
-        threads = self._threads.threads()
-        return describe_activities(self._activities, threads, awaited) if threads else ""
+        """Describe what the threads do; see ``Backend``."""
+        return self._describe(self._activities, awaited)
 
     def rest(self) -> None:
-        """Note that an epoch is over; see ``Seats.rest``."""
+        """Note that an epoch is over; see ``Backend``."""
+        super().rest()
         self.counts.end()
 
-    def request_stop(self) -> None:
-        """End every wait and with it the threads. Never blocks; safe in a finalizer."""
-        if not self._threads.is_here:
-            return  # a forked child has none of the threads, and locks may stay held for ever
-        shift, self.is_stopped = self._shift, True
+    def _end(self) -> None:
+        shift = self._shift
         for shifts in list(self._shifts.values()):
             shifts.close()
         if shift is not None:
             shift.close()
             shift.epoch.close()
-        # Free the batches that nobody will take: the frames of a kept error may hold the seats.
+        # Free the batches that nobody will take: the frames of a kept error may hold the workers.
         self._shift = None
         self.counts.end()
         self.failure = None
@@ -202,9 +196,8 @@ class ThreadSeats:
 
     def stop(self) -> None:
         """``request_stop`` and wait for the threads, which have nothing left to do."""
-        self.request_stop()
-        self._threads.join(_JOIN_SECONDS)
-        join_probing(_JOIN_SECONDS)
+        super().stop()
+        join_probing(JOIN_SECONDS)
 
     def _begin_shift(self, epoch: Epoch) -> Shift:
         spec = self._spec

@@ -1,0 +1,183 @@
+"""Messages between the trainer and a worker process: over a socket, without a thread of their own.
+
+A message is a head and its content, a pickle. What is longer than 4 KiB lies in a file in memory,
+whose descriptor goes with the head: so dozens of messages fit into the socket, and neither side
+waits until the other reads.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import mmap
+import os
+import select
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .shared_memory import anonymous_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+LONG_BYTES = 4 * 1024
+
+_head = struct.Struct("<IBB")  # the bytes that follow, whether they name a file, descriptors
+_size = struct.Struct("<Q")
+
+_READ_BYTES = 16 * 1024
+_MOST_DESCRIPTORS = 16  # that come with one read
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_ROOM = socket.CMSG_SPACE(_DESCRIPTOR_BYTES * _MOST_DESCRIPTORS)
+
+# Plain numbers: an | of flags takes longer than the call.
+_CLOSED_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+_SENDING = _AT_ONCE | int(getattr(socket, "MSG_NOSIGNAL", 0))
+
+
+class File:
+    """A descriptor that is closed once, and with its last reference."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Close it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            close(descriptor)
+
+    __del__ = close
+
+
+def _in_file(content: bytes) -> File:
+    file = File(anonymous_file("spdl-torch-message"))
+    with open(file.descriptor, "wb", closefd=False) as writer:
+        writer.write(content)
+    return file
+
+
+def _content_of(file: File, size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(file.descriptor, size, access=mmap.ACCESS_READ)
+    finally:
+        file.close()
+
+
+class Wire:
+    """One side's end of the socket. One thread at a time reads, and one writes."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.settimeout(None)  # a new socket has the process's default timeout
+        self.socket = end
+        self.is_over = False
+        """Whether the other side has hung up, or is gone, and all that it sent was read."""
+        self._came = bytearray()
+        self._files: deque[File] = deque()  # in the order in which they came
+        self._unsent: deque[tuple[bytes | memoryview, tuple[File, ...]]] = deque()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits until the other side reads."""
+        return bool(self._unsent)
+
+    def send(self, content: bytes, *files: File) -> None:
+        """Send a message, or keep what does not fit until ``flush``. Never waits. If the other side
+        is gone, nothing happens: who reads notices."""
+        size = len(content)
+        if size > LONG_BYTES:
+            files = (_in_file(content), *files)
+            content = _size.pack(size)
+        head = _head.pack(len(content), size > LONG_BYTES, len(files))
+        self._unsent.append((head + content, files))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as it fits."""
+        unsent = self._unsent
+        while unsent:
+            content, files = unsent[0]
+            ancillary: Sequence[Any] = ()
+            if files:
+                numbers = array.array("i", [each.descriptor for each in files])
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
+            try:
+                sent = self.socket.sendmsg([content], ancillary, _SENDING)
+            except BlockingIOError:
+                return
+            except OSError:  # it is gone
+                unsent.clear()
+                return
+            if sent < len(content):
+                unsent[0] = memoryview(content)[sent:], ()
+            else:
+                unsent.popleft()
+
+    def wait(self) -> None:
+        """Wait until something has come, or there is room for what is unsent."""
+        if self._unsent:
+            poll = select.poll()
+            poll.register(self.socket, select.POLLIN | select.POLLOUT)
+            poll.poll()
+            self.read()
+        else:
+            self._read_once(_CLOSED_ON_EXEC)
+
+    def read(self) -> None:
+        """Read what is there, for ``next``. Never waits."""
+        while not self.is_over and self._read_once(_AT_ONCE | _CLOSED_ON_EXEC):
+            pass
+
+    def _read_once(self, flags: int) -> bool:
+        """Return whether there may be more."""
+        try:
+            content, ancillary, _, _ = self.socket.recvmsg(_READ_BYTES, _ROOM, flags)
+        except BlockingIOError:
+            return False
+        except OSError:  # a job that the other side had not read was lost
+            content, ancillary = b"", []
+        for _, _, data in ancillary:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+            for number in () if _CLOSED_ON_EXEC else numbers:
+                os.set_inheritable(number, False)
+            self._files.extend(map(File, numbers))
+        self._came += content
+        self.is_over = not content
+        # A descriptor ends a read, whatever is behind it.
+        return len(content) == _READ_BYTES or bool(ancillary)
+
+    def next(self) -> tuple[Any, list[File]] | None:
+        """Take out the next whole message that was read: its content, and the files that came with
+        it. Raises: OSError: this process had no descriptor left for one."""
+        came = self._came
+        if len(came) < _head.size:
+            return None
+        size, is_in_file, num_files = _head.unpack_from(came)
+        end = _head.size + size
+        if len(came) < end:
+            return None
+        content: Any = bytes(came[_head.size : end])
+        del came[:end]
+        if len(self._files) < num_files:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        files = [self._files.popleft() for _ in range(num_files)]
+        if is_in_file:
+            content = _content_of(files.pop(0), *_size.unpack(content))
+        return content, files
+
+    def hang_up(self) -> None:
+        """End the waits of both sides. Never blocks; safe in a finalizer, and on any thread."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side hung up first, or this is a forked process's copy
+
+    def close(self) -> None:
+        """Close this process's end."""
+        self.socket.close()
+        self._files.clear()
+        self._unsent.clear()
