@@ -89,9 +89,9 @@ class Hearing:
             seconds = min(seconds, _LOOK_SECONDS)
         # A wait may be for the rest of a job that is yet to be sent.
         children = self._polled.values() if seconds and self.is_the_loops else ()
-        blocked = [child for child in children if child.wire.has_unsent]
-        for child in blocked:
-            self._poll.modify(child.wire.socket, _IN | _OUT)
+        blocked = [each for each in children if each.wire.has_unsent and not each.is_over]
+        for each in blocked:
+            self._poll.modify(each.wire.socket, _IN | _OUT)
         self.is_read = True
         spoken: dict[WorkerProcess, bool] = {}
         for number, event in self._poll.poll(seconds * 1000):
@@ -103,10 +103,10 @@ class Hearing:
             spoken[child] = spoken.get(child, False) or has_ended
             if event & _OUT:
                 child.wire.flush()
-        for child in blocked:
-            self._poll.modify(child.wire.socket, _IN)
-        for child, has_ended in spoken.items():
-            self._hear(child, has_ended)
+        for each in blocked:
+            self._poll.modify(each.wire.socket, _IN)
+        for each, has_ended in spoken.items():
+            self._hear(each, has_ended)
 
     def _hear(self, child: WorkerProcess, has_ended: bool) -> None:
         for answer in child.heard(has_ended=has_ended):
@@ -267,8 +267,8 @@ class Incoming:
                 loaded = loaded._replace(batch=self._finalize(loaded.batch))
             return unpack_errors_of(loaded)
         except self._catches as error:
-            progress, tries = unpack_errors_of(packed)[2:]
-            return Failed(packed.number, error, progress, tries)
+            rest = unpack_errors_of(packed)
+            return Failed(packed.number, error, rest.progress, rest.tries)
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._early) + len(self.heard)

@@ -245,7 +245,7 @@ class WorkerProcess:
 
     def _taken(self, message: Any, files: list[Any]) -> Answer | None:
         if isinstance(message, Answer):
-            packed = getattr(message.result, "batch", None)
+            packed: Any = getattr(message.result, "batch", None)
             for file in files:
                 self.mappings.open(packed.ticket, file)
             self.mappings.forget(message.retired)

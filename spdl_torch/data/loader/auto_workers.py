@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...autotune.tuning import TuningState
     from ...autotune.window import WindowReadings
     from ...engine.statistics import StageStats
-    from .backend import Backend
+    from ..workers.backend import Backend
     from .base_loader import BaseLoader
 
 WORKERS = "num_workers"

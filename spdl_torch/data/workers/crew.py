@@ -257,7 +257,7 @@ class Crew(Backend):
         if self._staged is not None:
             self._staged.put(epoch)
             return
-        self._staged = epochs = Channel(_MAX_EPOCHS_WAITING)
+        self._staged = epochs = Channel[Epoch](_MAX_EPOCHS_WAITING)
         epochs.put(epoch)
         ready = Channel[None](1)
         with intra_op_threads_kept():

@@ -71,7 +71,7 @@ class Threads(Crew):
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
-        self.counts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
+        self.counts: WorkerCounts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
         self._num_surplus = 0  # workers that are to leave
         self._leaving = threading.Lock()  # guards it, for moments
         self._copying = threading.Lock()  # held by a worker that copies the dataset
