@@ -23,7 +23,7 @@ _logger = logging.getLogger("spdl_torch.io")
 
 _WARNING_INTERVAL_SECONDS = 60.0
 _MOST_SECONDS = 300.0
-"""After which no read is tried again."""
+"""That attempts may take in all, beside the waits: file systems repeat what fails, too."""
 
 _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
@@ -124,21 +124,14 @@ class RetryPolicy:
         self.retries = retries
         self.backoff_seconds = backoff_seconds
         self.max_backoff_seconds = max_backoff_seconds
-        self._start()
-
-    def _start(self) -> None:
         self._lock = threading.Lock()
         self._num_retries = 0
         self._warned: float | None = None
         # A separate generator: neither the user's random numbers nor the waits affect the other.
         self._random = random.Random()
 
-    def __getstate__(self) -> tuple[int, float, float]:
-        return self.retries, self.backoff_seconds, self.max_backoff_seconds
-
-    def __setstate__(self, state: tuple[int, float, float]) -> None:
-        self.retries, self.backoff_seconds, self.max_backoff_seconds = state
-        self._start()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.retries, self.backoff_seconds, self.max_backoff_seconds)
 
     @property
     def num_retries(self) -> int:
@@ -149,12 +142,13 @@ class RetryPolicy:
         self, read: Callable[[], T], name: str, failed: Callable[[Exception], object] | None = None
     ) -> T:
         """Return what ``read`` returns, called again while it fails for a transient reason: as
-        often as may be, and for five minutes, because what a file system repeats by itself adds up.
+        often as may be, until the attempts have taken five minutes.
 
         failed: called with each error, before the wait for the next attempt. Raises: the last
             error, with a note as by :func:`note_failure`.
         """
-        begun, num_failed = time.monotonic(), 0
+        num_failed = 0
+        last = time.monotonic() + _MOST_SECONDS + self.retries * self.max_backoff_seconds
         while True:
             try:
                 return read()
@@ -162,7 +156,7 @@ class RetryPolicy:
                 if failed is not None:
                     failed(error)
                 num_failed += 1
-                is_over = time.monotonic() - begun > _MOST_SECONDS
+                is_over = time.monotonic() > last
                 seconds = None if is_over else self.wait_after(error, num_failed)
                 if seconds is None:
                     note_failure(error, name, num_failed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,12 +15,16 @@ Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Te
 """A path, a URL that fsspec opens, the encoded bytes (as bytes or as a uint8 tensor of one
 dimension), or a binary file."""
 
+Memory: TypeAlias = Any
+"""``bytes``, or a uint8 array of one dimension: slices are cheap, ``bytes()`` copies them. The type
+checker knows no buffers of arrays before Python 3.12."""
 
-def source_name(source: Source) -> str:
-    """Return the source's name in errors: its path, or ``<bytes>``."""
+
+def source_name(source: Any) -> str:
+    """Return the source's name in errors: its path, or ``<bytes>`` for memory of any kind."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
-    if isinstance(source, bytes | bytearray | memoryview | Tensor):
+    if isinstance(source, Tensor) or view_of(source) is not None:
         return "<bytes>"
     return str(getattr(source, "name", "<file object>"))
 
@@ -32,18 +37,60 @@ def read_source(source: Source) -> Tensor:
     """
     if isinstance(source, Tensor):
         return bytes_of_tensor(source, "image")
-    if isinstance(source, str | os.PathLike):
-        return _to_tensor(_read_named(source))
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _to_tensor(source)
-    read = getattr(source, "read", None)
-    content = read() if callable(read) else None
-    if not isinstance(content, bytes | bytearray | memoryview):
+    if isinstance(source, np.ndarray):
         raise TypeError(
-            f"an image source must be a path, bytes, a uint8 tensor or a file opened with 'rb', "
+            "an image source must be a path, bytes, a uint8 tensor or a file opened with 'rb', "
+            "got ndarray: pass array.tobytes() if it is an encoded image."
+        )
+    content = source if isinstance(source, memoryview) else memory_of(source, "image")
+    if len(content) == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    if isinstance(source, str | os.PathLike) and isinstance(content, np.ndarray):
+        return torch.from_numpy(content)
+    # Copied: torch warns about read-only memory, and the caller may reuse theirs.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def memory_of(source: Any, kind: str) -> Memory:
+    """Return the bytes of a source, without a copy of buffers and CPU tensors.
+
+    The returned memory keeps the source alive; while it lives, a bytearray cannot be resized and
+    an mmap cannot be closed.
+
+    kind: what it should be, for messages.
+    Returns: the source itself if it is ``bytes``, else uint8 of one dimension; read-only exactly
+        if the source is. A path is read in one call into new memory, which is writable.
+    Raises: OSError: a path cannot be read; TypeError: not a source.
+    """
+    if isinstance(source, Tensor):
+        return bytes_of_tensor(source, kind).numpy()
+    if isinstance(source, str | os.PathLike):
+        return read_url(os.fspath(source)) if is_url(source) else _read_file(source)
+    view = view_of(source)
+    if view is None and callable(read := getattr(source, "read", None)):
+        source = read()
+        view = view_of(source)
+    if view is None:
+        raise TypeError(
+            f"an {kind} source must be a path, an object with the buffer protocol (bytes, "
+            f"memoryview, mmap), a uint8 tensor or a file opened with 'rb', "
             f"got {type(source).__name__}."
         )
-    return _to_tensor(content)
+    if isinstance(source, bytes):
+        return source
+    if not view.c_contiguous:
+        raise TypeError(f"an {kind} source must be contiguous memory, got a buffer with strides.")
+    # numpy refuses to view empty memory. frombuffer, unlike ndarray(buffer=...), holds the export,
+    # without which a bytearray could be resized under the arrays.
+    return np.frombuffer(view, np.uint8) if view.nbytes else b""
+
+
+def view_of(source: Any) -> memoryview | None:
+    """Return a view of an object that is memory, such as an mmap; None = it is not."""
+    try:
+        return memoryview(source)
+    except TypeError:
+        return None
 
 
 def bytes_of_tensor(source: Tensor, kind: str) -> Tensor:
@@ -57,15 +104,15 @@ def bytes_of_tensor(source: Tensor, kind: str) -> Tensor:
     return source.detach().cpu().contiguous()
 
 
-def _read_named(source: str | os.PathLike[str]) -> bytes:
-    if is_url(source):
-        return read_url(str(source))
-    with open(source, "rb") as file:
-        return file.read()
-
-
-def _to_tensor(content: bytes | bytearray | memoryview) -> Tensor:
-    if len(content) == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    # Copied: torch warns about read-only memory, and the caller may reuse theirs.
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+def _read_file(path: str | os.PathLike[str]) -> Memory:
+    # Not mapped, although that would be a quarter faster for files in the cache: every mapping
+    # holds a file descriptor as long as an array lives, and truncating the file would end the
+    # process. Callers that want a mapping pass one.
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:  # empty, or a pipe or a file of /proc, which report no size
+            return file.read()
+        memory, done = np.empty(size, np.uint8), 0
+        while count := file.readinto(memory[done:].data):
+            done += count
+    return memory[:done]  # fewer if the file was cut meanwhile

@@ -115,7 +115,7 @@ class ShardFiles:
         part = open_in(folder, f"{name}.part")
         try:
             fcntl.flock(part, fcntl.LOCK_EX)
-            if os.fstat(part).st_nlink == 0 or _exists(folder, name):
+            if os.fstat(part).st_nlink == 0 or os.access(name, os.F_OK, dir_fd=folder):
                 return
             with (
                 open_resuming(url, policy, self.storage_options) as source,
@@ -142,14 +142,6 @@ class ShardFiles:
                 break
             os.unlink(each, dir_fd=folder)
             del copies[each]
-
-
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def read_samples(

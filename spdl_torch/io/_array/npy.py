@@ -8,28 +8,22 @@ import math
 import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.shown_text import short_repr
 
-from .._remote import is_url, read_url
-from .._source import bytes_of_tensor, source_name
+from .._source import memory_of, source_name, view_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from .._source import Source
+    from .._source import Memory, Source
 
     _Layout: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]
-
-Memory: TypeAlias = Any
-"""``bytes``, or a uint8 array of one dimension: slices are cheap, ``bytes()`` copies them. The type
-checker knows no buffers of arrays before Python 3.12."""
 
 _MAGIC = b"\x93NUMPY"
 _USUAL_HEADER = 128
@@ -63,81 +57,15 @@ def load_npy(data: Source | Buffer, *, copy: bool = False) -> NDArray[Any]:
         OSError: a path cannot be read.
         TypeError: not a source.
     """
-    memory = data if type(data) is bytes else open_memory(data)
+    memory = data if type(data) is bytes else memory_of(data, "array")
     try:
         array, end = view_npy(memory, 0, len(memory))
     except MalformedError as error:
-        raise DecodeError(f"{memory_name(data)}: {error}") from error.__cause__
-    if end < len(memory) and hasattr(data, "seek") and _view_of(data) is None:
+        raise DecodeError(f"{source_name(data)}: {error}") from error.__cause__
+    if end < len(memory) and hasattr(data, "seek") and view_of(data) is None:
         with contextlib.suppress(OSError, ValueError):  # a pipe
             data.seek(end - len(memory), os.SEEK_CUR)
     return array.copy(order="K") if copy else array
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def open_memory(source: Source | Buffer) -> Memory:
-    """Return the bytes of a source, without a copy of buffers and CPU tensors.
-
-    The returned memory keeps the source alive; while it lives, a bytearray cannot be resized and
-    an mmap cannot be closed.
-
-    Returns: the source itself if it is ``bytes``, else uint8 of one dimension; read-only exactly
-        if the source is. A path is read in one call into new memory, which is writable.
-    Raises: OSError: a path cannot be read; TypeError: not a source.
-    """
-    if isinstance(source, torch.Tensor):
-        return bytes_of_tensor(source, "array").numpy()
-    if isinstance(source, str | os.PathLike):
-        return read_url(os.fspath(source)) if is_url(source) else _read_file(source)
-    view = _view_of(source)
-    if view is None and callable(read := getattr(source, "read", None)):
-        source = read()
-        view = _view_of(source)
-    if view is None:
-        raise TypeError(
-            f"an array source must be a path, an object with the buffer protocol (bytes, "
-            f"memoryview, mmap), a uint8 tensor or a file opened with 'rb', "
-            f"got {type(source).__name__}."
-        )
-    if isinstance(source, bytes):
-        return source
-    if not view.c_contiguous:
-        raise TypeError("an array source must be contiguous memory, got a buffer with strides.")
-    # numpy refuses to view empty memory. frombuffer, unlike ndarray(buffer=...), holds the export,
-    # without which a bytearray could be resized under the arrays.
-    return np.frombuffer(view, np.uint8) if view.nbytes else b""
-
-
-def memory_name(source: Source | Buffer) -> str:
-    """Return the source's name in errors: its path, or ``<bytes>`` for memory of any kind."""
-    is_named = isinstance(source, str | os.PathLike) or _view_of(source) is None
-    return source_name(cast("Source", source)) if is_named else "<bytes>"
-
-
-def _view_of(source: Any) -> memoryview | None:
-    try:
-        return memoryview(source)
-    except TypeError:
-        return None
-
-
-def _read_file(path: str | os.PathLike[str]) -> Memory:
-    # Not mapped, although that would be a quarter faster for files in the cache: every mapping
-    # holds a file descriptor as long as an array lives, and truncating the file would end the
-    # process. Callers that want a mapping pass one.
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:  # empty, or a pipe or a file of /proc, which report no size
-            return file.read()
-        memory, done = np.empty(size, np.uint8), 0
-        while count := file.readinto(memory[done:].data):
-            done += count
-    return memory[:done]  # fewer if the file was cut meanwhile
-
-
-# -- the format ------------------------------------------------------------------------------------
 
 
 def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:

@@ -22,7 +22,8 @@ import numpy as np
 
 from spdl_torch.errors import DecodeError
 
-from .npy import MalformedError, memory_name, open_memory, view_npy
+from .._source import memory_of, source_name
+from .npy import MalformedError, view_npy
 
 if TYPE_CHECKING:
     from typing import Self
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from .._source import Source
-    from .npy import Memory
+    from .._source import Memory, Source
 
 try:
     import deflate
@@ -91,8 +91,8 @@ def load_npz(
     if max_uncompressed_bytes < 0:
         raise ValueError(f"max_uncompressed_bytes must be >= 0, got {max_uncompressed_bytes}.")
     is_bytes = type(data) is bytes
-    name = "<bytes>" if is_bytes else memory_name(data)
-    memory = data if is_bytes else open_memory(data)
+    name = "<bytes>" if is_bytes else source_name(data)
+    memory = data if is_bytes else memory_of(data, "array")
     try:
         return NpzFile(memory, name, copy, verify, max_uncompressed_bytes)
     except MalformedError as error:
