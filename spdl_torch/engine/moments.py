@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Role = Literal["source", "stage", "sink", "consumer"]
+Role = Literal["source", "stage", "consumer"]
 
 
 class Outcome(enum.IntEnum):

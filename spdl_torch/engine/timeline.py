@@ -71,7 +71,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """``decode[3]``; the source, the sink and the consumer have one thread and no number."""
+        """``decode[3]``; the source and the consumer have one thread and no number."""
         return f"{self.stage}[{self.replica}]" if self.role == "stage" else self.stage
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ...engine.timeline import Turn
 
@@ -25,8 +26,6 @@ class Placed:
     pid: int
     stage_numbers: Sequence[int]
     """The numbers of all stages, in order, with or without slices."""
-    passages: Collection[int] = ()
-    """The stages where an item keeps its number, so that its stop there may be missing."""
     stops: dict[int, list[Stop]] = field(default_factory=dict)
 
     def add(self, stage_number: int, turn: Turn, event: dict[str, Any]) -> None:
@@ -45,9 +44,9 @@ class Placed:
             stage_number: {stop[0].number: stop for stop in here if stop[0].number >= 0}
             for stage_number, here in self.stops.items()
         }
-        for index, stage_number in enumerate(self.stage_numbers):
+        for stage_number, next_number in pairwise(self.stage_numbers):
             for stop in self.stops.get(stage_number, []):
-                after = self._after(index, stop[0].output, by_number)
+                after = by_number.get(next_number, {}).get(stop[0].output)
                 if after is None or stop[0].ended_ns > after[0].started_ns:
                     continue
                 goes_on.add(id(stop[1]))
@@ -58,16 +57,6 @@ class Placed:
             for stop in here:
                 if id(stop[1]) not in goes_on and id(stop[1]) in came_from:
                     yield list(_back(stop, came_from))[::-1]
-
-    def _after(
-        self, index: int, number: int, by_number: Mapping[int, Mapping[int, Stop]]
-    ) -> Stop | None:
-        """Return the next stop of an item after the stage at ``index``."""
-        for stage_number in self.stage_numbers[index + 1 :]:
-            stop = by_number.get(stage_number, {}).get(number)
-            if stop is not None or stage_number not in self.passages:
-                return stop
-        return None
 
 
 def _back(stop: Stop | None, came_from: Mapping[int, Stop]) -> Iterator[Stop]:

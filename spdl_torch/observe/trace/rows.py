@@ -78,9 +78,8 @@ class ProcessRows:
     def add(self, timeline: Timeline) -> Placed:
         """Add the events of a timeline; return the slices that arrows can link."""
         stage_numbers = {row.stage_number for row in timeline.rows}
-        passages = {row.stage_number for row in timeline.rows if row.role == "sink"}
         stage_numbers |= {queue.stage_number for queue in timeline.queues}
-        placed = Placed(self.pid, sorted(stage_numbers), passages)
+        placed = Placed(self.pid, sorted(stage_numbers))
         for row in timeline.rows:
             turns = [turn for turn in row.turns if turn.done_ns > self.cutoff]
             self.num_left_out += sum(map(num_slices, row.turns)) - sum(map(num_slices, turns))
