@@ -26,7 +26,7 @@ from .stage import Stage, Worker
 from .stage_hooks import bad_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from .threads import Target
 
 
 class Output(NamedTuple):
@@ -63,7 +63,7 @@ class AsyncStage(Stage):
         self._held: list[Output] = []  # a heap: those whose turn has not come
         self._num_settled = self._num_passed = 0  # items and marks; marks alone
 
-    def targets(self) -> list[tuple[str, Callable[[], None]]]:
+    def targets(self) -> list[Target]:
         """Return name and target of the feeder and the emitter."""
         for _ in range(self.spec.concurrency):
             worker = self._new_worker()
@@ -129,34 +129,40 @@ class AsyncStage(Stage):
             worker.task = asyncio.create_task(self._do(worker, item), name=name)
 
     async def _do(self, worker: Worker, item: Any) -> None:
-        """Make the call of an item, and count it."""
-        cell, result = worker.cell, None
-        outcome: Outcome | None = Outcome.PASSED
+        """Make the call of an item; whatever becomes of it, the emitter is told."""
+        outcome: Outcome | None = None
+        self._tasks.add(worker.task)  # only now: one that is cancelled before would not begin
+        try:
+            result, outcome = await self._outcome_of(worker, item)
+        except BaseException as error:
+            result = error
+        self._tasks.discard(worker.task)
+        self._hand(worker, result, outcome)
+
+    async def _outcome_of(self, worker: Worker, item: Any) -> tuple[Any, Outcome]:
+        """Make the call and count it. Raises: what ends the stage."""
+        cell, loop = worker.cell, self._run.loop
         worker.ring.begin()
         worker.started_ns = perf_counter_ns()
-        self._tasks.add(worker.task)  # only now: one that is cancelled before would not begin
+        # Coroutines share their thread, so a task's CPU time is that of the loop since the last
+        # task ended: right in sum and on average, not for a single task.
         try:
             if self._is_stopped or self.outlet.closed:
                 raise ChannelClosed
             result = await self._call(worker, item)
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             worker.ended_ns = perf_counter_ns()
-            is_bad_item = isinstance(error, Exception | asyncio.CancelledError)
-            if not is_bad_item or self._is_stopped or self.ends_worker(error):
-                result, outcome = error, None
-            else:
-                outcome = Outcome.FAILED
-                cell.add_failure(worker.ended_ns - worker.started_ns, self._run.loop.cpu_ns())
-                self._count_failure(as_exception(error), worker.taken, item)
-        else:
-            worker.ended_ns = perf_counter_ns()
-            # Coroutines share their thread, so a task's CPU time is that of the loop since the last
-            # task ended: right in sum and on average, not for a single task.
-            cell.add(worker.ended_ns - worker.started_ns, self._run.loop.cpu_ns())
-            if result is None and self.spec.kind is OpKind.ASYNC_FUNCTION:
-                cell.num_dropped, outcome = cell.num_dropped + 1, Outcome.DROPPED
-        self._tasks.discard(worker.task)
-        self._hand(worker, result, outcome)
+            if self._is_stopped or self.ends_worker(error):
+                raise
+            cell.add_failure(worker.ended_ns - worker.started_ns, loop.cpu_ns())
+            self._count_failure(as_exception(error), worker.taken, item)
+            return None, Outcome.FAILED
+        worker.ended_ns = perf_counter_ns()
+        cell.add(worker.ended_ns - worker.started_ns, loop.cpu_ns())
+        if result is None and self.spec.kind is OpKind.ASYNC_FUNCTION:
+            cell.num_dropped += 1
+            return None, Outcome.DROPPED
+        return result, Outcome.PASSED
 
     async def _call(self, worker: Worker, item: Any) -> Any:
         async with AsyncExitStack() as stack:

@@ -23,7 +23,7 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ..machine.histogram import Histogram
 from ..scopes import scope
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 T = TypeVar("T")
+Putter = tuple[int | None, bool, threading.Lock]
 
 
 class EndOfChannel(Exception):
@@ -74,14 +75,6 @@ _LOOK_SECONDS: Final = 0.5
 _QUICK_NS: Final = 100_000  # between two items taken, on average: quicker ones may come in bursts
 
 
-class Waiter(Protocol):
-    """The handle by which a waiting thread is woken, such as a locked ``Lock``."""
-
-    def release(self) -> None:
-        """End the wait; called from any thread."""
-        ...
-
-
 def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
     """Wait until it is released; False if that takes longer than ``seconds`` (-1: for ever).
 
@@ -98,7 +91,7 @@ def wait_for(waiter: threading.Lock, seconds: float = -1) -> bool:
     return False
 
 
-def _release(waiter: Waiter) -> None:
+def _release(waiter: threading.Lock) -> None:
     try:
         waiter.release()
     except RuntimeError:
@@ -168,9 +161,9 @@ class Channel(Generic[T]):
         self._turn = 0  # ordered use: the sequence number that is next to become an item
         self._finished = False
         self._closed = False
-        self._getters: deque[Waiter] = deque()
-        self._putters: deque[tuple[int | None, bool, Waiter]] = deque()
-        self._watchers: deque[Waiter] = deque()  # in wait_until
+        self._getters: deque[threading.Lock] = deque()
+        self._putters: deque[Putter] = deque()
+        self._watchers: deque[threading.Lock] = deque()  # in wait_until
         # One woken thread at a time: it wakes the next one if there is still something for it.
         # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
         self._getter_woken = False
@@ -398,7 +391,7 @@ class Channel(Generic[T]):
             self._abandon_put(started_ns, (seq, advance, waiter))
             raise
 
-    def _try_put(self, seq: int | None, item: Any, advance: bool, waiter: Waiter) -> bool:
+    def _try_put(self, seq: int | None, item: Any, advance: bool, waiter: threading.Lock) -> bool:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
         if self.has_room(seq, advance) or (self._may_burst() and self.has_room(seq, advance)):
             if self._closed or self._finished:
@@ -501,7 +494,7 @@ class Channel(Generic[T]):
             self._abandon_get(started_ns, waiter)
             raise
 
-    def _try_get(self, waiter: Waiter) -> tuple[int, T] | None:
+    def _try_get(self, waiter: threading.Lock) -> tuple[int, T] | None:
         """Take an item if there is one, else enlist ``waiter``. The lock is held."""
         if self._closed:
             raise ChannelClosed
@@ -572,7 +565,7 @@ class Channel(Generic[T]):
     # it is struck off, so that no wake-up is lost on it. If it is not, it was woken just before,
     # and passes that wake-up on.
 
-    def _abandon_put(self, started_ns: int, entry: tuple[int | None, bool, Waiter]) -> None:
+    def _abandon_put(self, started_ns: int, entry: Putter) -> None:
         with self._lock:
             if started_ns:
                 self._put_wait.end(started_ns)
@@ -582,7 +575,7 @@ class Channel(Generic[T]):
                 self._putter_woken = False
                 self._wake_putter()
 
-    def _abandon_get(self, started_ns: int, waiter: Waiter) -> None:
+    def _abandon_get(self, started_ns: int, waiter: threading.Lock) -> None:
         with self._lock:
             if started_ns:
                 self._get_wait.end(started_ns)

@@ -45,18 +45,8 @@ class TaskCounters(NamedTuple):
 
     def since(self, before: TaskCounters) -> TaskCounters:
         """Return the interval between ``before`` and this reading."""
-        return TaskCounters(
-            self.elapsed_ns - before.elapsed_ns,
-            self.num_tasks - before.num_tasks,
-            self.num_failures - before.num_failures,
-            self.busy_ns - before.busy_ns,
-            self.failed_ns - before.failed_ns,
-            self.cpu_ns - before.cpu_ns,
-            self.clocked_ns - before.clocked_ns,
-            self.long_cpu_ns - before.long_cpu_ns,
-            self.long_ns - before.long_ns,
-            _difference(self.histogram, before.histogram),
-        )
+        numbers = _difference(self[:-1], before[:-1])
+        return TaskCounters._make((*numbers, _difference(self.histogram, before.histogram)))
 
 
 _NO_WAIT = (0, 0, NO_COUNTS)

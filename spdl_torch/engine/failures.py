@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
-    from .definition.specs import MaxFailures
+    from .definition import MaxFailures
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 

@@ -60,6 +60,14 @@ class TaskHook:
         return nullcontext()
 
 
+# Threads count on while these are read, in this order. Each counts a task before its failure, and
+# here failures are read before tasks: so there are never more failures than tasks.
+_SUMMED = (
+    *("num_failures", "failed_ns", "num_tasks", "busy_ns"),
+    *("cpu_ns", "clocked_ns", "long_cpu_ns", "long_ns"),
+)
+
+
 class TaskStatsHook(TaskHook):
     """Time every task inside the thread that runs it: wall and thread CPU time.
 
@@ -111,22 +119,12 @@ class TaskStatsHook(TaskHook):
     def counters(self) -> TaskCounters:
         """Return everything counted so far, over all threads."""
         cells = tuple(self._cells)
-        return TaskCounters(
-            elapsed_ns=(self._ended_ns or perf_counter_ns()) - self._started_ns,
-            # Threads count on while this reads. Each counts a task before its failure, and here
-            # failures are read before tasks: so there are never more failures than tasks.
-            num_failures=sum(c.num_failures for c in cells),
-            failed_ns=sum(c.failed_ns for c in cells),
-            num_tasks=sum(c.num_tasks for c in cells),
-            busy_ns=sum(c.busy_ns for c in cells),
-            cpu_ns=sum(c.cpu_ns for c in cells),
-            clocked_ns=sum(c.clocked_ns for c in cells),
-            long_cpu_ns=sum(c.long_cpu_ns for c in cells),
-            long_ns=sum(c.long_ns for c in cells),
-            histogram=tuple(map(sum, zip(*(c.histogram.counts() for c in cells), strict=True)))
-            if cells
-            else TaskCounters().histogram,
-        )
+        elapsed_ns = (self._ended_ns or perf_counter_ns()) - self._started_ns
+        numbers: dict[str, Any] = {n: sum(getattr(c, n) for c in cells) for n in _SUMMED}
+        if not cells:
+            return TaskCounters(elapsed_ns)
+        histograms = zip(*(cell.histogram.counts() for cell in cells), strict=True)
+        return TaskCounters(elapsed_ns, histogram=tuple(map(sum, histograms)), **numbers)
 
     def start(self) -> None:
         """Start the clock with the stage. Called by the engine."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -70,8 +70,13 @@ class LoopThread:
             self.call(self._end.set)
 
     def _run(self) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if self._loop.done():
+                raise
+            self._loop.set_exception(error)  # there are no files for a loop: who holds it is told
 
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
@@ -80,10 +85,8 @@ class LoopThread:
     def call(self, function: Any, *args: Any) -> None:
         """Call a function there, soon, if somebody holds the loop. Never blocks."""
         if self._loop.done():
-            try:
+            with suppress(RuntimeError, OSError):  # it has ended, or never began
                 self._loop.result().call_soon_threadsafe(function, *args)
-            except RuntimeError:
-                pass  # it has ended: nobody is there whom it could concern
 
     def cpu_ns(self) -> int:
         """Return the CPU time of the thread, which calls this, since it did so before."""

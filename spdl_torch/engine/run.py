@@ -201,14 +201,12 @@ class Run:
         except Exception as error:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
-        # Downstream first: no thread waits for a missing taker.
-        for stage in reversed(self.stages):
-            # A tuner may set the concurrency meanwhile, on the reporter's thread.
-            with self._lock:
-                targets = stage.targets()
-            for name, target in targets:
-                self._threads.spawn(name, target)
-        self.source.thread = self._threads.spawn(self.source.spec.name, self.source.iterate)
+        # Downstream first: no thread waits for a missing taker. A tuner may set a concurrency
+        # meanwhile, on the reporter's thread.
+        with self._lock:
+            targets = [each for stage in reversed(self.stages) for each in stage.targets()]
+        source = self.source.spec.name, self.source.iterate
+        self.source.thread = self._threads.spawn_all([*targets, source])[-1]
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the next finished item; start the run first if need be.
@@ -399,8 +397,7 @@ class Run:
         with self._lock:
             if self.state in (RunState.STOPPING, RunState.CLOSED):
                 return
-            for name, target in live.resize(count):
-                self._threads.spawn(name, target)
+            self._threads.spawn_all(live.resize(count))
         live.inlet.look_again()
 
     def _grow(self, queue: StatsQueue, capacity: int) -> None:

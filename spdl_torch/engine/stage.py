@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .queues import StatsQueue
     from .rings import Ring
     from .run import Run
+    from .threads import Target
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -127,12 +128,12 @@ class Stage:
         fork_processes(self.spec.executor)
         self.hooks.enter(queues)
 
-    def targets(self) -> list[tuple[str, Callable[[], None]]]:
+    def targets(self) -> list[Target]:
         """Return name and target of each thread that the stage begins with."""
         self.thread_count.count = self.concurrency
         return self._new_targets(self.concurrency)
 
-    def resize(self, count: int) -> list[tuple[str, Callable[[], None]]]:
+    def resize(self, count: int) -> list[Target]:
         """Work on ``count`` threads from now on; return name and target of those to be started.
 
         A surplus one parks when it has passed its item on; whoever calls this has those that are
@@ -192,7 +193,7 @@ class Stage:
 
     # The life of a worker:
 
-    def _new_targets(self, count: int) -> list[tuple[str, Callable[[], None]]]:
+    def _new_targets(self, count: int) -> list[Target]:
         workers = [self._new_worker() for _ in range(count)]
         self._num_present += len(workers)
         return [

@@ -28,7 +28,7 @@ from ..machine.thread_times import call_itself
 from .shared import LiveObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -39,6 +39,8 @@ _exiting = threading.Event()
 _hook_lock = threading.Lock()
 _hook_installed = False
 
+Target = tuple[str, Callable[[], None]]
+"""Name and function of a thread."""
 TakeOver = Callable[[], Callable[[], None] | None]
 _taken_over: list[TakeOver] = []
 
@@ -190,17 +192,27 @@ class ThreadGroup:
 
     def spawn(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """Start a thread named ``spdl-<name>``."""
+        return self.spawn_all([(name, target)])[0]
+
+    def spawn_all(self, targets: Sequence[Target]) -> list[threading.Thread]:
+        """Start threads, given as name and target, in that order."""
         if not self._threads:
             # Not in __init__: if the construction of the owner failed after it, request_stop would
             # be called at exit on an owner that is half made.
             _install_exit_hook()
             self._user = _user()
             _live.add(self)
-        run = taking_over(partial(_run_as, f"spdl-{name}", target))
-        thread = threading.Thread(target=run, name=f"spdl-{name}", daemon=True)
-        self._threads.append(thread)
-        start(thread)
-        return thread
+        threads = [
+            threading.Thread(
+                target=taking_over(partial(_run_as, f"spdl-{name}", target)),
+                name=f"spdl-{name}",
+                daemon=True,
+            )
+            for name, target in targets
+        ]
+        self._threads += threads
+        start(*threads)
+        return threads
 
     def join(
         self, timeout: float | None = None, *, without: Collection[threading.Thread] = ()

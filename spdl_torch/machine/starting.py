@@ -1,4 +1,4 @@
-"""Start a thread such that Ctrl-C, whenever it comes, leaves the new thread able to run.
+"""Start threads such that Ctrl-C, whenever it comes, leaves them able to run.
 
 ``Thread.start`` waits for an Event. Ctrl-C inside that wait, which is written in Python, may leave
 the Event's lock held for ever (3.11 to 3.13); then the new thread, which sets the Event first of
@@ -18,15 +18,21 @@ from typing import Any
 _latest: deque[int | None] = deque(maxlen=256)
 
 
-def start(thread: threading.Thread) -> None:
-    """Start the thread, as ``thread.start()`` does."""
-    mine: Any = thread
-    # A private name of Python: where it is not an Event, the thread starts as always.
-    if isinstance(getattr(mine, "_started", None), threading.Event):
-        mine._started = _Started()
-    mine.spdl_started_ns = perf_counter_ns()
-    thread.start()
-    _latest.append(thread.native_id)
+def start(*threads: threading.Thread) -> None:
+    """Start the threads, as ``thread.start()`` does; wait for all of them together, as for each one
+    the system would have to switch threads twice."""
+    for thread in threads:
+        mine: Any = thread
+        # A private name of Python: where it is not an Event, the thread starts as always.
+        if isinstance(getattr(mine, "_started", None), threading.Event):
+            mine._started = _Started()
+        mine.spdl_started_ns = perf_counter_ns()
+        thread.start()
+    for thread in threads:
+        started: Any = getattr(thread, "_started", None)
+        if isinstance(started, _Started):
+            started.wait_for_thread()
+        _latest.append(thread.native_id)
 
 
 def started_ns(thread: threading.Thread) -> int:
@@ -66,9 +72,12 @@ class _Started:
             self._unset.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not self._is_set and self._unset.acquire(timeout=-1 if timeout is None else timeout):
-            self._unset.release()  # for whoever waits next
-        return self._is_set
+        return self._is_set  # start() waits, for several threads together
+
+    def wait_for_thread(self) -> None:
+        if not self._is_set:
+            self._unset.acquire()
+            self._unset.release()
 
     def _at_fork_reinit(self) -> None:
         self._unset = threading.Lock()

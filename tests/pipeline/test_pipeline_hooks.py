@@ -501,6 +501,23 @@ def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
     assert stage.capacity == pytest.approx(8 / 100e-9)
 
 
+def test_task_time_on_an_executor_is_that_of_the_op_where_it_runs(clock):
+    """Two stages share one thread: neither shows its wait for that."""
+
+    def op(item):
+        clock.advance(100, cpu_ns=30)
+        return item
+
+    with ThreadPoolExecutor(1) as pool:
+        p = pipeline_of(range(20), op, op, concurrency=4, executor=pool)
+        with p.auto_stop():
+            list(p)
+    for stage in p.snapshot().stages:
+        assert stage.tasks.num_tasks == 20
+        assert stage.tasks.ave_time == pytest.approx(100e-9)
+        assert stage.tasks.ave_cpu_time == pytest.approx(30e-9)
+
+
 def test_task_time_does_not_include_waiting_for_room(clock):
     """A worker that cannot pass its result on is not busy; its wait is the queue's."""
 
