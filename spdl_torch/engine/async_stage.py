@@ -88,6 +88,14 @@ class AsyncStage(Stage):
         """Return the names of the coroutines that are under way."""
         return [task.get_name() for task in self._tasks.copy()]
 
+    def _waits_ns(self) -> tuple[int, int]:
+        """Return how long the coroutines waited for items, and for room, open waits included."""
+        in_ns, out_ns, now = 0, 0, self.thread_count.now_ns()
+        for worker in self._workers:
+            in_ns += worker.in_ns + (0 if worker.started_ns else now - worker.since_ns)
+            out_ns += worker.out_ns + (now - worker.ended_ns if worker.ended_ns else 0)
+        return in_ns, out_ns
+
     def _cancel(self) -> None:
         self._is_stopped = True
         for task in self._tasks:
@@ -267,11 +275,15 @@ class AsyncStage(Stage):
         return -1
 
     def _record(self, worker: Worker, output: int, outcome: Outcome | None) -> None:
-        since_ns, worker.since_ns = worker.since_ns, perf_counter_ns()
-        if worker.since_ns - since_ns >= worker.ring.shortest_ns:
-            times = since_ns, worker.started_ns, worker.ended_ns, worker.since_ns, -1
-            before, after = self.inlet, self.outlet
-            worker.ring.add(*times, worker.taken, output, before, after, outcome or Outcome.PASSED)
+        """Record a worker's turn, which has ended: now it waits for an item."""
+        since_ns, started_ns, ended_ns = worker.since_ns, worker.started_ns, worker.ended_ns
+        worker.since_ns = done_ns = perf_counter_ns()
+        worker.started_ns = worker.ended_ns = 0
+        worker.in_ns += started_ns - since_ns
+        worker.out_ns += done_ns - ended_ns
+        if done_ns - since_ns >= worker.ring.shortest_ns:
+            times, kind = (since_ns, started_ns, ended_ns, done_ns, -1), outcome or Outcome.PASSED
+            worker.ring.add(*times, worker.taken, output, self.inlet, self.outlet, kind)
 
 
 def _resume(again: asyncio.Future[bool], goes_on: bool) -> None:

@@ -103,13 +103,17 @@ class ThreadCount:
 
     def end(self) -> None:
         """Stop the clock at the end of the stage."""
-        self._ended_ns = self._ended_ns or perf_counter_ns()
+        self._ended_ns = self.now_ns()
+
+    def now_ns(self) -> int:
+        """Return the time, or that of the end."""
+        return self._ended_ns or perf_counter_ns()
 
     def thread_ns(self, elapsed_ns: int) -> int:
         """Return the time that all threads had in the last ``elapsed_ns``, up to now or the end."""
         # A copy in one step: another thread may append a change meanwhile.
         changes, count = tuple(self._changes), self.count
-        end_ns = self._ended_ns or perf_counter_ns()
+        end_ns = self.now_ns()
         total = elapsed_ns * (count - sum(delta for _, delta in changes))
         return total + sum(
             delta * min(elapsed_ns, max(0, end_ns - when_ns)) for when_ns, delta in changes

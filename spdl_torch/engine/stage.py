@@ -29,7 +29,7 @@ from .calls import (
     next_of,
     unmeasured,
 )
-from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
+from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark, WaitTime
 from .counters import TaskCell, ThreadCount
 from .failures import FailureBudget, add_note, as_exception, attach_note
 from .hooks import TaskStatsHook
@@ -63,13 +63,13 @@ class Worker:
         self.cell = cell
         self.taken = -1
         """The number of the item in its hands."""
-        # Of a generator, or of a coroutine:
+        # Of a generator: the time inside it, and the number of its last output.
         self.wall_ns = self.cpu_ns = 0
-        self.since_ns = self.started_ns = self.ended_ns = 0
         self.output = -1
-        """The number of its last output in the queue after the stage."""
+        # Of a coroutine: its task; its turn, where 0 = not yet; its waits for items, and for room.
         self.task: Any = None
-        """The task in which the coroutine runs."""
+        self.since_ns = self.started_ns = self.ended_ns = 0
+        self.in_ns = self.out_ns = 0
 
 
 class Stage:
@@ -177,19 +177,24 @@ class Stage:
         """Return the statistics since the start, open waits included."""
         recorder = next(iter(self.hooks.recorders), None) or TaskStatsHook(self.info)
         tasks = recorder.counters()
-        inlet, outlet = self.inlet.counters(), self.outlet.counters()
+        in_ns, out_ns = self._waits_ns()
         thread_ns = max(1, self.thread_count.thread_ns(tasks.elapsed_ns))
         return StageStats(
             name=self.spec.name,
             concurrency=self.concurrency,
             tasks=task_stats(tasks),
-            queue=queue_stats(outlet),
+            queue=queue_stats(self.outlet.counters()),
             num_dropped=self.num_dropped,
             busy_ratio=tasks.busy_ns / thread_ns,
-            wait_in_ratio=min(1.0, inlet.get_wait[0] / thread_ns),
-            wait_out_ratio=min(1.0, outlet.put_wait[0] / thread_ns),
+            wait_in_ratio=min(1.0, in_ns / thread_ns),
+            wait_out_ratio=min(1.0, out_ns / thread_ns),
             thread_time=thread_ns / 1e9,
         )
+
+    def _waits_ns(self) -> tuple[int, int]:
+        """Return how long the workers waited for items, and for room, open waits included."""
+        held_ns = 0 if self._gate is None else self._gate.waited_ns()
+        return self.inlet.counters().get_wait[0], self.outlet.counters().put_wait[0] + held_ns
 
     # The life of a worker:
 
@@ -550,12 +555,25 @@ class EpochGate:
         self._lock = threading.Lock()  # never held in a wait
         self._num_settled = 0  # marks that were passed on included
         self._num_taken = self._num_passed = 0  # of the marks
+        self._waits = WaitTime()
         self._is_passing = False
 
     def wait_for_turn(self, number: int) -> None:
         """Wait until the epochs before that of this number have ended. Raises: ChannelClosed."""
-        if not self._is_turn(number):
+        if self._is_turn(number):
+            return
+        with self._lock:
+            started_ns = self._waits.begin()
+        try:
             self._outlet.wait_until(lambda: self._is_turn(number))
+        finally:
+            with self._lock:
+                self._waits.end(started_ns)
+
+    def waited_ns(self) -> int:
+        """Return how long all threads have waited for their turn, open waits included."""
+        with self._lock:
+            return self._waits.read()[0]
 
     def _is_turn(self, number: int) -> bool:
         passed = self._num_passed

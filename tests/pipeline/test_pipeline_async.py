@@ -8,8 +8,20 @@ import threading
 
 import anyio
 import pytest
-from _gates import PATIENCE_SECONDS, Boom, GatedOp, no_leak, pipeline_of, spdl_threads, until
+from _gates import (
+    PATIENCE_SECONDS,
+    BlockedSource,
+    Boom,
+    FakeClock,
+    GatedOp,
+    no_leak,
+    pipeline_of,
+    spdl_threads,
+    until,
+)
+from _inside import run_of
 
+from spdl_torch.engine import async_stage, channel, counters, hooks, run
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, TaskHook
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -240,6 +252,39 @@ def test_threads_beyond_the_workers_are_those_that_are_needed():
     assert names(asame) == [
         *("spdl-GatedOp-0", "spdl-asame-emitter", "spdl-asame-feeder", "spdl-loop", "spdl-src")
     ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    clock.install(monkeypatch, async_stage, channel, counters, hooks, run)
+    return clock
+
+
+def test_coroutines_without_an_item_wait_for_one_each(clock):
+    """One thread takes items for all of them; the share is of all their time."""
+    source = BlockedSource()
+    with pipeline_of(source, asame, concurrency=4).auto_stop() as p:
+        assert source.blocked.wait(PATIENCE_SECONDS)
+        until(lambda: run_of(p).queues[0].counters().get_wait[1] == 1)
+        clock.advance(5_000)
+        stage = p.snapshot().stages[0]
+        assert (stage.wait_in_ratio, stage.wait_out_ratio) == (pytest.approx(1.0), 0)
+        source.released.set()
+
+
+def test_coroutines_whose_results_have_no_room_wait_for_it_each(clock):
+    """However few of them the thread that passes results on has in its hands."""
+    p = pipeline_of(itertools.count(), asame, concurrency=4, buffer_size=1, sink=1)
+    with p.auto_stop():
+        stage = run_of(p).stages[0]
+        until(lambda: stage.num_tasks == 2 + 4)
+        clock.advance(5_000)
+        stats = p.snapshot().stages[0]
+        assert (stats.wait_in_ratio, stats.wait_out_ratio) == (0, pytest.approx(1.0))
+    stats = p.snapshot()
+    clock.advance(5_000)
+    assert p.snapshot() == stats
 
 
 @pytest.mark.parametrize("slow", [GatedOp, None])
