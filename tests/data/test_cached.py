@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -302,24 +303,23 @@ def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
 def test_earlier_versions_make_room_for_the_present_one(tmp_path):
     """The oldest that no program uses, and only of the same dataset, and only beyond the limit."""
     other = kept_by(cached(Made(3), tmp_path, version=1)).folder
-    one, two = [
-        output_of(start_program(fill_version, tmp_path, version)) for version in ("one", "two")
-    ]
+    one, two = [kept_by(filled(tmp_path, version)).folder for version in ("one", "two")]
+    gc.collect()
     os.utime(Path(one, "alive"), (1, 1))
-    held = fill_version(tmp_path, "held")
-    size = bytes_in(held)
-    kept = [fill_version(tmp_path, "three", size * 7 // 2)]
+    used = [filled(tmp_path, "used")]
+    size = bytes_in(kept_by(used[0]).folder)
+    used.append(filled(tmp_path, "three", size * 7 // 2))
     assert [os.path.isdir(folder) for folder in (one, two)] == [False, True]
-    kept.append(fill_version(tmp_path, "four", size * 3 // 2))
+    used.append(filled(tmp_path, "four", size * 3 // 2))
     assert [os.path.isdir(folder) for folder in (one, two)] == [False, False]
-    assert all(map(os.path.isdir, (other, held, *kept)))
+    assert all(map(os.path.isdir, (other, *(kept_by(kept).folder for kept in used))))
 
 
-def fill_version(folder, version, most=None):
-    """Keep a dataset's samples of one version; return the folder."""
+def filled(folder, version, most=None):
+    """A cache of one version with all its samples."""
     kept = cached(Made(50), folder, version=version, max_bytes=most)
     assert [sample.label for sample in kept] == [*range(50)]
-    return kept_by(kept).folder
+    return kept
 
 
 @pytest.mark.parametrize("gone", ["*.index", "*"])

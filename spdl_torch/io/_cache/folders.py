@@ -31,9 +31,6 @@ TAKEN = "taken"
 _ALIVE = "alive"
 _OTHER_OWNER = ("it belongs to another user", "Give a folder of your own")
 
-_held: dict[str, int] = {}
-"""The open files on which this process has locks, by their folders, as long as it lives."""
-
 
 class UnsafePlaceError(ValueError):
     """Somebody else may have written what is there."""
@@ -56,27 +53,24 @@ def file_stamp(path: str, *parts: int | str) -> int:
 
 
 def hold(folder: str) -> int:
-    """Hold a folder, made if it is not there, until this process ends; return the open file.
+    """Hold a folder, made if it is not there, as long as the file that this returns is open.
 
     Raises: UnsafePlaceError: it is not this user's alone; OSError.
     """
     path = os.path.join(folder, _ALIVE)
     while True:
-        file = _held.get(folder, -1)
-        if file < 0 or not _is_at(path, file):
+        try:
+            own = open_own_folder(folder)
             try:
-                own = open_own_folder(folder)
-                try:
-                    file = open_in(own, _ALIVE)
-                finally:
-                    os.close(own)
-            except FileNotFoundError:  # another process has just removed the folder
-                continue
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_SH)
+                file = open_in(own, _ALIVE)
+            finally:
+                os.close(own)
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_SH)
         # It may have been removed between opening and holding it: then this is another file.
         if _is_at(path, file):
-            _held[folder] = file
             os.utime(file)  # whoever makes room removes what was used longest ago
             return file
         os.close(file)

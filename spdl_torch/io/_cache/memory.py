@@ -45,6 +45,7 @@ from .folders import (
     remove_if_alone,
     remove_unused,
 )
+from .pairs import Descriptor
 from .store import Store
 
 _SHARED_MEMORY = "/dev/shm"
@@ -74,9 +75,10 @@ def open_store(
     name = f"{hash_of('cache', dataset):016x}-{hash_of(identity):016x}"
     if cache != "memory":
         folder = os.path.join(os.path.abspath(os.fspath(cache)), name)
-        if HAS_LOCKS:
-            hold(folder)
-        return Store(folder, max_bytes=max_bytes)
+        alive = Descriptor(hold(folder)) if HAS_LOCKS else None
+        store = Store(folder, max_bytes=max_bytes)
+        store.alive = alive
+        return store
     try:
         # The ranks of a training run make the same caches in the same order.
         folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")

@@ -76,6 +76,8 @@ class Store:
     ) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
+        self.alive: Descriptor | None = None
+        """The open file that holds the folder as long as this store lives, if it is to be held."""
         self.num_found = self.num_missing = 0
         """The calls of ``get`` in this process that found a content, and that did not."""
         self._num_damaged = 0
