@@ -91,30 +91,12 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "waiting, CPU time, and what holds ours back. On a GPU it also checks that batches arrive "
         "there whole. Takes about a minute on 2 quiet cores.",
     )
-    demo.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="a folder with one folder of images per class; only these are measured "
-        "(default: small pictures, and photographs made for the occasion, removed at the end)",
-    )
-    demo.add_argument(
-        "--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works"
-    )
-    demo.add_argument(
-        "--workers",
-        type=whole_number,
-        metavar="N",
-        default=min(whole_cores(), _MOST_DEFAULT_WORKERS),
-        help="num_workers (default: one per core, 8 max)",
-    )
-    demo.add_argument(
-        "--rounds",
-        type=whole_number,
-        metavar="N",
-        default=5,
-        help="turns of each loader (default: 5)",
-    )
+    add = demo.add_argument
+    add("--data", type=Path, metavar="DIR", help="measure these images alone, a folder per class")
+    add("--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works")
+    workers = min(whole_cores(), _MOST_DEFAULT_WORKERS)
+    add("--workers", type=whole_number, metavar="N", default=workers, help="one per core, 8 max")
+    add("--rounds", type=whole_number, metavar="N", default=5, help="turns of each loader (5)")
     demo.set_defaults(run_command=lambda options: Demo(options).run())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..command_options import CommandError, whole_number
 from ..machine.limits import whole_cores
@@ -23,48 +23,14 @@ def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "when the same command is given again, and the bytes are those of one run.",
     )
     add = prepare.add_argument
-    add("source", type=Path, metavar="SRC", help="only read")
-    add(
-        "out",
-        type=Path,
-        nargs="?",
-        metavar="OUT",
-        help="folder of the shards; left out with --verify or --index alone, which look at SRC",
-    )
-    add(
-        "--resize",
-        type=whole_number,
-        metavar="N",
-        help="make JPEGs of images, with N pixels at the shorter edge; smaller ones keep theirs "
-        "(default: files are copied as they are)",
-    )
-    add(
-        "--quality",
-        type=_quality,
-        metavar="Q",
-        default=90,
-        help="quality of these JPEGs, 1 to 100 (default: 90)",
-    )
-    add(
-        "--shard-samples",
-        type=whole_number,
-        metavar="N",
-        default=10_000,
-        help="samples in a shard, at most (default: 10000)",
-    )
-    add(
-        "--on-error",
-        choices=["raise", "skip"],
-        default="raise",
-        help="skip: leave out files that are damaged or not to be read; the index names them",
-    )
-    add(
-        "--workers",
-        type=whole_number,
-        metavar="N",
-        default=whole_cores(),
-        help="threads that encode (default: one per core)",
-    )
+    count: dict[str, Any] = {"type": whole_number, "metavar": "N"}
+    add("source", type=Path, metavar="SRC", help="only read; tars, with --verify or --index alone")
+    add("out", type=Path, nargs="?", metavar="OUT", help="folder of the shards")
+    add("--resize", **count, help="images become JPEGs with N pixels at the shorter edge, at most")
+    add("--quality", type=_quality, metavar="Q", default=90, help="of these, 1 to 100 (90)")
+    add("--shard-samples", **count, default=10_000, help="samples in a shard, at most (10000)")
+    add("--workers", **count, default=whole_cores(), help="threads that encode (one per core)")
+    add("--on-error", choices=["raise", "skip"], default="raise", help="skip: leave bad files out")
     add("--verify", action="store_true", help="read all shards back, and compare with the indexes")
     add("--index", action="store_true", help="write the indexes that tars in SRC lack")
     prepare.set_defaults(run_command=_prepare)
