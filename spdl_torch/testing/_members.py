@@ -24,7 +24,7 @@ from ..objects.members import Unfinished, members, text_of, walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ..objects.members import Step
+    from ..objects.members import Step, Way
 
 
 _MOST_MEMBERS = 256
@@ -110,13 +110,12 @@ class SharedObjects:
         self._found: dict[str, Any] = {}
         self._changed: dict[str, None] = {}
         turn = threading.Lock()
-        first, second = own_copy(dataset, turn), own_copy(dataset, turn)
-        pairs = [("dataset", first, second)]
-        for name, function in zip(("collate_fn", "worker_init_fn"), functions, strict=True):
-            if function is not None:
-                own = [own_function(function, dataset, each, turn) for each in (first, second)]
-                pairs.append((name, own[0], own[1]))
-        self._walk(pairs)
+        # Two workers share what both of their copies lead to.
+        first, second = (_reached(_of_worker(dataset, functions, turn)) for _ in range(2))
+        theirs = {id(value) for _, value in second}
+        for path, value in first:
+            if id(value) in theirs and not isinstance(value, GENERATORS):
+                self._found[text_of(path)] = value
         self._states = {path: state(path, value) for path, value in self._found.items()}
 
     def look(self) -> None:
@@ -146,25 +145,25 @@ class SharedObjects:
             or (isinstance(value, list | dict | set | collections.deque) and len(value) <= _SMALL)
         ]
 
-    def _walk(self, pairs: list[tuple[str, Any, Any]]) -> None:
-        """Go on from two copies to what they hold."""
-        known: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-        def paired(first: Any, second: Any) -> tuple[Any, Any]:
-            """Return the one tuple of two objects, by which the walk knows them again."""
-            return known.setdefault((id(first), id(second)), (first, second))
+def _of_worker(
+    dataset: Any, functions: Sequence[Callable[..., Any] | None], turn: threading.Lock
+) -> list[tuple[str, Any]]:
+    """Return a worker's own dataset, ``collate_fn`` and ``worker_init_fn``, by name."""
+    own = own_copy(dataset, turn)
+    named = zip(("collate_fn", "worker_init_fn"), functions, strict=True)
+    given = [
+        (name, own_function(each, dataset, own, turn)) for name, each in named if each is not None
+    ]
+    return [("dataset", own), *given]
 
-        def members_of_both(pair: tuple[Any, Any]) -> Iterator[tuple[Step, Any]]:
-            theirs = dict(members_and_code(pair[1]))
-            for step, each in members_and_code(pair[0]):
-                if step in theirs and not is_value(type(each)):  # of a pair, walk() cannot know
-                    yield step, paired(each, theirs[step])
 
-        roots = [(name, paired(first, second)) for name, first, second in pairs]
-        with suppress(Unfinished):
-            for path, (first, second) in walk(roots, members_of_both, _MOST_OBJECTS):
-                if first is second and not isinstance(first, GENERATORS):
-                    self._found.setdefault(text_of(path), first)
+def _reached(roots: list[tuple[str, Any]]) -> list[tuple[Way, Any]]:
+    """Return all that some roots lead to, but for what cannot change."""
+    found: list[tuple[Way, Any]] = []
+    with suppress(Unfinished):
+        found.extend(walk(roots, members_and_code, _MOST_OBJECTS))
+    return found
 
 
 def _is_harmless(value: Any) -> bool:
