@@ -15,9 +15,9 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
+from .data.loader.chosen import choosing_as
 from .data.loader.dataloader import DataLoader
 from .data.sampling.sampler_chain import divides_itself, is_shared_out
-from .objects.copies import shallow_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,28 +106,11 @@ def prepare_data_loader(
     device = loader.device
     if device is None and device_placement and accelerator.device.type == "cuda":
         device = accelerator.device
-    prepared.base_dataloader = _choosing_as(loader, prepared.base_dataloader, device)
+    prepared.base_dataloader = choosing_as(loader, prepared.base_dataloader, device)
     if hasattr(prepared.base_dataloader, "state_dict"):
         prepared.dl_state_dict = prepared.base_dataloader.state_dict()
     prepared._is_accelerate_prepared = True  # `prepare` leaves it alone and registers it
     return prepare(prepared)
-
-
-def _choosing_as(loader: DataLoader[Any], plain: TorchDataLoader[Any], device: Any) -> Any:
-    """Return a copy of our loader, of whatever class, whose samples are chosen as by a plain one.
-
-    Not built anew: the constructor of a user's subclass may take anything.
-    """
-    own = shallow_copy(loader)
-    vars(own).update({name: vars(plain)[name] for name in _CHOOSING}, device=device)
-    return own
-
-
-_CHOOSING = (
-    *("dataset", "_dataset_kind", "_IterableDataset_len_called", "generator"),
-    *("batch_size", "sampler", "batch_sampler", "drop_last"),
-)
-"""Attributes of torch's loader that Accelerate may have exchanged. They are read-only by name."""
 
 
 def loader_like(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PAGES = {
     "spdl_torch": ("dataloader", "dataset", "sampling", "io", "errors"),
     "spdl_torch.accelerate": ("hugging_face",),
+    "spdl_torch.ray": ("hugging_face",),
     "spdl_torch.transformers": ("hugging_face",),
     "spdl_torch.autotune": ("autotune",),
     "spdl_torch.data": ("mixing", "packing", "caching", "pipeline"),

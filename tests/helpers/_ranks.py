@@ -331,6 +331,8 @@ def ray_worker(config):
     import ray.train
     import ray.train.torch
 
+    import spdl_torch.ray
+
     data = range(NUM_SAMPLES)
     sampler = sampler_of(data)
     loader = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
@@ -343,6 +345,11 @@ def ray_worker(config):
         seen[f"pipeline {epoch}"] = numbers_of(pipeline_of(NUM_SAMPLES))
     seen["prepared class"] = type(getattr(prepared, "_dataloader", prepared)).__module__
     plain = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, shuffle=True)
+    kept = spdl_torch.ray.prepare_data_loader(plain)
+    for epoch in range(NUM_EPOCHS):
+        kept.sampler.set_epoch(epoch)
+        seen[f"kept {epoch}"] = numbers_of(kept)
+    seen["kept class"] = type(kept).__module__
     plain = ray.train.torch.prepare_data_loader(plain)
     seen["by Ray itself"] = numbers_of(plain)
     seen["by Ray itself class"] = type(getattr(plain, "_dataloader", plain)).__module__

@@ -42,7 +42,7 @@ LAYERS = [
         "nn",
     ),
     *("testing", "facade"),
-    *("lightning", "accelerate", "transformers"),
+    *("lightning", "accelerate", "transformers", "ray"),
     *("measuring", "prepare", "demo", "check_gpu", "__main__"),
 ]
 

@@ -333,6 +333,11 @@ def test_ray_shares_out_once(ray_ranks, loader):
 
 
 def test_ray_shares_out_what_it_prepares_itself(ray_ranks):
-    """A loader without a sampler of ranks becomes torch's; the samples are right."""
+    """A loader without a sampler of ranks becomes torch's with Ray's own function, and stays ours
+    with ours; the samples are the same."""
     assert together(ray_ranks, "by Ray itself") == [*range(NUM_SAMPLES)]
     assert ray_ranks[0]["by Ray itself class"] == "torch.utils.data.dataloader"
+    for epoch in range(NUM_EPOCHS):
+        assert together(ray_ranks, f"kept {epoch}") == [*range(NUM_SAMPLES)]
+    assert ray_ranks[0]["kept 0"] == ray_ranks[0]["by Ray itself"] != ray_ranks[0]["kept 1"]
+    assert ray_ranks[0]["kept class"] == "spdl_torch.data.loader.dataloader"
