@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         load_clip_batch as load_clip_batch,
     )
     from ._video.codec import ImageCodec as ImageCodec, VideoCodec as VideoCodec
-    from ._video.demux import demux_video as demux_video
     from ._video.filters import (
         get_filter_desc as get_filter_desc,
         get_video_filter_desc as get_video_filter_desc,
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
         to_numpy as to_numpy,
         to_torch as to_torch,
     )
-    from ._video.image import demux_image as demux_image
     from ._video.packets import ImagePackets as ImagePackets, VideoPackets as VideoPackets
     from ._video.samplers import (
         ClipSampler as ClipSampler,
@@ -84,6 +82,10 @@ if TYPE_CHECKING:
         strided_frames as strided_frames,
         uniform_frames as uniform_frames,
     )
-    from ._video.video import load_video as load_video
+    from ._video.video import (
+        demux_image as demux_image,
+        demux_video as demux_video,
+        load_video as load_video,
+    )
 
 hand_on()

@@ -1,11 +1,13 @@
 """Video files of all kinds that PyAV can write, broken ones too, and what a decode of all gives."""
 
 import bisect
+import contextlib
 import functools
 import io
 import re
 import struct
 from typing import NamedTuple
+from unittest import mock
 
 import av
 import numpy as np
@@ -22,6 +24,7 @@ from spdl_torch.io import (
     sample_decode_video,
     strided_frames,
 )
+from spdl_torch.io._video import reading
 
 QUIET = "log-level=none"
 
@@ -84,14 +87,23 @@ KINDS = {
     "transport stream, HEVC": of("mpegts", "libx265", x265()),
     "AVI, MPEG-4": of("avi", "mpeg4", {"g": "8"}),
     "AVI, MPEG-4 with B-frames": of("avi", "mpeg4", MPEG),
+    "AVI, MPEG-4, all marked": of("avi", "mpeg4", {"g": "8"}, marks_all=True),
+    "AVI, MPEG-4 with B-frames, all marked": of("avi", "mpeg4", MPEG, marks_all=True),
+    "AVI, H.263, all marked": of("avi", "h263", {"g": "8"}, size=(176, 144), marks_all=True),
     "AVI, H.264": of("avi", "libx264", x264()),
     "AVI, MJPEG": of("avi", "mjpeg", pix_fmt="yuvj420p"),
     "AVI, MS-MPEG-4": of("avi", "msmpeg4v2", {"g": "8"}),
+    "AVI, raw with a palette that changes": of(
+        "avi", "rawvideo", pix_fmt="pal8", rate=10, palette_changes=True
+    ),
     "AVI, raw with a palette": of("avi", "rawvideo", pix_fmt="pal8", rate=10),
     "AVI, ZMBV with a palette": of("avi", "zmbv", {"g": "4"}, "pal8"),
     "AVI, MS-RLE with a palette": of("avi", "msrle", {"g": "4"}, "pal8"),
     "AVI, Cinepak": of("avi", "cinepak", {"g": "4"}, "rgb24", num_frames=8),
     "MOV, raw with a palette": of("mov", "rawvideo", pix_fmt="pal8", rate=10),
+    "MOV, raw with a palette that changes": of(
+        "mov", "rawvideo", pix_fmt="pal8", rate=10, palette_changes=True
+    ),
     "MOV, QuickTime Animation, 8 bit": of("mov", "qtrle", {"g": "4"}, "gray"),
     "MOV, QuickTime Animation": of("mov", "qtrle", {"g": "4"}, "rgb24"),
     "MOV, ProRes": of("mov", "prores_ks", pix_fmt="yuv422p10le"),
@@ -124,6 +136,8 @@ KINDS = {
     ),
     "MP4, HEVC": of("mp4", "libx265", x265()),
     "MP4, HEVC open GOP": of("mp4", "libx265", x265(":open-gop=1:bframes=3")),
+    "MP4, HEVC temporal layers": of("mp4", "libx265", x265(":temporal-layers=3")),
+    "MP4, HEVC temporal layers, deep": of("mp4", "libx265", x265(":temporal-layers=5")),
     "MP4, MPEG-4 with B-frames": of("mp4", "mpeg4", MPEG),
     "MP4, AV1": of("mp4", "libsvtav1", AV1, size=(64, 64)),
     "Matroska, H.264 variable rate": of("matroska", "libx264", x264(), step=uneven),
@@ -144,6 +158,9 @@ KINDS = {
     "WebM, VP9": of("webm", "libvpx-vp9", VP9),
     "WebM, VP8": of("webm", "libvpx", VP9),
     "WebM, VP8 with hidden frames": of("webm", "libvpx", VP9, hidden=(3, 12, 13)),
+    "WebM, VP9 without a duration, longer sound": of(
+        "webm", "libvpx-vp9", VP9, seconds_of_sound=3, has_durations=False
+    ),
     "WebM, AV1": of("webm", "libsvtav1", AV1, size=(64, 64)),
     "GIF": of("gif", "gif", pix_fmt="rgb8", rate=10),
     "APNG": of("apng", "apng", pix_fmt="rgb24", rate=10),
@@ -223,6 +240,31 @@ def edited(content, first, ticks=None):
     return bytes(content)
 
 
+@contextlib.contextmanager
+def decoded_from_the_first_packet():
+    """Close the fast way, so that every access decodes from there on."""
+    with mock.patch.object(reading, "tells_keyframes", return_value=False):
+        yield
+
+
+def both_ways(load):
+    """Load by the fast way, where that is open, and from the first packet on: with the same result,
+    or an error in both."""
+    results = []
+    for way in (contextlib.nullcontext, decoded_from_the_first_packet):
+        try:
+            with way():
+                results.append(load())
+        except DecodeError as error:
+            results.append(error)
+    fast, slow = results
+    assert isinstance(fast, DecodeError) == isinstance(slow, DecodeError), results
+    if isinstance(fast, DecodeError):
+        raise fast
+    assert torch.equal(fast, slow)
+    return fast
+
+
 class Tally:
     """Frames that were compared, and errors that named the file."""
 
@@ -265,10 +307,18 @@ class Tally:
         shown = sorted(self.times)
         places = sorted(range(len(shown)), key=lambda place: (self.times[place], place))
         wanted = [max(0, bisect.bisect_right(shown, moment + 1e-6) - 1) for moment in moments]
+        clips = []
+
+        def load():
+            clips.append(load_clip(self.video.content, lambda info: moments))
+            return clips[-1].frames
+
         try:
-            clip = load_clip(self.video.content, lambda info: moments)
+            both_ways(load)
         except DecodeError as error:
             return self.refuse(error)
+        clip, other = clips
+        assert torch.allclose(clip.timestamps, other.timestamps)
         self.equal(clip.frames, [places[number] for number in wanted])
         assert np.allclose(clip.timestamps, [shown[number] for number in wanted])
         return None
@@ -293,7 +343,7 @@ class Tally:
         """Compare the frames of start <= time < end, which are some."""
         places = [k for k, time in enumerate(self.times) if start - 1e-6 <= time < end - 1e-6]
         try:
-            frames = load_video(self.video.content, (start, end))
+            frames = both_ways(lambda: load_video(self.video.content, (start, end)))
         except DecodeError as error:
             return self.refuse(error)
         return self.equal(frames, places)
@@ -301,10 +351,12 @@ class Tally:
     def indices(self, wanted):
         """Compare the frames at some indices, ascending."""
         try:
-            frames = sample_decode_video(demux_video(self.video.content), wanted)
+            frames = both_ways(
+                lambda: convert_frames(sample_decode_video(demux_video(self.video.content), wanted))
+            )
         except DecodeError as error:
             return self.refuse(error)
-        return self.equal(convert_frames(frames), wanted)
+        return self.equal(frames, wanted)
 
     def strided(self, stride):
         """Compare every so-manieth frame, the last one repeated."""

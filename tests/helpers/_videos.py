@@ -28,6 +28,10 @@ class Kind(NamedTuple):
     hidden: tuple = ()  # the packets of VP8 whose frames are not to be displayed
     same_time: tuple = ()  # two packets, the second of which gets the time of the first
     edit: object = None  # the first frame and the ticks that an edit list leaves
+    marks_all: bool = False  # whether the container marks every packet as a keyframe
+    palette_changes: bool = False
+    seconds_of_sound: int = 0  # in a stream of its own
+    has_durations: bool = True  # the tags of Matroska's streams
 
 
 KINDS = {
@@ -75,32 +79,41 @@ def _encoded(kind, num_frames):
         stream.codec_context.thread_count = 1
         if kind.rotation:
             stream.set_display_rotation(*kind.rotation)
+        sound = container.add_stream("libopus", rate=48_000) if kind.seconds_of_sound else None
         rng = np.random.default_rng(0)
         packets = []
         canvas = np.kron(rng.integers(0, 256, (30, 60, 3)), np.ones((8, 8, 1))).astype(np.uint8)
         for number in range(num_frames):
             left = 5 * number % 300
             view = np.ascontiguousarray(canvas[number % 100 :, left:][:height, :width])
-            frame = _picture(view, kind.pix_fmt)
+            frame = _picture(view, kind.pix_fmt, number if kind.palette_changes else 0)
             frame.pts = number if kind.step is None else kind.step(number)
             packets += stream.encode(frame)
         packets += stream.encode(None)
-        for packet in _edited(packets, kind):
-            container.mux(packet)
-    return file.getvalue()
+        packets = _edited(packets, kind)
+        for number in range(50 * kind.seconds_of_sound):
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 1920), np.int16), "s16", "stereo")
+            silence.sample_rate, silence.pts = 48_000, 960 * number
+            packets += sound.encode(silence)
+        container.mux([*packets, *(sound.encode(None) if sound else ())])
+    content = file.getvalue()
+    return content if kind.has_durations else content.replace(b"DURATION", b"TRAJANUS")
 
 
-def _picture(view, pix_fmt):
+def _picture(view, pix_fmt, turn):
     if pix_fmt != "pal8":
         return av.VideoFrame.from_ndarray(view).reformat(format=pix_fmt)
     shades = np.arange(256)
     palette = np.stack([255 + 0 * shades, shades, 255 - shades, 77 + 0 * shades], axis=1)
+    palette[:, 1:] = np.roll(palette[:, 1:], 8 * turn, axis=0)
     return av.VideoFrame.from_ndarray(
         (view[..., 0].copy(), palette.astype(np.uint8)), format="pal8"
     )
 
 
 def _edited(packets, kind):
+    for packet in packets if kind.marks_all else ():
+        packet.is_keyframe = True
     for number in kind.hidden:
         content = bytearray(bytes(packets[number]))
         content[0] &= ~0x10

@@ -171,9 +171,8 @@ def test_decoders_have_one_thread_unless_asked():
     """So that the threads of a pipeline are all there are."""
     packets = demux_video(EXAMPLE)
     decode_packets(packets)
-    context = packets.decoder.take(1)
-    packets.decoder.give_back(context)
-    assert context.thread_count == 1
+    with packets.decoder() as context:
+        assert context.thread_count == 1
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 import torch
 from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
 from av.error import ArgumentError
 
 from spdl_torch.errors import DecodeError
 
-from .._source import source_name
-from .demux import window_of
-from .opening import decode_errors, is_sound_only, open_audio
-from .packets import to_ticks
-from .stream_packets import packets_of
+from .codec import to_ticks
+from .opening import MediaFile, is_sound_only, packets_of
+from .video import window_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from av.audio.frame import AudioFrame
-    from av.audio.stream import AudioStream
     from av.container import InputContainer
     from torch import Tensor
 
@@ -79,12 +77,13 @@ def load_audio(
     if num_channels is not None and num_channels not in _LAYOUTS:
         raise ValueError(f"load_audio: num_channels must be 1 to 8 or None, got {num_channels}.")
     start, end = (-math.inf, math.inf) if timestamp is None else window_of(timestamp)
-    name = name or source_name(src)
-    with open_audio(src, name) as (container, stream), decode_errors(name):
-        parts = [*_parts(container, stream, sample_rate, num_channels, start, end, name)]
+    file = MediaFile(src, name=name)
+    with file.open("audio") as (container, stream):
+        assert isinstance(stream, AudioStream), "guaranteed by its kind"
+        parts = [*_parts(container, stream, sample_rate, num_channels, start, end, file.name)]
     if not parts:
         where = "in it" if timestamp is None else f"in [{start:g}, {end:g}) s"
-        raise DecodeError(f"{name}: no sound {where}.")
+        raise DecodeError(f"{file.name}: no sound {where}.")
     return torch.cat(parts, dim=1)
 
 

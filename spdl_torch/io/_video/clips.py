@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
@@ -18,11 +21,21 @@ from .._sizes import check_size, fitted_size
 from .._source import source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
-from .clip_reading import ClipReading
-from .decode import decode_wanted
-from .filters import filter_frames
+from .codec import tick_until
+from .decode import (
+    CheckFailedError,
+    ascending,
+    decode_wanted,
+    every_frame,
+    say_if_slow,
+    undamaged,
+)
+from .facts import facts_of
+from .filters import FilterChain
 from .frames import rgb_view
-from .packets import UnsureError
+from .opening import MediaFile
+from .packets import BACK_SECONDS, VideoPackets, last_duration
+from .reading import UnsureError, Video
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +45,7 @@ if TYPE_CHECKING:
     from .._source import Source
     from .._storage import Storage
     from .._transfer.transfer import CUDAConfig
-    from .packets import VideoPackets
-    from .samplers import ClipSampler
+    from .samplers import ClipSampler, VideoInfo
 
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
 # The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
@@ -41,6 +53,13 @@ _SCALE = (
     "scale=w={}:h={}:flags=bilinear+full_chroma_int+full_chroma_inp+accurate_rnd,"
     "format=pix_fmts=gbrp,scale,"
 )
+
+
+_SECONDS_TO_READ_ON = 5.0
+"""Seek over longer gaps between two moments; reading on over shorter ones costs less."""
+
+_LEAST_LACKING = 0.25
+"""Seconds without a frame before the stated end, after which a file is taken for cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +202,101 @@ def _load_clip(
     num_threads: int,
     room: _Room,
 ) -> Clip:
-    reading = ClipReading(src, sampler)
-    packets, wanted = reading.read()
-    try:
-        return _load(packets, wanted, size, resize, num_threads, room)
-    except UnsureError:
-        if packets.sequence is not None or not reading.can_repeat:
-            raise
-    packets, wanted = reading.read(whole=True)
-    return _load(packets, wanted, size, resize, num_threads, room)
+    """Load one clip: near its moments where that is sure, and else by a decode from the first
+    packet on, which is what exact means."""
+    file = MediaFile(src)
+    fill = partial(_filled, resize=_Resize(size, resize, num_threads, file.name), room=room)
+    with file.open() as opened:
+        video = Video(*opened, file.name)
+        info = facts_of(video)
+        moments = _moments_of(sampler(info))
+        for back in BACK_SECONDS if video.is_fast else ():
+            try:
+                packets = VideoPackets(video, _spans_of(moments), back=back)
+                return fill(_near(packets, moments, info, num_threads), video, len(moments))
+            except CheckFailedError as error:
+                if error.is_last:
+                    break
+            except UnsureError:
+                break
+        if not (video.is_fast or video.has_moved):
+            return fill(_from_first(video, moments, info, num_threads), video, len(moments))
+    with file.open() as opened:
+        video = Video(*opened, file.name)
+        return fill(_from_first(video, moments, info, num_threads), video, len(moments))
+
+
+def _moments_of(sampled: Sequence[float] | Tensor) -> list[float]:
+    """Return the moments of a sampler. Raises: ValueError: none, or one that is not finite."""
+    moments = [float(moment) for moment in sampled]
+    if not moments or not all(map(math.isfinite, moments)):
+        raise ValueError(f"a sampler must return at least one finite moment, got {moments}.")
+    return moments
+
+
+def _spans_of(moments: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the spans of time to read, ascending."""
+    ordered = sorted(moments)
+    gaps = [k + 1 for k, (a, b) in enumerate(pairwise(ordered)) if b - a > _SECONDS_TO_READ_ON]
+    return [(ordered[a], ordered[b - 1]) for a, b in pairwise([0, *gaps, len(ordered)])]
+
+
+def _near(
+    packets: VideoPackets, moments: Sequence[float], info: VideoInfo, num_threads: int
+) -> Iterator[_Shown]:
+    """Yield the frames on display at the moments, and the rows of these, decoding near them."""
+    times, tick = packets.times, packets.time_base
+    if not times:
+        raise UnsureError(f"{packets.source}: no frame in it.")
+    stated = info.start_seconds + info.duration_seconds
+    duration = last_duration(packets.labels)
+    end = float((times[-1] + duration) * tick)
+    end = end if duration else max(stated, end)
+    _check_end(max(moments), end, info)
+    rows: dict[int, list[int]] = {}
+    for row, moment in sorted(enumerate(moments), key=lambda each: each[1]):
+        place = max(0, bisect_right(times, tick_until(moment, tick)) - 1)
+        rows.setdefault(place, []).append(row)
+    with closing(decode_wanted(packets, list(rows), num_threads)) as decoded:
+        yield from zip(decoded, rows.values(), strict=True)
+
+
+def _from_first(
+    video: Video, moments: Sequence[float], info: VideoInfo, num_threads: int
+) -> Iterator[_Shown]:
+    """Yield the same, decoding from the first packet on until the last moment."""
+    context = video.stream.codec_context
+    video.codec.open(context, num_threads, is_counted=video.is_counted)
+    frames = every_frame(video, context, video.codec, is_counted=video.is_counted)
+    ends = [tick_until(moment, video.codec.tick) for moment in moments]
+    left = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)
+    before, num_frames = None, 0
+    for frame, is_damaged in ascending(frames, video.name, video.codec):
+        rows = []
+        while before is not None and left and ends[left[-1]] < (frame.pts or 0):
+            rows.append(left.pop())
+        if before is not None and rows:
+            yield undamaged(*before, video.name), rows
+        if not left:
+            return
+        before, num_frames = (frame, is_damaged), num_frames + 1
+        say_if_slow(video.name, num_frames if len(left) == len(ends) else 0)
+    if before is None:
+        raise DecodeError(f"{video.name}: no frame in it.")
+    end = float(((before[0].pts or 0) + video.codec.ticks_of_a_frame) * video.codec.tick)
+    _check_end(max(moments), end, info)
+    yield undamaged(*before, video.name), left
+
+
+def _check_end(moment: float, end: float, info: VideoInfo) -> None:
+    """Raise a DecodeError for a moment after the end of the last frame, in seconds."""
+    stated = info.start_seconds + info.duration_seconds
+    allowed = end + max(_LEAST_LACKING, 1.5 / info.frame_rate)
+    if moment > allowed:
+        cut = f": it is cut off, and states {stated:g} s" if stated > allowed else ""
+        raise DecodeError(
+            f"{info.source}: no frame at {moment:g} s, the video ends at {end:g} s{cut}."
+        )
 
 
 def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:
@@ -205,36 +310,26 @@ def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, whe
         )
 
 
-def _load(
-    packets: VideoPackets,
-    wanted: Sequence[int],
-    size: _Size,
-    resize: str,
-    num_threads: int,
-    room: _Room,
+def _filled(
+    shown: Iterator[_Shown], video: Video, num_moments: int, *, resize: _Resize, room: _Room
 ) -> Clip:
-    """Decode and resize the frames at the places ``wanted``."""
-    rows: dict[int, list[int]] = {}
-    for row, place in enumerate(wanted):
-        rows.setdefault(place, []).append(row)
+    """Put the frames, resized, into the rows of one tensor."""
     batch: Tensor | None = None
-    resized = _swscaled if resize == "swscale" else _antialiased
-    places = sorted(rows)
-    with closing(decode_wanted(packets, places, num_threads)) as decoded:
-        for place, image in zip(places, resized(decoded, packets, size, num_threads), strict=True):
-            if batch is None:
-                batch = room((len(wanted), *image.shape))
-            if image.shape != batch.shape[1:]:
-                raise DecodeError(
-                    f"{packets.source}: the frames change from {tuple(batch.shape[1:])} to "
-                    f"{tuple(image.shape)}. Give width and height."
-                )
-            for row in rows[place]:
-                batch[row].copy_(image)
-    assert batch is not None, "guaranteed by decode_wanted: every frame, of at least one"
-    ticks = [packets.times[place] for place in wanted]
-    times = torch.tensor(ticks, dtype=torch.float64, device="cpu")
-    return Clip(batch, times * float(packets.time_base))
+    times = torch.empty(num_moments, dtype=torch.float64, device="cpu")
+    for frame, rows in shown:
+        times[rows] = float(frame.pts or 0)
+        image = resize(frame)
+        if batch is None:
+            batch = room((num_moments, *image.shape))
+        if image.shape != batch.shape[1:]:
+            raise DecodeError(
+                f"{video.name}: the frames change from {tuple(batch.shape[1:])} to "
+                f"{tuple(image.shape)}. Give width and height."
+            )
+        for row in rows:
+            batch[row].copy_(image)
+    assert batch is not None, "guaranteed: every frame was shown, of at least one"
+    return Clip(batch, times * float(video.codec.tick))
 
 
 _Size: TypeAlias = tuple[int | None, int | None]
@@ -243,21 +338,27 @@ _Room: TypeAlias = "Callable[[tuple[int, ...]], Tensor]"
 """Gets a shape, returns memory of it: uint8, contiguous."""
 
 
-def _swscaled(
-    decoded: Iterator[VideoFrame], packets: VideoPackets, size: _Size, num_threads: int
-) -> Iterator[Tensor]:
-    width, height = (-1 if pixels is None else pixels for pixels in size)
-    scale = _SCALE.format(width, height) if size != (None, None) else ""
-    filtered = filter_frames(decoded, scale + RGB24, packets, num_threads)
-    return (rgb_view(frame) for frame in filtered)
+_Shown: TypeAlias = "tuple[VideoFrame, list[int]]"
+"""A frame, and the rows of the clip that it fills."""
 
 
-def _antialiased(
-    decoded: Iterator[VideoFrame], packets: VideoPackets, size: _Size, num_threads: int
-) -> Iterator[Tensor]:
-    for image in _swscaled(decoded, packets, (None, None), num_threads):
-        width, height = fitted_size(*size, image.shape[1], image.shape[0])
+class _Resize:
+    """Makes an image of a frame: uint8, shape (H, W, 3)."""
+
+    def __init__(self, size: _Size, resize: str, num_threads: int, name: str) -> None:
+        self._size = None if resize == "swscale" else size
+        width, height = (-1 if pixels is None else pixels for pixels in size)
+        by_filter = resize == "swscale" and size != (None, None)
+        scale = _SCALE.format(width, height) if by_filter else ""
+        self._chain = FilterChain(scale + RGB24, name, (0, 1), num_threads)
+
+    def __call__(self, frame: VideoFrame) -> Tensor:
+        (filtered,) = self._chain.push(frame)
+        image = rgb_view(filtered)
+        if self._size is None:
+            return image
+        width, height = fitted_size(*self._size, image.shape[1], image.shape[0])
         # A batch of one in channels_last memory, for which the uint8 kernel is fast.
         picture = image.contiguous().permute(2, 0, 1)[None]
         resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
-        yield resized[0].permute(1, 2, 0)
+        return resized[0].permute(1, 2, 0)

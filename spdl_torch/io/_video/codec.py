@@ -1,23 +1,24 @@
-"""A container's description of its video, and decoders made from it."""
+"""A container's description of its video, decoders made from it, and its clock."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import av
 from av.codec.codec import UnknownCodecError
+from av.error import FFmpegError
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
     from .._config import DecodeConfig
 
-_MOST_B_FRAMES = 16
-"""The most consecutive B-frames that FFmpeg's encoders make."""
+_MOST_ROUNDED = 2.0**-50
+"""How far a time that was computed from a tick may be off that, as a share of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,7 @@ class VideoCodec:
     extradata: bytes | None
 
     @classmethod
-    def of(cls, stream: VideoStream) -> Self:
+    def of(cls, stream: Any) -> Self:
         """Return the description of an open stream."""
         context: Any = stream.codec_context
         return cls(
@@ -68,9 +69,15 @@ class VideoCodec:
         return self.reorder_depth == 1 and self.name in ("mpeg1video", "mpeg2video", "mpeg4")
 
     @property
-    def num_unsure(self) -> int:
-        """The most counted frames after a keyframe that may be displayed before it."""
-        return _MOST_B_FRAMES if self.has_delay_of_one else 0
+    def tick(self) -> Fraction:
+        """The seconds of one tick of a timestamp."""
+        return Fraction(*self.time_base)
+
+    @property
+    def ticks_of_a_frame(self) -> Fraction:
+        """How long a frame is displayed on average; 0 if unknown."""
+        rate = Fraction(*self.frame_rate)
+        return 1 / (rate * self.tick) if rate else Fraction(0)
 
     def __repr__(self) -> str:
         rate = "{}/{}".format(*self.frame_rate)
@@ -101,6 +108,31 @@ class VideoCodec:
         }
         return context  # type: ignore[no-any-return]  # untyped in PyAV
 
+    def open(
+        self,
+        context: VideoCodecContext,
+        num_threads: int,
+        config: DecodeConfig | None = None,
+        *,
+        is_counted: bool = False,
+    ) -> None:
+        """Open a decoder. Raises: ValueError: it has no such option as ``config`` asks for."""
+        given = None if config is None else config.num_threads
+        context.thread_count = num_threads if given is None else given
+        # Decoding several frames at once delays their output, which breaks counting.
+        context.thread_type = "SLICE" if is_counted else "AUTO"
+        if config is None:
+            return  # it opens with its first packet
+        try:
+            context.open()
+        except FFmpegError as error:
+            raise ValueError(f"decode_config: FFmpeg refuses it: {error}.") from error
+        if context.options:  # those that the decoder did not take
+            unknown = ", ".join(sorted(context.options))
+            raise ValueError(
+                f"decode_config: the decoder {context.name!r} has no option {unknown}."
+            )
+
 
 def rate_of(stream: VideoStream) -> Fraction | None:
     """Return the average frames per second that a container states; None if it states none.
@@ -124,3 +156,15 @@ def _without_threads(config: DecodeConfig | None) -> dict[str, str]:
 def _pair(value: Any) -> tuple[int, int]:
     """Return numerator and denominator of PyAV's rational number; (0, 1) if it is unknown."""
     return (value.numerator, value.denominator) if value else (0, 1)
+
+
+def to_ticks(seconds: float, tick: Fraction) -> float:
+    """Return the first tick at or after a time; a time computed from a tick gives that tick."""
+    ticks = seconds / float(tick)
+    rounding = max(1e-6, abs(ticks) * _MOST_ROUNDED)
+    return ticks if math.isinf(ticks) else math.ceil(ticks - rounding)
+
+
+def tick_until(seconds: float, tick: Fraction) -> float:
+    """Return the last tick at or before a time; likewise."""
+    return -to_ticks(-seconds, tick)

@@ -1,214 +1,336 @@
-"""Decode the frames that are wanted, and as few others as possible."""
+"""Two ways from packets to frames, and the check whether the fast one went right.
+
+Exact means: the frame and the time that a decode of all gives, from the first packet on.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
-from av.error import InvalidDataError
+from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 
-from .entry import is_checked
+from .headers import TELL_KEYFRAMES, is_entry, is_hidden
 from .opening import decode_errors
-from .packets import UnsureError
-from .sequence import frames_in_sequence
-from .slowness import say_once
+from .reading import UnsureError, goes_back
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
+    from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
     from .._config import DecodeConfig
+    from .codec import VideoCodec
     from .packets import VideoPackets
+
+_logger = logging.getLogger("spdl_torch.io")
 
 _KNOWS_NONREF = frozenset({"h264", "mpeg1video", "mpeg2video", "mpeg4"})
 """Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
 HEVC it may be one for a higher temporal layer."""
 
-_LEAVES_OUT_WHAT_LACKS = frozenset({"hevc", "vvc"})
-"""Codecs whose packets say which frames before a keyframe's, in the order of display, lack what
-they refer to. Their decoders leave these out; the others are whole."""
+_MOST_WAITING = 32
+"""The most frames that are kept until one has a time."""
 
-_SLOW_PACKETS = 1000
-"""Decoding more before the first frame that is wanted is said."""
+_SLOW_FRAMES = 1000
+"""Decoding more before the first frame that is wanted is said, once."""
+
+_was_said = threading.Event()
+
+
+class CheckFailedError(UnsureError):
+    """Other frames came out than the packets had promised.
+
+    is_last: whether decoding had begun at the first packet, so that further back there is none.
+    """
+
+    def __init__(self, message: str, *, is_last: bool) -> None:
+        super().__init__(message)
+        self.is_last = is_last
 
 
 def decode_wanted(
     packets: VideoPackets,
-    wanted: Sequence[int],
+    wanted: Sequence[int] | None,
     num_threads: int = 1,
     config: DecodeConfig | None = None,
 ) -> Generator[VideoFrame]:
-    """The frames of the window at the places ``wanted`` (ascending), in that order.
+    """The frames of the window at the places ``wanted`` (ascending), in that order; None: all.
 
-    Only a decoder with a configuration leaves frames out. Close the iterator, or run it to its end.
+    Each has its time as its pts. Only a decoder with a configuration leaves frames out. Close the
+    iterator, or run it to its end.
 
-    Raises: DecodeError: the data is damaged where it matters; UnsureError: other frames came out
-        than the packets said; ValueError: FFmpeg does not know what ``config`` asks for.
+    Raises: CheckFailedError: begin further back; DecodeError: the data is damaged where it matters;
+        IndexError: there is no such place; ValueError: FFmpeg does not know what ``config`` asks
+        for.
     """
-    context = packets.decoder.take(num_threads, config)
-    times = {packets.numbers[place]: packets.times[place] for place in wanted}
-    left = iter(times)
-    try:
-        with decode_errors(packets.source):
-            for number, frame in _undamaged(
-                _decoded(packets, context, times, config), times, packets
-            ):
-                # A configured decoder may leave out frames; that is for the configuration to say.
-                expected = next((n for n in left if config is None or n == number), None)
-                if expected != number:
-                    raise UnsureError(_other(packets, times, expected))
-                yield frame
-            missing = next(left, None)
-            if missing is not None and config is None:
-                raise UnsureError(_other(packets, times, missing))
-    finally:
-        context.skip_frame = "DEFAULT"
-        packets.decoder.give_back(context, config)
+    with packets.decoder(num_threads, config) as context, decode_errors(packets.source):
+        if packets.is_fast:
+            yield from _fast(packets, context, wanted, config)
+        else:
+            yield from _in_order(packets, context, wanted, config)
 
 
-def _other(packets: VideoPackets, times: dict[int, int], number: int | None) -> str:
-    if number is None:
-        return f"{packets.source}: its decoder gives frames twice."
-    at = float(times[number] * packets.time_base)
-    return (
-        f"{packets.source}: the frame at {at:.3f} s does not come out of its decoder in its turn."
-    )
-
-
-def _decoded(
+def _fast(
     packets: VideoPackets,
     context: VideoCodecContext,
-    wanted: dict[int, int],
+    wanted: Sequence[int] | None,
     config: DecodeConfig | None,
-) -> Iterator[tuple[int | None, VideoFrame]]:
-    """Yield the numbers and frames of all that is decoded for the wanted ones."""
-    if packets.sequence is not None:
-        latest = max(wanted, default=-1)
-        for number, (frame, _) in enumerate(frames_in_sequence(packets, context)):
-            yield number, frame
-            if number == latest:
-                return
-        return
-    for start, stop, numbers in _runs(packets, frozenset(wanted)):
+) -> Iterator[VideoFrame]:
+    """Decode from the entries before the wanted frames, without the frames that nobody needs."""
+    shown = packets.shown
+    wanted = range(len(shown)) if wanted is None else wanted
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < len(shown):
+        raise IndexError(f"indices must be in [0, {len(shown)}), got {list(wanted)}.")
+    times = {shown[place][1]: shown[place][0] for place in wanted}
+    left = iter([shown[place][0] for place in wanted])
+    for start, numbers in _runs(packets, times):
+        expected = {number: times[number] for number in numbers}
         try:
-            if packets.is_counted:
-                yield from _decode_counted(packets, context, start, stop, max(numbers))
-            else:
-                yield from _decode_timed(packets, context, start, numbers, may_skip=config is None)
-        except InvalidDataError as error:
-            if packets.codec.name != "mjpeg":
-                raise
-            # A picture lower than the container says is half of an interlaced one for a decoder
-            # that begins with it, and not for one that has seen a whole picture before.
-            raise UnsureError(f"{packets.source}: {error.strerror}.") from error
+            yield from _checked(packets, context, start, expected, left, config)
+        except (FFmpegError, UnsureError) as error:
+            is_last = start == 0 and packets.is_from_first
+            raise CheckFailedError(str(error), is_last=is_last) from error
         context.flush_buffers()
 
 
-def _runs(
-    packets: VideoPackets, wanted: frozenset[int]
-) -> Iterator[tuple[int, int, frozenset[int]]]:
-    """The ranges of packets to decode, each from an entry on, and what is wanted of them."""
-    entries = [0]
-    if packets.can_seek:
-        entries += [k for k, label in enumerate(packets.labels) if label.is_entry and k]
-    display = packets.display
-    needed: list[tuple[int, int]] = []
-    for start, stop in pairwise([*entries, len(display)]):
-        numbers = wanted.intersection(range(start, stop))
-        if not numbers:
-            continue
-        first_sure = start + packets.codec.num_unsure if packets.is_counted else start
-        # Frames displayed before their entry may refer to those before it.
-        if needed and needed[-1][1] == start:
-            start = needed.pop()[0]
-        elif start > 0 and (
-            first_sure >= stop or min(display[n] for n in numbers) < display[first_sure]
-        ):
-            start = entries[entries.index(start) - 1]
-        needed.append((start, stop))
-    for start, stop in needed:
-        numbers = wanted.intersection(range(start, stop))
-        if not packets.is_counted and min(numbers) - start > _SLOW_PACKETS:
-            say_once(
-                packets.source,
-                "there is no place near where decoding may begin with certainty, so that more than "
-                f"{_SLOW_PACKETS} frames are decoded for nothing; encoding it anew, with more "
-                "keyframes, is quicker in the long run: ffmpeg -i FILE FILE.mp4",
-            )
-        yield start, stop, numbers
-
-
-def _decode_timed(
+def _checked(
     packets: VideoPackets,
     context: VideoCodecContext,
     start: int,
-    wanted: frozenset[int],
-    *,
-    may_skip: bool,
+    times: dict[int, int],
+    left: Iterator[int],
+    config: DecodeConfig | None,
+) -> Iterator[VideoFrame]:
+    """Yield the wanted frames from an entry on, after a keyframe, in their order, and all of them.
+
+    times: of the wanted frames, by the packets with which they come out.
+    left: these times, and those that are wanted after them, in the order of display.
+    Raises: UnsureError: the frames are not so.
+    """
+    is_sure, missing = False, set(times.values())
+    for time, frame in _from_entry(packets, context, start, times, config):
+        is_sure = is_sure or frame.key_frame
+        if time is None or time not in missing:
+            continue
+        # A configured decoder may leave out frames; that is for the configuration to say.
+        is_next = config is not None or time == next(left, None)
+        if not (is_sure and is_next) or frame.is_corrupt:
+            break
+        missing.remove(time)
+        frame.pts, frame.time_base = time, packets.time_base
+        yield frame
+    else:
+        if config is not None or not missing:
+            return
+    at = float(min(missing) * packets.time_base)
+    raise UnsureError(
+        f"{packets.source}: the frame at {at:.3f} s does not come out of its decoder as its "
+        "packets promise."
+    )
+
+
+def _runs(packets: VideoPackets, times: dict[int, int]) -> list[tuple[int, list[int]]]:
+    """Return where to begin decoding, and the numbers of the packets that are wanted from there.
+
+    times: of the wanted frames, by the packets with which they come out.
+    """
+    own = [label.dts if packets.is_counted else label.pts for label in packets.labels]
+    entries = [k for k, label in enumerate(packets.labels) if label.is_entry]
+    back = packets.back / packets.time_base
+    runs: list[tuple[int, list[int]]] = []
+    for number in sorted(times):
+        # Frames displayed before an entry may refer to those before it.
+        before = (
+            k for k in reversed(entries) if k <= number and (own[k] or 0) <= times[number] - back
+        )
+        start = next(before, 0)
+        if runs and start <= runs[-1][1][-1]:
+            runs[-1] = min(start, runs[-1][0]), [*runs[-1][1], number]
+        else:
+            runs.append((start, [number]))
+    return runs
+
+
+def _from_entry(
+    packets: VideoPackets,
+    context: VideoCodecContext,
+    start: int,
+    wanted: dict[int, int],
+    config: DecodeConfig | None,
 ) -> Iterator[tuple[int | None, VideoFrame]]:
-    """Yield all decoded frames, each with the number of its packet."""
-    stop = max(wanted) + 1
-    skips = may_skip and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
-    for number in range(start, stop):
+    """Yield what comes out from an entry on until the last wanted frame, with its time."""
+    may_skip = config is None and context.thread_count == 1 and not packets.is_counted
+    skips = may_skip and packets.codec.name in _KNOWS_NONREF
+    for number in range(start, max(wanted) + 1):
+        packet = packets.packets[number] if number < len(packets.packets) else None
+        if packet is not None and packet.is_corrupt:
+            raise UnsureError(f"{packets.source}: its container calls a packet damaged.")
         if skips:
             context.skip_frame = "DEFAULT" if number in wanted else "NONREF"
-        for frame in context.decode(packets.packets[number]):
-            yield frame.pts, frame
-    for frame in context.decode(None):
-        yield frame.pts, frame
+        frames = context.decode(packet)
+        if packets.is_counted:
+            time = packets.labels[-1].dts if packet is None else packets.labels[number].pts
+            # Each comes out as the next packet goes in; where two do, nobody knows which is which.
+            yield from ((time if len(frames) == 1 else None, frame) for frame in frames)
+        else:
+            yield from ((frame.pts, frame) for frame in frames)
+    if not packets.is_counted:
+        yield from ((frame.pts, frame) for frame in context.decode(None))
 
 
-def _decode_counted(
+def _in_order(
     packets: VideoPackets,
     context: VideoCodecContext,
-    start: int,
-    stop: int,
-    latest: int,
-) -> Iterator[tuple[int | None, VideoFrame]]:
-    """Yield all decoded frames, numbered in their order."""
-    place: int | None = None
-    delayed = packets.codec.has_delay_of_one
-    for k, packet in enumerate([*packets.packets[start:stop], None], start):
-        frames = context.decode(packet)
-        if delayed and place is not None and len(frames) != 1:
-            raise UnsureError(f"{packets.source}: not each of its packets is one frame.")
-        for frame in frames:
+    wanted: Sequence[int] | None,
+    config: DecodeConfig | None,
+) -> Iterator[VideoFrame]:
+    """Decode from the first packet on, until the last wanted frame has come; None: all."""
+    left = itertools.count() if wanted is None else iter(wanted)
+    place, count = next(left, None), 0
+    for frame, is_damaged in frames_in_order(packets, context):
+        if count == place:
+            yield undamaged(frame, is_damaged, packets.source)
+            place = next(left, None)
             if place is None:
-                # Frames before the entry in the order of display have been left out.
-                place = k - 1 if delayed and packet is not None else start
-                if place < start:
-                    raise UnsureError(f"{packets.source}: its frames come out without a delay.")
-            if place >= stop:
-                raise UnsureError(f"{packets.source}: it has more frames than packets.")
-            yield place, frame
-            if place >= latest and latest < stop - 1:
                 return
-            place += 1
+        count += 1
+        say_if_slow(packets.source, count if wanted and count <= wanted[0] else 0)
+    if wanted is not None and config is None:
+        raise IndexError(f"indices must be in [0, {count}), got {list(wanted)}.")
 
 
-def _undamaged(
-    frames: Iterator[tuple[int | None, VideoFrame]], times: dict[int, int], packets: VideoPackets
-) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield the wanted frames, each with its time; damage lasts until the next keyframe."""
-    first, name = packets.labels[0], packets.codec.name
-    # Frames before the first keyframe lack what they refer to. Most decoders leave them out. One
-    # that is itself not displayed is not seen.
-    is_damaged = first.is_shown and (
-        name == "mpeg4"
-        or (first.is_entry and is_checked(name) and name not in _LEAVES_OUT_WHAT_LACKS)
-    )
-    time_base = packets.time_base
-    for number, frame in frames:
-        is_corrupt = frame.is_corrupt or (frame.pts is not None and packets.is_corrupt(frame.pts))
-        is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
-        if number is None or number not in times:
-            continue
-        frame.pts, frame.time_base = times[number], time_base
-        if is_damaged:
-            at = float(times[number] * time_base)
-            raise DecodeError(f"{packets.source}: damaged before or in the frame at {at:.3f} s.")
-        yield number, frame
+def frames_in_order(
+    packets: VideoPackets, context: VideoCodecContext
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Yield the frames of the window as a decode of all gives them; whether each is damaged.
+
+    Raises: DecodeError: the times of a window's frames go back.
+    """
+    low, high = packets.ticks_of_window
+    frames = every_frame(packets.packets, context, packets.codec, is_counted=packets.is_counted)
+    if packets.timestamp is not None:
+        frames = ascending(frames, packets.source, packets.codec)
+    for frame, is_damaged in frames:
+        time = frame.pts or 0
+        if time >= high:
+            return
+        if time >= low and time not in packets.unseen:
+            yield frame, is_damaged
+
+
+def every_frame(
+    packets: Iterable[Packet[Any]],
+    context: VideoCodecContext,
+    codec: VideoCodec,
+    *,
+    is_counted: bool,
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Decode a video from its first packet on; yield each frame, with its time in ticks as its pts,
+    and whether it is damaged: that lasts until the next keyframe.
+
+    Times that are missing are evenly spaced: back from the first one that is known, and on from
+    each. Where none is, frames are counted from the first packet's time on.
+    """
+    packets = iter(packets)
+    first = next(packets, None)
+    if first is None:
+        return
+    step, base, since = codec.ticks_of_a_frame or Fraction(1), Fraction(first.dts or 0), 0
+    frames = _untimed(first, packets, context, codec, is_counted=is_counted)
+    head: list[tuple[VideoFrame, bool]] = []
+    for each in frames:
+        head.append(each)
+        if each[0].pts is not None or len(head) == _MOST_WAITING:
+            base = base if each[0].pts is None else each[0].pts - (len(head) - 1) * step
+            break
+    for frame, is_damaged in itertools.chain(head, frames):
+        if frame.pts is None:
+            frame.pts = round(base + since * step)
+        else:
+            base, since = Fraction(frame.pts), 0
+        since += 1
+        frame.time_base = codec.tick
+        yield frame, is_damaged
+
+
+def _untimed(
+    first: Packet[Any],
+    others: Iterable[Packet[Any]],
+    context: VideoCodecContext,
+    codec: VideoCodec,
+    *,
+    is_counted: bool,
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Yield the same frames with the times that containers and counting give; None: no time."""
+    is_damaged, damaged = _may_lack_references(first, codec), set()
+    fed: deque[int] = deque(maxlen=2 if codec.has_delay_of_one else None)
+    last = -math.inf
+    for packet in itertools.chain([first], others, [None]):
+        if packet is not None and packet.is_corrupt:
+            damaged.add(packet.pts)
+        if packet is not None and is_counted:
+            fed.append(packet.dts or 0)
+        for frame in context.decode(packet):
+            is_corrupt = frame.is_corrupt or frame.pts in damaged
+            is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
+            if is_counted:
+                if not codec.has_delay_of_one:
+                    time = fed.popleft() if fed else None
+                else:  # each comes out as the next packet goes in
+                    time = fed[-1] if packet is None else fed[0]
+                # Where two come out at once, counting goes on.
+                frame.pts = time if time is not None and time > last else None
+                last = last if time is None else time
+            yield frame, is_damaged
+
+
+def _may_lack_references(first: Packet[Any], codec: VideoCodec) -> bool:
+    """Return whether frames before the first keyframe may come out of the decoder, although they
+    lack what they refer to. Those of HEVC are left out, or whole."""
+    if first.is_discard or is_hidden(first, codec):
+        return False
+    is_told = codec.name in TELL_KEYFRAMES - {"hevc"} and is_entry(first, codec)
+    return codec.name == "mpeg4" or is_told
+
+
+def ascending(
+    frames: Iterable[tuple[VideoFrame, bool]], name: str, codec: VideoCodec
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Yield the same. Raises: DecodeError: times go back, so that none means one frame."""
+    last: int | None = None
+    for frame, is_damaged in frames:
+        if last is not None and frame.pts is not None and frame.pts < last:
+            raise goes_back(name, last, frame.pts, codec)
+        last = frame.pts
+        yield frame, is_damaged
+
+
+def undamaged(frame: VideoFrame, is_damaged: bool, name: str) -> VideoFrame:
+    """Return a frame that is wanted. Raises: DecodeError: it is damaged."""
+    if is_damaged:
+        raise DecodeError(f"{name}: damaged before or in the frame at {frame.time:.3f} s.")
+    return frame
+
+
+def say_if_slow(name: str, num_frames: int) -> None:
+    """Say once in a process if many frames are decoded for nothing."""
+    if num_frames > _SLOW_FRAMES and not _was_said.is_set():
+        _was_said.set()
+        _logger.warning(
+            "%s: it is decoded from its first packet on, more than %d frames of it for nothing: "
+            "its container does not list its packets, or decoding cannot begin within it with "
+            "certainty. Write it anew, with a list (ffmpeg -i FILE -c copy FILE.mp4) or, if it has "
+            "one, with keyframes (ffmpeg -i FILE FILE.mp4). (Said once for all such files.)",
+            name,
+            _SLOW_FRAMES,
+        )

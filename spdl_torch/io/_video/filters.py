@@ -1,9 +1,12 @@
-"""FFmpeg's filter descriptions: written from options, and run on frames."""
+"""FFmpeg's filters: descriptions written from options, and chains that run on frames."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+import re
+import shlex
+import struct
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from av.error import BlockingIOError as NoFrameYet, EOFError as NoFrameLeft, FFmpegError
 from av.filter import Graph
@@ -13,10 +16,9 @@ from av.video.reformatter import VideoReformatter
 from spdl_torch.errors import UnsupportedOptionError
 
 from .opening import decode_errors
-from .rotation import upright_filters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from av.filter.context import FilterContext
     from av.video.frame import VideoFrame
@@ -112,84 +114,116 @@ def parse_filters(description: str) -> list[tuple[str, str]]:
 
     Raises: UnsupportedOptionError: a graph with branches; ValueError: no chain at all.
     """
-    filters: list[tuple[str, str]] = []
-    for text in _split(description):
-        name, _, arguments = text.partition("=")
-        if not name:
-            raise ValueError(f"filter_desc {description!r}: a filter without a name.")
-        filters.append((name, arguments))
-    return filters
-
-
-def _split(description: str) -> Iterator[str]:
-    """Split at commas; a backslash or single quotes keep what follows or is between."""
-    text, spaces = "", ""
-    characters = iter(description)
-    for character in characters:
-        if character == "\\":
-            text, spaces = text + spaces + next(characters, ""), ""
-        elif character == "'":
-            text, spaces = text + spaces, ""
-            while (quoted := next(characters, "'")) != "'":
-                text += quoted
-        elif character == ",":
-            yield text
-            text, spaces = "", ""
-        elif character in "[];":
+    lexer = shlex.shlex(description, posix=True, punctuation_chars="[];")
+    lexer.whitespace, lexer.whitespace_split = ",", True
+    lexer.quotes, lexer.commenters = "'", ""
+    try:
+        filters = [text.strip().partition("=") for text in lexer]
+    except ValueError as error:
+        raise ValueError(f"filter_desc {description!r}: {error}.") from error
+    for name, _, _ in filters:
+        if name and not name.strip("[];"):
             raise UnsupportedOptionError(
                 f"filter_desc {description!r}: only a chain of filters can be run, not a graph "
-                f"with labels or branches. Leave out {character!r}, or quote it."
+                f"with labels or branches. Leave out {name!r}, or quote it."
             )
-        elif character.isspace():
-            spaces += character if text else ""
-        else:
-            text, spaces = text + spaces + character, ""
-    yield text
+    if not all(name for name, _, _ in filters or [("", "", "")]):
+        raise ValueError(f"filter_desc {description!r}: a filter without a name.")
+    return [(name, arguments) for name, _, arguments in filters]
 
 
-def filter_frames(
-    frames: Iterable[VideoFrame],
-    description: str | None,
-    packets: VideoPackets,
-    num_threads: int = 1,
-) -> Iterator[VideoFrame]:
-    """Put frames of these packets upright and through a chain of filters.
+class FilterChain:
+    """Puts frames upright and through a chain of filters.
 
     Raises: ValueError: FFmpeg does not know the filters or refuses their arguments; DecodeError: it
         refuses a frame.
     """
-    chain = [] if description is None else parse_filters(description)
-    with decode_errors(packets.source):
-        yield from _filtered(frames, chain, packets, num_threads)
 
+    def __init__(
+        self,
+        description: str | None,
+        name: str,
+        frame_rate: tuple[int, int],
+        num_threads: int,
+        upright: Callable[[VideoFrame], list[tuple[str, str]]] | None = None,
+    ) -> None:
+        """Take the description.
 
-def _filtered(
-    frames: Iterable[VideoFrame],
-    chain: list[tuple[str, str]],
-    packets: VideoPackets,
-    num_threads: int,
-) -> Iterator[VideoFrame]:
-    reformatter = VideoReformatter()
-    pix_fmt = _plain_format(chain)
-    graph: _RunningGraph | None = None
-    for frame in frames:
-        known = packets.decoder.upright
-        upright = upright_filters(frame) if known is None else known
+        Args:
+            name: of the source, in errors.
+            frame_rate: as numerator and denominator; (0, 1) if unknown.
+            upright: gives the filters that put a frame upright; None: :func:`upright_filters`.
+        """
+        self._chain = [] if description is None else parse_filters(description)
+        self._format = _plain_format(self._chain)
+        self._name, self._frame_rate, self._num_threads = name, frame_rate, num_threads
+        self._upright = upright or upright_filters
+        self._reformatter = VideoReformatter()
+        self._key: tuple[object, ...] | None = None
+        self._running: _Running | None = None
+
+    def run(self, frames: Iterable[VideoFrame]) -> Iterator[VideoFrame]:
+        """Yield what comes out of the chain."""
+        for frame in frames:
+            yield from self.push(frame)
+        yield from self.finish()
+
+    def push(self, frame: VideoFrame) -> list[VideoFrame]:
+        """Return what comes out after one more frame."""
+        upright = self._upright(frame)
         if frame.planes[0].line_size < 0:
             upright = [_IN_ORDER, *upright]
-        if not upright and not chain:
-            yield frame
-        elif not upright and pix_fmt is not None:
-            yield reformatter.reformat(frame, format=pix_fmt, threads=num_threads)
-        else:
+        if not upright and not self._chain:
+            return [frame]
+        with decode_errors(self._name):
+            if not upright and self._format is not None:
+                return [
+                    self._reformatter.reformat(
+                        frame, format=self._format, threads=self._num_threads
+                    )
+                ]
             key = (frame.width, frame.height, frame.format.name, tuple(upright))
-            if graph is None or graph.key != key:
-                if graph is not None:  # the picture's size changes within the video
-                    yield from graph.finish()
-                graph = _RunningGraph(key, frame, [*upright, *chain], packets, num_threads)
-            yield from graph.run(frame)
-    if graph is not None:
-        yield from graph.finish()
+            before = [] if key == self._key else self.finish()  # the size changes within the video
+            if self._running is None:
+                self._key, self._running = key, self._configured(frame, [*upright, *self._chain])
+            return [*before, *self._running.push(frame)]
+
+    def finish(self) -> list[VideoFrame]:
+        """Return the frames that are still inside."""
+        if self._running is None:
+            return []
+        with decode_errors(self._name):
+            frames = self._running.push(None)
+        self._running = None
+        return frames
+
+    def _configured(self, frame: VideoFrame, chain: list[tuple[str, str]]) -> _Running:
+        text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
+        if any(name.partition("@")[0] == "vflip" for name, _ in chain):
+            chain = [*chain, _IN_ORDER]  # it flips no pixels but lets the lines run backwards
+        rate = "{}/{}".format(*self._frame_rate) if self._frame_rate[0] > 0 else None
+        try:
+            return _graph(frame, chain, self._num_threads, rate)
+        except (FFmpegError, ValueError) as error:
+            raise ValueError(f"filter_desc: FFmpeg refuses {text!r}: {error}.") from error
+
+
+class _Running(NamedTuple):
+    """A configured graph, and its ends."""
+
+    graph: Graph
+    source: FilterContext
+    sink: FilterContext
+
+    def push(self, frame: VideoFrame | None) -> list[VideoFrame]:
+        """Return what comes out after one more frame, or, after the last one, what is inside."""
+        frames: list[Any] = []
+        with contextlib.suppress(NoFrameLeft):  # the filters have all they want
+            self.source.push(frame)
+        with contextlib.suppress(NoFrameYet, NoFrameLeft):
+            while True:
+                frames.append(self.sink.pull())
+        return frames
 
 
 def _plain_format(chain: list[tuple[str, str]]) -> str | None:
@@ -203,57 +237,52 @@ def _plain_format(chain: list[tuple[str, str]]) -> str | None:
         return None  # a list of formats, or none that exists
 
 
-class _RunningGraph:
-    """A configured graph of filters, for frames of one size and format."""
+def _graph(
+    frame: VideoFrame, chain: list[tuple[str, str]], num_threads: int = 1, rate: str | None = None
+) -> _Running:
+    """Return a configured graph for frames such as this one."""
+    graph = Graph()
+    graph.threads = num_threads
+    arguments = {
+        "video_size": f"{frame.width}x{frame.height}",
+        "pix_fmt": frame.format.name,
+        "time_base": str(frame.time_base or "1/1"),
+        "colorspace": str(int(frame.colorspace)),
+        "range": str(int(frame.color_range)),
+        **({} if rate is None else {"frame_rate": rate}),
+    }
+    nodes = [graph.add("buffer", **arguments)]
+    nodes += [graph.add(name, text or None) for name, text in chain]
+    nodes.append(graph.add("buffersink"))
+    graph.link_nodes(*nodes).configure()
+    return _Running(graph, nodes[0], nodes[-1])
 
-    def __init__(
-        self,
-        key: tuple[object, ...],
-        frame: VideoFrame,
-        chain: list[tuple[str, str]],
-        packets: VideoPackets,
-        num_threads: int,
-    ) -> None:
-        self.key = key
-        self._graph = Graph()
-        self._graph.threads = num_threads
-        text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
-        if any(name.partition("@")[0] == "vflip" for name, _ in chain):
-            chain = [*chain, _IN_ORDER]  # it flips no pixels but lets the lines run backwards
-        try:
-            nodes = [self._source(frame, packets.frame_rate)]
-            nodes += [self._graph.add(name, arguments or None) for name, arguments in chain]
-            self._sink = self._graph.add("buffersink")
-            self._graph.link_nodes(*nodes, self._sink).configure()
-        except (FFmpegError, ValueError) as error:
-            raise ValueError(f"filter_desc: FFmpeg refuses {text!r}: {error}.") from error
-        self._input = nodes[0]
 
-    def run(self, frame: VideoFrame) -> Iterator[VideoFrame]:
-        """Return the output after one more frame."""
-        with contextlib.suppress(NoFrameLeft):  # the filters have all they want
-            self._input.push(frame)
-        return self._pull()
+def upright_filters(frame: VideoFrame) -> list[tuple[str, str]]:
+    """Return FFmpeg's filters that rotate and mirror the frame, as its container gives it; a
+    rotation that is not a multiple of 90 degrees is left alone."""
+    matrix = _display_matrix(frame)
+    if matrix is None:
+        return []
+    a, b, _, c, d = struct.unpack("=9i", matrix)[:5]  # (x, y) -> (ax + cy, bx + dy)
+    if not b and not c:
+        transposes, mirrors, flips = False, a < 0, d < 0
+    elif not a and not d:
+        transposes, mirrors, flips = True, c < 0, b < 0
+    else:
+        return []
+    steps = ((transposes, ("transpose", "dir=cclock_flip")), (mirrors, ("hflip", "")))
+    return [step for needed, step in (*steps, (flips, ("vflip", ""))) if needed]
 
-    def finish(self) -> Iterator[VideoFrame]:
-        """Return the frames that are still inside."""
-        with contextlib.suppress(NoFrameLeft):
-            self._input.push(None)
-        return self._pull()
 
-    def _source(self, frame: VideoFrame, frame_rate: tuple[int, int]) -> FilterContext:
-        arguments = {
-            "video_size": f"{frame.width}x{frame.height}",
-            "pix_fmt": frame.format.name,
-            "time_base": str(frame.time_base),
-            "colorspace": str(int(frame.colorspace)),
-            "range": str(int(frame.color_range)),
-        }
-        if frame_rate[0] > 0:
-            arguments["frame_rate"] = "{}/{}".format(*frame_rate)
-        return self._graph.add("buffer", **arguments)
-
-    def _pull(self) -> Iterator[VideoFrame]:
-        with contextlib.suppress(NoFrameYet, NoFrameLeft):
-            while True:
-                yield self._sink.pull()  # type: ignore[misc]  # a sink of video
+def _display_matrix(frame: VideoFrame) -> bytes | None:
+    try:
+        side_data: Any = frame.side_data  # PyAV's stubs know only a few of its keys
+    except ValueError as error:
+        # PyAV has no name for one of them, as for the views of spatial video and EXIF.
+        kind = re.match(r"(\d+) is not a valid Type", str(error))
+        if kind is None:
+            raise
+        delete = ("sidedata", f"mode=delete:type={kind[1]}")
+        return _display_matrix(_graph(frame, [delete]).push(frame)[0])
+    return bytes(side_data["DISPLAYMATRIX"]) if "DISPLAYMATRIX" in side_data else None

@@ -16,10 +16,9 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._config import RGB24
 from .._storage import room_for
-from .decode import decode_wanted
-from .filters import filter_frames
-from .packets import ImagePackets, UnsureError
-from .sequence import find_sequence
+from .decode import CheckFailedError, decode_wanted
+from .filters import FilterChain
+from .packets import ImagePackets
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -184,11 +183,10 @@ def decode_packets(
         DecodeError: damaged data, or no frame in it.
         ValueError: FFmpeg refuses the filters or the configuration.
     """
-    frames = _decode_surely(packets, None, filter_desc, decode_config, num_frames, num_threads)
+    frames = _decode(packets, None, filter_desc, decode_config, num_frames, num_threads)
     if not frames:
-        if packets.timestamp is not None:
-            packets.check_order()
-        raise DecodeError(f"{packets.source}: no frame came out of {packets!r}.")
+        where = "it" if packets.timestamp is None else "[{:g}, {:g}) s".format(*packets.timestamp)
+        raise DecodeError(f"{packets.source}: no frame in {where}.")
     kind = ImageFrames if isinstance(packets, ImagePackets) else VideoFrames
     return kind(packets.source, frames)
 
@@ -218,7 +216,7 @@ def sample_decode_video(
         raise ValueError("indices must not be empty.")
     if any(not a < b for a, b in itertools.pairwise(indices)):
         raise ValueError(f"indices must be ascending, each once, got {list(indices)}.")
-    frames = _decode_surely(packets, indices, filter_desc, decode_config)
+    frames = _decode(packets, indices, filter_desc, decode_config)
     if len(frames) != len(indices):
         raise DecodeError(
             f"{packets.source}: {len(frames)} frames came out for {len(indices)} indices; it is "
@@ -227,7 +225,7 @@ def sample_decode_video(
     return [ImageFrames(packets.source, [frame]) for frame in frames]
 
 
-def _decode_surely(
+def _decode(
     packets: VideoPackets,
     indices: Sequence[int] | None,
     filter_desc: str | None,
@@ -235,31 +233,17 @@ def _decode_surely(
     num_frames: int = -1,
     num_threads: int = 1,
 ) -> list[VideoFrame]:
-    """Decode the frames at some indices, or all; where the packets do not tell which these are,
-    the decoder does."""
-    try:
-        return _decode(packets, indices, filter_desc, config, num_frames, num_threads)
-    except UnsureError:
-        if not packets.is_whole or packets.sequence is not None:
-            raise
-        find_sequence(packets)
-    return _decode(packets, indices, filter_desc, config, num_frames, num_threads)
-
-
-def _decode(
-    packets: VideoPackets,
-    indices: Sequence[int] | None,
-    filter_desc: str | None,
-    config: DecodeConfig | None,
-    num_frames: int,
-    num_threads: int,
-) -> list[VideoFrame]:
-    wanted = range(len(packets)) if indices is None else indices
-    if indices is not None and (wanted[0] < 0 or wanted[-1] >= len(packets)):
-        raise IndexError(f"indices must be in [0, {len(packets)}), got {list(wanted)}.")
-    with closing(decode_wanted(packets, wanted, num_threads, config)) as decoded:
-        filtered = filter_frames(decoded, filter_desc, packets, num_threads)
-        return list(itertools.islice(filtered, num_frames if num_frames >= 0 else None))
+    """Decode the frames at some indices, or all: from further back where the check fails."""
+    most = num_frames if num_frames >= 0 else None
+    while True:
+        chain = FilterChain(
+            filter_desc, packets.source, packets.frame_rate, num_threads, packets.upright_of
+        )
+        try:
+            with closing(decode_wanted(packets, indices, num_threads, config)) as decoded:
+                return list(itertools.islice(chain.run(decoded), most))
+        except CheckFailedError as error:
+            packets.fall_back(is_last=error.is_last)
 
 
 def convert_frames(

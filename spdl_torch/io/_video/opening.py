@@ -1,4 +1,4 @@
-"""Open a container of video or sound, and tell damaged data from other failures."""
+"""Open a container of video or sound, as often as needed; tell damaged data from other failures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 import errno
 import io
 import os
+import shutil
+import tempfile
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import av
 from av.audio.stream import AudioStream
-from av.error import ArgumentError, FFmpegError, InvalidDataError
+from av.error import ArgumentError, FFmpegError
 from av.stream import Discard
 from av.video.stream import VideoStream
 from torch import Tensor
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from av.container import InputContainer
+    from av.packet import Packet
 
     from .._config import DemuxConfig
     from .._source import Source
@@ -35,6 +39,12 @@ _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDI
 
 _BUFFER_BYTES = 1 << 18
 """Bytes read from a Python file at a time; each read takes the GIL."""
+
+_MOST_IN_MEMORY = 1 << 26
+"""The bytes of a source that cannot seek which are kept in memory; more are in a temporary file."""
+
+_TRIES = 8
+"""How often FFmpeg may ask to read again."""
 
 _SELF_CONTAINED = (
     "matroska,mov,avi,mpegts,mpegtsraw,mpeg,flv,live_flv,kux,asf,asf_o,ogg,mxf,nut,nuv,rm,swf,wtv,"
@@ -64,36 +74,78 @@ def decode_errors(name: str) -> Iterator[None]:
         raise DecodeError(f"{name}: {error.strerror or error}.") from error
 
 
-@scope
-def open_video(
-    source: Source, config: DemuxConfig | None = None, name: str | None = None
-) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The container and its best video stream; other streams are not read.
+class MediaFile:
+    """A source of video or sound, which can be opened again.
 
-    name: of the source in errors; None: its own.
-    Raises:
-        DecodeError: not a container that FFmpeg knows, or one without a video that it can decode.
-        OSError: a path that cannot be read.
+    What cannot seek is kept: in memory, or in a temporary file if it is large.
     """
-    with _opened(source, config, name or source_name(source), "video", _SELF_CONTAINED) as opened:
-        container, stream = opened
-        assert isinstance(stream, VideoStream), "guaranteed by its kind"
-        yield container, stream
 
+    def __init__(
+        self, source: Source, config: DemuxConfig | None = None, name: str | None = None
+    ) -> None:
+        self.name = name or source_name(source)
+        """The name in errors."""
+        self.source = source
+        self._config = config
+        self._position: int | None = None
 
-@scope
-def open_audio(
-    source: Source, name: str | None = None
-) -> Iterator[tuple[InputContainer, AudioStream]]:
-    """The container and its best stream of sound; other streams are not read.
+    @scope
+    def open(
+        self, kind: Literal["audio", "video"] = "video"
+    ) -> Iterator[tuple[InputContainer, AudioStream | VideoStream]]:
+        """The container and its best stream of that kind; other streams are not read.
 
-    Raises: as :func:`open_video`.
-    """
-    formats = f"{_SELF_CONTAINED},{_SOUND}"
-    with _opened(source, None, name or source_name(source), "audio", formats) as opened:
-        container, stream = opened
-        assert isinstance(stream, AudioStream), "guaranteed by its kind"
-        yield container, stream
+        Raises:
+            DecodeError: not a container that FFmpeg knows, or one without a stream that it can
+                decode.
+            OSError: a path that cannot be read.
+        """
+        with contextlib.ExitStack() as stack, decode_errors(self.name):
+            container = stack.enter_context(self._open(kind, stack))
+            stream = container.streams.best(kind)
+            if not isinstance(stream, AudioStream | VideoStream):
+                kinds = ", ".join(sorted({each.type for each in container.streams})) or "nothing"
+                raise DecodeError(f"{self.name}: no {kind} stream in it, only: {kinds}.")
+            if stream.codec_context is None:
+                raise DecodeError(f"{self.name}: FFmpeg has no decoder for its {kind} stream.")
+            for other in container.streams:
+                if other.index != stream.index:
+                    other.discard = Discard.all
+            yield container, stream
+
+    def _open(self, kind: str, stack: contextlib.ExitStack) -> InputContainer:
+        source: Any = self.source
+        if isinstance(source, str | os.PathLike) and not is_url(source):
+            formats = f"{_SELF_CONTAINED},{_SOUND}" if kind == "audio" else _SELF_CONTAINED
+            return _open_path(os.fspath(source), self._config, formats)
+        if isinstance(source, str):
+            opened = open_resuming(source, RetryPolicy(), seekable=True)
+            source = self._rewound(stack.enter_context(opened))
+        elif isinstance(source, bytes | bytearray | memoryview):
+            source = io.BytesIO(source)
+        elif isinstance(source, Tensor):
+            source = io.BytesIO(read_source(source).numpy().tobytes())
+        elif callable(getattr(source, "read", None)):
+            source = self._rewound(source)
+        else:
+            raise TypeError(
+                f"a video source must be a path, a URL, bytes, a uint8 tensor or a file opened "
+                f"with 'rb', got {type(source).__name__}."
+            )
+        # Bytes may come from anywhere: whatever they say, nothing else is opened on their behalf.
+        return _av_open(_File(source), {"protocol_whitelist": "none"}, self._config)
+
+    def _rewound(self, file: Any) -> Any:
+        """Return a file at the place where it was at first; a copy of it if it cannot seek."""
+        if self._position is None:
+            self._position = _position_of(file)
+        if self._position is None:
+            kept: Any = tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115 - the next line
+            weakref.finalize(self, kept.close)
+            shutil.copyfileobj(file, kept, _BUFFER_BYTES)
+            self.source, self._position, file = kept, 0, kept
+        file.seek(self._position)
+        return file
 
 
 def is_sound_only(container: InputContainer) -> bool:
@@ -101,85 +153,63 @@ def is_sound_only(container: InputContainer) -> bool:
     return container.format.name in _SOUND.split(",")
 
 
-@scope
-def _opened(
-    source: Source,
-    config: DemuxConfig | None,
-    name: str,
-    kind: Literal["audio", "video"],
-    formats: str,
-) -> Iterator[tuple[InputContainer, AudioStream | VideoStream]]:
-    with contextlib.ExitStack() as stack, decode_errors(name):
-        container = stack.enter_context(_open(source, config, stack, formats))
-        stream = container.streams.best(kind)
-        if not isinstance(stream, AudioStream | VideoStream):
-            kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-            raise DecodeError(f"{name}: no {kind} stream in it, only: {kinds}.")
-        if stream.codec_context is None:
-            raise DecodeError(f"{name}: FFmpeg has no decoder for its {kind} stream.")
-        for other in container.streams:
-            if other.index != stream.index:
-                other.discard = Discard.all
+def packets_of(
+    container: InputContainer, stream: AudioStream | VideoStream
+) -> Iterator[Packet[Any]]:
+    """Yield the packets of a stream that hold data, from where the container stands."""
+    for tries_left in reversed(range(_TRIES)):
         try:
-            yield container, stream
-        except InvalidDataError as error:
-            if can_seek(container) or "mp4" not in container.format.name:
-                raise
-            raise DecodeError(
-                f"{name}: {error.strerror}. The source cannot seek, and an MP4 whose list of "
-                "packets is at its end is not readable so: pass its bytes, or write it anew with "
-                "the list first: ffmpeg -i FILE -c copy -movflags faststart FILE.mp4"
-            ) from error
+            for packet in container.demux(stream):
+                if packet.size:
+                    yield packet
+            return
+        except BlockingIOError as error:
+            # FFmpeg's at random bytes in a transport stream, after which there is more.
+            if not (tries_left and isinstance(error, FFmpegError)):
+                raise  # or of the user's own file object
+        except IndexError as error:
+            # PyAV raises it after the last packet: it looks up all streams of the container, those
+            # included that FFmpeg found only while reading, which PyAV does not know.
+            if not _is_from_stream_lookup(error):
+                raise  # from the user's own file object
+            return
 
 
-def position_of(source: Source) -> int | None:
-    """Return the place in a file at which opening it begins, 0 for what is opened by name; None
-    for a file that cannot be opened twice."""
-    if not callable(getattr(source, "read", None)):
-        return 0
+def _is_from_stream_lookup(error: IndexError) -> bool:
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code.co_name == "_get_streams"
+
+
+def _position_of(file: Any) -> int | None:
+    """Return the place at which a file is; None if it cannot seek."""
     try:
-        return int(source.tell()) if source.seekable() else None  # type: ignore[union-attr]
+        return int(file.tell()) if file.seekable() else None
     except (AttributeError, OSError, ValueError):
         return None
 
 
-def can_seek(container: InputContainer) -> bool:
-    """Return whether what a container is read from can seek, as a pipe cannot."""
-    file: Any = getattr(container.file, "file", None)
-    if file is None:  # opened by name
-        return True
-    return bool(file.seekable()) if hasattr(file, "seekable") else hasattr(file, "seek")
+class _File:
+    """A binary file in which a seek to where there is nothing fails as FFmpeg expects.
 
+    FFmpeg seeks wherever damaged data points, and to the last byte of an empty file. Files raise
+    exceptions then, which PyAV would pass on in place of what FFmpeg makes of a failed seek.
+    """
 
-def rewind(source: Source, position: int | None) -> None:
-    """Return a file to a place, so that it can be opened again."""
-    if position is not None and callable(getattr(source, "seek", None)):
-        source.seek(position)  # type: ignore[union-attr]
+    def __init__(self, file: Any) -> None:
+        self.read, self.tell, self._seek = file.read, file.tell, file.seek
 
-
-def _open(
-    source: Source, config: DemuxConfig | None, stack: contextlib.ExitStack, formats: str
-) -> InputContainer:
-    if isinstance(source, str | os.PathLike) and not is_url(source):
-        return _open_path(os.fspath(source), config, formats)
-    file: Any
-    if isinstance(source, str):
-        opened = open_resuming(source, RetryPolicy(), seekable=True)
-        file = _Seekable(stack.enter_context(opened))
-    elif isinstance(source, bytes | bytearray | memoryview):
-        file = io.BytesIO(source)
-    elif isinstance(source, Tensor):
-        file = io.BytesIO(read_source(source).numpy().tobytes())
-    elif callable(getattr(source, "read", None)):
-        file = _Seekable(source)
-    else:
-        raise TypeError(
-            f"a video source must be a path, a URL, bytes, a uint8 tensor or a file opened with "
-            f"'rb', got {type(source).__name__}."
-        )
-    # Bytes may come from anywhere: whatever they say, nothing else is opened on their behalf.
-    options = {"protocol_whitelist": "none"}
-    return _av_open(file, options, config)
+    def seek(self, offset: int, whence: int) -> int | None:
+        """Seek; return -1 where that fails."""
+        try:
+            return cast("int | None", self._seek(offset, whence))
+        except ValueError:  # of BytesIO and fsspec
+            return -1
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return -1
 
 
 def _open_path(path: str, config: DemuxConfig | None, formats: str) -> InputContainer:
@@ -196,33 +226,6 @@ def _open_path(path: str, config: DemuxConfig | None, formats: str) -> InputCont
         ) from error
 
 
-class _Seekable:
-    """A binary file in which a seek to where there is nothing fails as FFmpeg expects.
-
-    FFmpeg seeks wherever damaged data points, and to the last byte of an empty file. Files raise
-    exceptions then, which PyAV would pass on in place of what FFmpeg makes of a failed seek.
-    """
-
-    def __init__(self, file: Any) -> None:
-        # Bound once, so that reading costs no call more; what the file lacks, PyAV asks for.
-        for name in ("read", "tell", "readable", "seekable", "name"):
-            if hasattr(file, name):
-                setattr(self, name, getattr(file, name))
-        if hasattr(file, "seek"):
-            self._seek = file.seek
-            self.seek = self._seek_or_fail
-
-    def _seek_or_fail(self, offset: int, whence: int) -> int | None:
-        try:
-            return cast("int | None", self._seek(offset, whence))
-        except ValueError:  # of BytesIO and fsspec
-            return -1
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return -1
-
-
 # A title in an encoding other than UTF-8 should not stop anybody from seeing the pictures. PyAV
 # keeps its bytes by itself from 19 on, where it has no argument for it any more.
 _LENIENT: dict[str, Any] = (
@@ -231,18 +234,13 @@ _LENIENT: dict[str, Any] = (
 
 
 def _av_open(file: Any, options: dict[str, str], config: DemuxConfig | None) -> InputContainer:
-    size = _BUFFER_BYTES
-    format_name = None
+    size, format_name = _BUFFER_BYTES, None
     if config is not None:
-        size, format_name = max(size, config.buffer_size), _known_format(config.format)
+        size, format_name = max(size, config.buffer_size), config.format
         options = {**options, **(config.format_options or {})}
+    if format_name is not None and format_name not in av.formats_available:
+        raise ValueError(f"demux_config: FFmpeg has no format {format_name!r} here.")
     container: InputContainer = av.open(
         file, format=format_name, container_options=options, buffer_size=size, **_LENIENT
     )
     return container
-
-
-def _known_format(name: str | None) -> str | None:
-    if name is not None and name not in av.formats_available:
-        raise ValueError(f"demux_config: FFmpeg has no format {name!r} here.")
-    return name
