@@ -18,13 +18,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from spdl_torch.data.fetching.rows import row_reader
 from spdl_torch.data.fetching.samples import is_read_at_once
 from spdl_torch.data.workers.remarks import with_remarks_of
-from spdl_torch.engine.statistics import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
 from spdl_torch.observe.verdict.report import make_report
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 LENGTH = 12
 TENSORS = {

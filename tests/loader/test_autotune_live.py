@@ -25,10 +25,9 @@ from spdl_torch.autotune.pipelines import _is_free
 from spdl_torch.autotune.tuner import Bounds
 from spdl_torch.data.dataset import _transfer_stage
 from spdl_torch.data.loader.auto_workers import LoaderTuner
-from spdl_torch.engine.definition import Pipe
 from spdl_torch.io import transfer_tensor
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline import Pipe, PipelineBuilder
 
 __all__ = ["no_thread_left"]
 

@@ -31,14 +31,13 @@ from spdl_torch.data.workers.stats import CrewStats
 from spdl_torch.engine import calls as calls_module, counters as counters_module
 from spdl_torch.engine.calls import metered
 from spdl_torch.engine.counters import QueueCounters, TaskCell, TaskCounters
-from spdl_torch.engine.hooks import StageInfo, TaskStatsHook
 from spdl_torch.engine.loop import LazyRunner
-from spdl_torch.engine.queues import StatsQueue
 from spdl_torch.engine.reporter import call_back
-from spdl_torch.engine.statistics import QueuePerfStats, queue_stats, task_stats
+from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.machine import probes
 from spdl_torch.machine.histogram import Histogram, percentile
 from spdl_torch.machine.probes import run_delay_ns
+from spdl_torch.pipeline import QueuePerfStats, StageInfo, StatsQueue, TaskStatsHook
 
 durations = st.integers(0, 2**62)
 few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)
