@@ -67,7 +67,11 @@ class LoopThread:
             self._num_users -= 1
             is_over = self._num_users == 0
         if is_over and self.thread is not None:
-            self.call(self._end.set)
+            self.end()
+
+    def end(self) -> None:
+        """End: nobody needs it any more. Never blocks."""
+        self.call(self._end.set)
 
     def _run(self) -> None:
         try:

@@ -354,6 +354,12 @@ class Run:
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def _join_workers(self, timeout: float | None = None) -> bool:
+        """Join all threads but the source's. The loop's ends with those that need it, if Ctrl-C has
+        let them begin."""
+        loop = [] if self.loop.thread is None else [self.loop.thread]
+        if not self._threads.join(timeout, without=[*self._source_threads(), *loop]):
+            return False
+        self.loop.end()
         return self._threads.join(timeout, without=self._source_threads())
 
     def _source_threads(self) -> list[threading.Thread]:

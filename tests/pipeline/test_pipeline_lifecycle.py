@@ -3,6 +3,7 @@
 import contextlib
 import decimal
 import gc
+import itertools
 import signal
 import threading
 import weakref
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from _at_call import AtCall
 from _gates import (
     PATIENCE_SECONDS,
     BlockedSource,
@@ -494,6 +496,26 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     result_of(in_thread(finalize))
     p.stop()
     assert spdl_threads() == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
+@pytest.mark.parametrize("op", [same, asame])
+def test_pipeline_whose_start_ctrl_c_cut_off_can_be_stopped(op):
+    """Wherever it came: no thread is left."""
+    for place in itertools.count(1, 3):
+        pipeline, came = pipeline_of(range(5), op), False
+        try:
+            with AtCall(place):
+                pipeline.start()
+        except KeyboardInterrupt:
+            came = True
+        pipeline.stop(PATIENCE_SECONDS)
+        if not came:
+            break
+    assert place > 20, "there are places where it comes"
+    join_spdl_threads()
 
 
 # -- exit, interrupts, fork (children)
