@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gc
+import gzip
 import io
 import json
 import multiprocessing
@@ -509,3 +510,24 @@ def test_index_is_written_for_tars_of_others(images, tmp_path):
     status, printed, _ = prepare("--index", out)
     assert (status, contents(out)) == (0, expected)
     assert "3 shards, 11 samples: indexed" in printed
+
+
+def test_tar_that_cannot_be_indexed_is_named_and_the_others_are_indexed(images, tmp_path):
+    """One that is cut, and one that is compressed."""
+    out = prepared(images, tmp_path / "out", "--shard-samples", 4)
+    expected = contents(out)
+    for path in out.glob("*.index.json"):
+        path.unlink()
+    cut, whole, compressed = sorted(out.glob("*.tar"))
+    cut.write_bytes(cut.read_bytes()[:700])
+    compressed.write_bytes(gzip.compress(compressed.read_bytes()))
+    status, printed, _ = prepare("--index", out)
+    assert status == 1
+    bad, zipped, last = printed.splitlines()
+    assert bad.startswith(f"DAMAGED {cut}: ")
+    assert zipped.startswith(f"DAMAGED {compressed}: ")
+    assert "the tar is compressed" in zipped
+    assert last.startswith("3 shards, 4 samples: indexed, 2 damaged")
+    index = Path(index_path(str(whole))).name
+    assert {p.name for p in out.glob("*.index.json")} == {index}
+    assert (out / index).read_bytes() == expected[index]
