@@ -143,12 +143,13 @@ def num_descriptors():
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
-def descriptors_left(before):
+def descriptors_left(before, isolation):
     """How many more are open than before, when all had the time to be closed: a thread that Ctrl-C
-    has met in its ``start`` is not seen by :func:`threads`, and may open and close one yet."""
+    has met in its ``start`` is not seen by :func:`threads`, and may open and close one yet; those
+    of processes that have ended are closed by the next loader."""
     end = monotonic() + PATIENCE_SECONDS
     while (left := num_descriptors() - before) > 0 and monotonic() < end:
-        threading.Event().wait(0.005)
+        list(DataLoader(Indices(), num_workers=1, isolation=isolation))
     return left
 
 
@@ -166,11 +167,10 @@ def main(count, seed, isolation="thread"):
         lost = rounds.num_finished - rounds.num_interrupted
         rounds.longest *= 0.98 if lost > 0 else 1.02
     found += left_over()
-    list(DataLoader(Indices(), num_workers=1, isolation=isolation))  # which looks after what ended
     faulthandler.cancel_dump_traceback_later()
     report = {"interrupted": rounds.num_interrupted, "finished": rounds.num_finished}
     report["cut short"] = rounds.num_cut_short
-    print(json.dumps({**report, "left": found, "descriptors": descriptors_left(before)}))
+    print(json.dumps({**report, "left": found, "descriptors": descriptors_left(before, isolation)}))
 
 
 if __name__ == "__main__":

@@ -415,7 +415,7 @@ def test_loop_that_is_left_while_tracing_ends_a_process_that_is_stuck(tmp_path):
             break
         del loader
     assert_threads_end()
-    assert children() == []
+    until(lambda: children() == [])
 
 
 class Stuck(Dataset):
@@ -905,7 +905,7 @@ def test_children_get_equally_many_jobs_where_the_loop_is_slower():
     loader = divided(MakerOf(), processes=2, prefetch_factor=4)
     iterator, pids = iter(loader), []
     for _ in range(20):
-        until(lambda: all(not child.jobs for child in children_of(iterator).values()))
+        until(lambda: are_up(iterator) and not any(c.jobs for c in children_of(iterator).values()))
         pids.append(next(iterator).item())
     # The first 8 jobs were given out while the children began: whoever was quicker got more.
     assert sorted(Counter(pids[8:]).values()) == [6, 6]
