@@ -900,6 +900,33 @@ class MakerOf(Dataset):
         return os.getpid()
 
 
+class Targets(Dataset):
+    """As for detection: many small tensors."""
+
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, index):
+        return [torch.full((4,), float(index + n)) for n in range(40)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
+    """From the second epoch on, so that a loop that waits for its device need not do it."""
+    options = {"batch_size": 30, "collate_fn": as_list, "persistent_workers": persistent}
+    loader = divided(Targets(), processes=2, **options)
+    found, has_thread = [], []
+    for _ in range(3):
+        epoch = []
+        for batch in loader:
+            epoch.append(bits(batch))
+            has_thread.append("spdl-receive" in {each.name for each in threading.enumerate()})
+        found.append(epoch)
+    expected = list(map(bits, DataLoader(Targets(), 30, collate_fn=as_list)))
+    assert found == [expected] * 3
+    assert has_thread == [False] * 20 + [True] * 40
+
+
 def test_children_get_equally_many_jobs_where_the_loop_is_slower():
     """Whenever it takes a batch they have made all others: then it is each one's turn in turn."""
     loader = divided(MakerOf(), processes=2, prefetch_factor=4)

@@ -21,7 +21,6 @@ from ..workers.worker_info import use_one_intra_op_thread
 from ..workers.worker_thread import Worker
 from .batch_packing import SlabWriter
 from .job_wire import JobWire
-from .messages import Up
 from .questions import Listener
 from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
@@ -68,7 +67,7 @@ def main(end: socket.socket, control: Connection, beginning: Beginning) -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()
-    uplink.send(Up())
+    uplink.say_that_it_is_up()
     _run_worker(wire, control, beginning, uplink)
     uplink.send_all()
 

@@ -28,12 +28,33 @@ if TYPE_CHECKING:
     from ..workers.jobs import Result
     from .worker_process import WorkerProcess
 
+_MOST_UNPACKING_NS = 500_000
+"""A longer time for a batch would delay a loop that only waits for its device."""
+_ENOUGH_BATCHES = 8
+
 _LOOK_SECONDS = 0.5
 """The longest wait on the main thread: a signal that another thread got does not end it."""
 
 _Heard = tuple["WorkerProcess | None", "Result", int]
 
 _IN, _OUT = int(select.POLLIN), int(select.POLLOUT)
+
+
+class Unpacking:
+    """What a loader knows of the time that its batches take to be unpacked."""
+
+    def __init__(self) -> None:
+        self.is_long = False
+        """Whether the loop should not do it."""
+        self._total_ns = self._num_batches = 0
+
+    def took(self, duration_ns: int) -> None:
+        """Note the time of a batch."""
+        self._total_ns += duration_ns
+        self._num_batches += 1
+        if self._num_batches >= _ENOUGH_BATCHES:
+            self.is_long = self._total_ns > _MOST_UNPACKING_NS * self._num_batches
+            self._total_ns = self._num_batches = 0
 
 
 class Hearing:
@@ -50,7 +71,6 @@ class Hearing:
         self.news: deque[WorkerProcess] = deque()
         """Those that have ended unasked, or have been started by another thread: the loop's thread
         looks after them."""
-        self._is_reading, self._reader = False, 0
         self.is_read = False
         """Whether what is there was read since this was last set to False."""
         self._polled: Mapping[int, WorkerProcess] = {}
@@ -68,21 +88,8 @@ class Hearing:
                 poll.register(number, _IN)
         return poll
 
-    def read_for_figures(self) -> None:
-        """Read what has come, if the caller is the thread that reads and is not about to: it may
-        be a signal's handler that interrupted it."""
-        if threading.get_ident() == self._reader and not self._is_reading:
-            self.read(0)
-
     def read(self, seconds: float) -> None:
         """Read what has come; wait for something so long."""
-        self._is_reading, self._reader = True, threading.get_ident()
-        try:
-            self._read(seconds)
-        finally:
-            self._is_reading = False
-
-    def _read(self, seconds: float) -> None:
         if self._polled is not self.children:
             self._poll = self._new_poll()
         if seconds and threading.current_thread() is threading.main_thread():
@@ -115,7 +122,6 @@ class Hearing:
             results, result = self.results, answer.result
             job = child.jobs.pop(result.number, None) if answer.epoch == child.epoch else None
             if job is not None:
-                child.answered(answer.readings, answer.done_ns)
                 results.append((child, result, answer.done_ns))
             else:
                 _give_back(child, result)
@@ -156,10 +162,12 @@ class Incoming:
         capacity: int,
         recorder: FlightRecorder,
         finalize: Callable[[Any], Any] | None,
+        unpacking: Unpacking,
         *,
         in_order: bool,
     ) -> None:
-        """``finalize``: what batches go through."""
+        """``finalize``: what batches go through. ``unpacking``: told how long each takes."""
+        self._unpacking = unpacking
         self._hearing = hearing
         self._in_order = in_order
         self._recorder = recorder
@@ -262,7 +270,9 @@ class Incoming:
         if not isinstance(packed, Loaded):
             return unpack_errors_of(packed)
         try:
+            began_ns = perf_counter_ns()
             loaded = unpack(packed, child.mappings)
+            self._unpacking.took(perf_counter_ns() - began_ns)
             if self._finalize is not None:
                 loaded = loaded._replace(batch=self._finalize(loaded.batch))
             return unpack_errors_of(loaded)

@@ -75,7 +75,7 @@ class JobWire:
         """
         since_ns = perf_counter_ns()
         while True:
-            self._read()
+            self._read(since_ns)
             message = self._waiting.popleft()
             if message is None:
                 raise ChannelClosed
@@ -84,6 +84,7 @@ class JobWire:
                 self.restart(message.key, message.workers)
                 raise ChannelClosed
             self._waited_ns += perf_counter_ns() - since_ns
+            self._uplink.page.idle_since_ns = 0
             number, index, first, wants_state, _ = message
             return Job(number, index, first, shared=False, wants_state=wants_state)
 
@@ -118,7 +119,7 @@ class JobWire:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _read(self) -> None:
+    def _read(self, since_ns: int) -> None:
         """Read what has come; wait until there is a message that the worker has to see."""
         wire, waiting = self._wire, self._waiting
         wire.read()
@@ -130,6 +131,7 @@ class JobWire:
                 waiting.append(None)
             if waiting:
                 return
+            self._uplink.page.idle_since_ns = since_ns
             self._uplink.wait()
 
     def _take(self, message: Any) -> None:

@@ -48,7 +48,8 @@ class Span(NamedTuple):
 
 
 class Up(NamedTuple):
-    """From the child, its first message: signals to the trainer's group no longer end it."""
+    """From the child, its first message, with the file of its ``CountsPage``: signals to the
+    trainer's group no longer end it."""
 
 
 class Answer(NamedTuple):
@@ -58,8 +59,6 @@ class Answer(NamedTuple):
     result: Result
     retired: tuple[int, ...]
     """The slabs that will not be used again, because they were too small."""
-    readings: bytes | None
-    """The pickle of a ``Readings``, opened on demand; None = no newer ones."""
     done_ns: int
     """When the child sent it, by ``perf_counter_ns``, which is one clock for all processes."""
 

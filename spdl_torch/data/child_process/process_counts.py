@@ -20,7 +20,7 @@ from ...machine.probes import ProbeCounters
 from ..workers.counts import Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ...engine.rings import RowCopy
     from ...engine.threads import ThreadGroup
@@ -43,9 +43,7 @@ class ProcessCounts:
 
     has_own_gil = True
 
-    def __init__(self, num_workers: int, read: Callable[[], None]) -> None:
-        """``read``: called before the counts are added up."""
-        self._read = read
+    def __init__(self, num_workers: int) -> None:
         self.workers = ThreadCount(num_workers)
         self.rows: ProcessRows | None = None
         """The rows of the epoch that began last."""
@@ -119,7 +117,6 @@ class ProcessCounts:
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the sum of the children's counts in this epoch; None = there are none yet."""
-        self._read()
         children = self.children
         latest = [*self._lost, *self._left, *(child.latest for child in children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]

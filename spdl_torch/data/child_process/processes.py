@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...engine.recorder import is_tracing
-from ...engine.shared import LiveObjects, weakly
+from ...engine.shared import LiveObjects
 from ...engine.threads import exit_has_begun
 from ..rng.patches import install_for_copies
 from ..workers.crew import JOIN_SECONDS, Crew
 from ..workers.transfer_stage import Forwarder
-from .hearing import Hearing, Incoming
+from .hearing import Hearing, Incoming, Unpacking
 from .process import FINISH_SECONDS, reap
 from .process_counts import ProcessCounts
 from .roster import Losses, Roster
@@ -30,9 +30,10 @@ from .signals import handlers_deferred
 from .worker_process import Equipment, WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Sized
 
     from ...engine.recorder import FlightRecorder
+    from ...engine.rings import ConsumerRing
     from ...engine.threads import ThreadGroup
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
@@ -65,24 +66,34 @@ class Processes(Crew):
         spec: LoadSpec,
         stage: DeviceStage | None,
         placement: Placement | None,
+        unpacking: Unpacking,
         context: Any = None,
     ) -> None:
-        """``context``: see ``Equipment``."""
+        """``unpacking``: what is known of earlier epochs. ``context``: see ``Equipment``."""
+        self._unpacking = unpacking
         self._finalize = spec.finalize
-        passed_on = stage or (Forwarder() if spec.finalize else None)
+        passed_on = stage or (Forwarder() if spec.finalize or unpacking.is_long else None)
         super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
         self._equipment = Equipment(context, self._spec, stage)
         if passed_on is not None:
             self.look_seconds = _LOOK_SECONDS
         self.hearing = Hearing(is_the_loops=passed_on is None)
-        self.counts: ProcessCounts = ProcessCounts(
-            spec.num_workers, weakly(self.hearing.read_for_figures)
-        )
+        self.counts: ProcessCounts = ProcessCounts(spec.num_workers)
         self._incoming: Incoming | None = None
         self.roster = Roster(self.hearing, spec.num_workers, has_turns=spec.has_turns)
         self._is_whole = True  # False once a child that was to join could not be started
         self._losses = Losses()
         _live.add(self)
+
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], progress: object = None
+    ) -> tuple[ConsumerRing, Sized]:
+        """Begin an epoch; see ``Crew``. From here on a thread unpacks the batches if that took the
+        loop long in the last one: it would not do it while it waits for its device."""
+        if self._unpacking.is_long and self._stage is None:
+            self._stage, self.look_seconds = Forwarder(), _LOOK_SECONDS
+            self.hearing.is_the_loops = False
+        return super().begin(key, workers, progress)
 
     def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Start the children, or have those that are there begin an epoch; new ones come in place
@@ -131,6 +142,7 @@ class Processes(Crew):
             spec.max_outstanding,
             recorder,
             self._finalize,
+            self._unpacking,
             in_order=spec.in_order,
         )
         return self._incoming

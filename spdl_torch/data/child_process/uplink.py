@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
+from .counts_page import CountsPage
 from .error_pickle import pack_error, pack_errors_of
-from .messages import Answer, Fatal, Free, LogLine
+from .messages import Answer, Fatal, Free, LogLine, Up
 from .wire import File
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .shared_memory import Lease, SlabPool
     from .wire import Wire
 
-_READINGS_NS = 100_000_000  # the minimum between readings sent; the last batch always has one
+_READINGS_NS = 100_000_000  # the least time between readings; the last batch always has one
 
 
 class Uplink:
@@ -39,6 +40,7 @@ class Uplink:
         self._lock = threading.RLock()
         self._num_submitted = self._num_sent = 0
         self._readings_ns = 0
+        self.page, self._page_file = CountsPage.new()
 
     def begin(self, epoch: int) -> None:
         """Send results of another epoch from now on."""
@@ -71,6 +73,10 @@ class Uplink:
         with self._lock:
             self._wire.send(content, *files)
 
+    def say_that_it_is_up(self) -> None:
+        """Send the first message."""
+        self._say(pickle.dumps(Up(), 5), self._page_file)
+
     def send_fatal(self, what: str, error: BaseException) -> None:
         """Send the reason why the child cannot go on."""
         self.send(Fatal(what, pack_error(error)))
@@ -82,22 +88,23 @@ class Uplink:
         if isinstance(result, Loaded):
             batch: PackedBatch = result.batch
             lease, result = batch.lease, result._replace(batch=batch.as_message())
-        details = self.slabs.retired(), self._due_readings()
+        retired = self.slabs.retired()
+        self._note_readings()  # before: who has the batch finds it counted
         files: tuple[File, ...] = ()
         if lease is not None and lease.slab.is_new:
             files = (File(os.dup(lease.slab.descriptor)),)
         try:
-            content = pickle.dumps(self._answer(result, *details), 5)
+            content = pickle.dumps(self._answer(result, retired), 5)
         except BaseException as error:  # an object's own __reduce__ may raise anything
             result, is_whole = _without_what_cannot_be_sent(result, error)
             lease, files = (lease, files) if is_whole else (None, ())
-            content = pickle.dumps(self._answer(result, *details), 5)
+            content = pickle.dumps(self._answer(result, retired), 5)
         self._say(content, *files)
         if lease is not None:
             lease.sent()
 
-    def _answer(self, result: Result, retired: tuple[int, ...], readings: bytes | None) -> Answer:
-        return Answer(self.epoch, pack_errors_of(result), retired, readings, perf_counter_ns())
+    def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
+        return Answer(self.epoch, pack_errors_of(result), retired, perf_counter_ns())
 
     def send_all(self) -> None:
         """Wait until all was sent, or the trainer is gone."""
@@ -116,13 +123,13 @@ class Uplink:
         logger.handlers = [_ToTrainer(self)]  # a forked child has the trainer's handlers
         logger.propagate = False
 
-    def _due_readings(self) -> bytes | None:
+    def _note_readings(self) -> None:
         now = perf_counter_ns()
         is_last = self._num_sent >= self._num_submitted
         if self.counts is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
-            return None
+            return
         self._readings_ns = now
-        return pickle.dumps(self.counts.readings(), 5)
+        self.page.write(self.epoch, pickle.dumps(self.counts.readings(), 5))
 
 
 def _without_what_cannot_be_sent(result: Result, error: BaseException) -> tuple[Result, bool]:

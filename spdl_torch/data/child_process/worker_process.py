@@ -22,6 +22,7 @@ import torch.distributed
 from ...engine.shared import LiveObjects
 from ..workers.device import most_regions
 from .child import Beginning, main
+from .counts_page import CountsPage
 from .ending import NO_GUARD, Ending
 from .mappings import Mappings
 from .messages import Answer, Fatal, LogLine, Restart, Up
@@ -109,12 +110,7 @@ class WorkerProcess:
         """The jobs that it has not answered, in the order in which it got them."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
-        self.latest: bytes | None = None
-        """The pickle of its last ``Readings`` of this epoch."""
-        # A child reports a wait for a job when that has come. Until then it is counted here: waits
-        # that have ended, and since when it has had none; 0 = it has one. Replaced as a whole, so
-        # that other threads may read it.
-        self._unreported_ns = 0, 0
+        self._page: CountsPage | None = None
         self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=equipment.lock)
         self.is_up = False
         """Whether it has said that it is ready for messages."""
@@ -204,7 +200,6 @@ class WorkerProcess:
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
-        self._unreported_ns = self.waited_ns, 0
         if self._is_open:
             self.wire.send(content)
         return None
@@ -222,8 +217,6 @@ class WorkerProcess:
         """Begin another epoch: outstanding jobs are dropped."""
         self.epoch += 1
         self.jobs.clear()
-        self.latest = None
-        self._unreported_ns = 0, 0
         self.send(Restart(self.epoch, key, tuple(workers)))
 
     # Answers:
@@ -251,25 +244,23 @@ class WorkerProcess:
             self.mappings.forget(message.retired)
             return message
         if isinstance(message, Up):
-            self.is_up = True
+            self.is_up, self._page = True, CountsPage(*files)
         elif isinstance(message, LogLine):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Fatal):
             self.ending.fatal = message
         return None
 
-    def answered(self, readings: bytes | None, done_ns: int) -> None:
-        """Note that the child has answered a job. ``readings``: those that came with it."""
-        waited_ns, _ = self._unreported_ns
-        if readings is not None:
-            self.latest, waited_ns = readings, 0
-        self._unreported_ns = waited_ns, 0 if self.jobs else done_ns
+    @property
+    def latest(self) -> bytes | None:
+        """The pickle of its last ``Readings`` of this epoch; None = there is none yet."""
+        return None if self._page is None else self._page.read(self.epoch)
 
     @property
     def waited_ns(self) -> int:
-        """The time without a job that is not in ``latest`` yet."""
-        waited_ns, since_ns = self._unreported_ns
-        return waited_ns + (perf_counter_ns() - since_ns if since_ns else 0)
+        """For how long it has had no job."""
+        since_ns = 0 if self._page is None or self.is_over else self._page.idle_since_ns
+        return perf_counter_ns() - since_ns if since_ns else 0
 
     # Its end:
 

@@ -53,9 +53,13 @@ def open_backend(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | N
     loader._state.log_placement(placement)
     if placement.num_processes:
         with collected_later():
+            from ..child_process.hearing import Unpacking
             from ..child_process.processes import Processes
 
-        return Processes(spec, stage, placement, loader.multiprocessing_context)
+        if loader._state.figures.unpacking is None:
+            loader._state.figures.unpacking = Unpacking()
+        unpacking = loader._state.figures.unpacking
+        return Processes(spec, stage, placement, unpacking, loader.multiprocessing_context)
     with collected_later():
         from ..workers.threads import Threads
 

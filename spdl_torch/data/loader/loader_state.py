@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.progress import Progress
     from ..checkpoint.saved_state import ResumeState
+    from ..child_process.hearing import Unpacking
     from ..workers.stats import EpochStats
 
 
@@ -41,6 +42,8 @@ class LoaderFigures:
         """How the workers of the last epoch began that had new ones; None = none has."""
         self.cached_step: float | None = None
         """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
+        self.unpacking: Unpacking | None = None
+        """How long batches of worker processes take to be unpacked; None = there were none."""
 
 
 class WorkersStart:
