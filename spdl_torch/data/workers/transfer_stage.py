@@ -1,5 +1,6 @@
 """The thread between the workers and the loop, where there is one: it receives the batches of
-processes that have to be pinned, or that take long to unpack, or, with ``device=``, copies batches to the GPU; and the hand-over.
+processes that have to be pinned, or that take long to unpack; with ``device=`` it copies batches to
+the GPU. And the hand-over.
 
 The transfer thread takes finished batches in the order of delivery and begins to copy them; the
 trainer's thread receives them on its own stream. The transfer thread is at most two batches ahead
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class Forwarder:
-    """Passes on batches that are ready as they come from the workers' queue, which unpacks them, and
-    may pin them."""
+    """Passes on batches that are ready as they come from the workers' queue, which unpacks them
+    and may pin them."""
 
     name = "receive"
     """Its row's in traces."""
