@@ -10,6 +10,7 @@ import signal
 import tarfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -541,6 +542,20 @@ def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):
         Path(index_path(str(path))).write_bytes(scan_tar(str(path)).to_json())
         source = TarShards(path, cache=tmp_path / "kept")
         assert numbers_of([source[-1], *source]) == [first + 49, *range(first, first + 50)]
+
+
+def test_copies_make_room_while_others_do(tmp_path):
+    """Threads of which each removes what another one has just made or opened."""
+    for number in range(8):
+        (tmp_path / f"{number}.tar").write_bytes(shard_of(20, first=20 * number))
+    limit = 3 * len(shard_of(20)) // 2
+
+    def read(number):
+        urls = [tmp_path / f"{(number + each) % 8}.tar" for each in range(8)]
+        return sorted(numbers_of(TarShards(urls, cache=tmp_path / "kept", max_bytes=limit)))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(read, range(16))] == [[*range(160)]] * 16
 
 
 @pytest.mark.parametrize("options", [{"max_bytes": 5}, {"cache": "x", "max_bytes": 0}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
@@ -115,7 +116,9 @@ class ShardFiles:
         part = open_in(folder, f"{name}.part")
         try:
             fcntl.flock(part, fcntl.LOCK_EX)
-            if os.fstat(part).st_nlink == 0 or os.access(name, os.F_OK, dir_fd=folder):
+            # Another may have given it the shard's name meanwhile, and it may be gone since.
+            is_ours = _is_at(f"{name}.part", folder, part)
+            if not is_ours or os.access(name, os.F_OK, dir_fd=folder):
                 return
             with (
                 open_resuming(url, policy, self.storage_options) as source,
@@ -126,7 +129,7 @@ class ShardFiles:
             self._make_room(folder, os.fstat(part).st_size)
             os.replace(f"{name}.part", name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            os.ftruncate(part, 0)
+            os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
             raise
         finally:
             fcntl.flock(part, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
@@ -135,13 +138,24 @@ class ShardFiles:
     def _make_room(self, folder: int, size: int) -> None:
         if self.max_bytes is None:
             return
-        names = [each for each in os.listdir(folder) if each.endswith(".tar")]
-        copies = {each: os.stat(each, dir_fd=folder) for each in names}
-        for each in sorted(copies, key=lambda name: copies[name].st_mtime_ns):
+        copies: dict[str, os.stat_result] = {}
+        for name in os.listdir(folder):
+            if name.endswith(".tar"):
+                with contextlib.suppress(FileNotFoundError):  # others make room, too
+                    copies[name] = os.stat(name, dir_fd=folder)
+        for name in sorted(copies, key=lambda name: copies[name].st_mtime_ns):
             if size + sum(there.st_size for there in copies.values()) <= self.max_bytes:
                 break
-            os.unlink(each, dir_fd=folder)
-            del copies[each]
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            del copies[name]
+
+
+def _is_at(name: str, folder: int, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(name, dir_fd=folder), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def read_samples(
