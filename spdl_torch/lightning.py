@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ except ModuleNotFoundError as error:
         "spdl_torch.lightning needs Lightning: pip install lightning (the extra lightning)."
     ) from error
 
-from .data.lightning_file import LoadersFile, split_and
 from .data.loader.dataloader import DataLoader
 from .data.loader.for_trainers import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
+from .observe.store.following import Follower, Tally, report_of
 from .observe.store.metrics import legal_name, metrics_of
-from .observe.verdict.epoch_intervals import EpochIntervals
-from .observe.verdict.intervals import sum_of_intervals
+from .observe.store.recording import path_of_rank
+from .observe.store.writer import SQLiteStatsWriter
 from .scopes import scope
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
+    from .observe.store.following import Interval
     from .observe.verdict.causes import Cause
     from .observe.verdict.placement import Placement
     from .observe.verdict.report import Report
@@ -56,8 +56,7 @@ class PipelineStatsMonitor(Callback):
     - ``data/<stage>/wait_out_ratio``: the same, waiting for room, 0 to 1
     - ``data/<stage>/cpu_ratio``: CPU time over wall time inside the op, 0 to 1
     - ``data/<stage>/items_per_second``: calls of the op, 1/s
-    - ``data/<stage>/task_seconds_p50``, ``data/<stage>/task_seconds_p99``: of a call, in this
-      epoch so far, seconds
+    - ``data/<stage>/task_seconds_p50``, ``data/<stage>/task_seconds_p99``: of a call, seconds
     - ``data/<stage>/num_failures``, ``data/<stage>/num_dropped``: calls that raised, that returned
       None, count
     - ``data/<stage>/concurrency``: threads, count
@@ -99,8 +98,14 @@ class PipelineStatsMonitor(Callback):
         self._stages = stages
         self._verdict = verdict
         self._across_ranks = across_ranks
-        self._file = None if db_path is None else LoadersFile(db_path)
-        self._intervals: dict[str, EpochIntervals] = {}
+        self._db_path = db_path
+        self._writer: SQLiteStatsWriter | None = None
+        self._followers: dict[str, Follower] = {}
+        """Of every loader of the trainer's call, by split and name."""
+        self._has_run = False
+        self._epoch: dict[str, Tally] = {}
+        """The epoch of each training loader, by name, and what of it nobody has logged yet."""
+        self._unlogged: dict[str, Tally] = {}
         self._watching: ExitStack | None = None
         """From the first batch of a training epoch to its end: what is told of new passes."""
         self._lent: dict[str, tuple[Any, Any]] = {}
@@ -113,10 +118,16 @@ class PipelineStatsMonitor(Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
-        self._intervals.clear()
-        self._lent.clear()
-        if self._file is not None:
-            self._file.open(stage, trainer.global_rank, trainer.world_size)
+        self._close()
+        self._followers, self._epoch, self._unlogged, self._lent = {}, {}, {}, {}
+        if self._db_path is not None:
+            path = path_of_rank(self._db_path, trainer.global_rank, trainer.world_size)
+            of_rank: dict[str, Any] = {
+                "rank": trainer.global_rank,
+                "world_size": trainer.world_size,
+            }
+            self._writer = SQLiteStatsWriter(path, config={"trainer": stage}, **of_rank)
+            self._writer.start()
         elif not trainer.loggers:
             raise MisconfigurationException(
                 f"Cannot use `{type(self).__name__}` callback with `Trainer(logger=False)`. "
@@ -125,9 +136,15 @@ class PipelineStatsMonitor(Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the remaining statistics to the file."""
+        self._close()
+        self._has_run = True
+
+    def _close(self) -> None:
+        """Write what is left, and end the run in the file, if there is one."""
         self._stop_watching()
-        if self._file is not None:
-            self._file.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.shutdown()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -135,19 +152,18 @@ class PipelineStatsMonitor(Callback):
         """Write the remaining statistics to the file, up to the step that failed."""
         if trainer.training:  # and not pausing for a validation
             self._end_intervals(trainer)
-        self._stop_watching()
-        if self._file is not None:
-            self._file.close()
+        self._close()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let training loaders come first in the file, whatever is logged first."""
-        if self._file is not None:
-            for name, _ in self._reporting(trainer.train_dataloader):
-                self._file.number_of("train", name)
+        for name, source in self._reporting(trainer.train_dataloader):
+            self._follower_of("train", name, source)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin the statistics of a new epoch from zero."""
-        self._intervals.clear()
+        self._epoch, self._unlogged = {}, {}
+        for name, source in self._reporting(trainer.train_dataloader):
+            self._follower_of("train", name, source).begin_pass()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -177,12 +193,12 @@ class PipelineStatsMonitor(Callback):
             return
         self._end_intervals(trainer)
         metrics: dict[str, float] = {}
-        for name, intervals in self._intervals.items():
-            if intervals.unlogged:
-                interval = replace(intervals.report(), stats=sum_of_intervals(intervals.unlogged))
-                metrics |= self._metrics_of(interval, name)
-                self._log_placement(trainer, interval, name, step)
-                intervals.unlogged.clear()
+        for name, tally in self._unlogged.items():
+            report = tally.report()
+            if report is not None:
+                metrics |= self._metrics_of(report, name)
+                self._log_placement(trainer, report, name, step)
+        self._unlogged = {}
         names = [name for name, _ in self._reporting(trainer.train_dataloader)]
         self._log(trainer, metrics, step, names)
 
@@ -194,12 +210,11 @@ class PipelineStatsMonitor(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume training's statistics, without the pause."""
         for name, (source, of_training) in self._lent.items():
-            if not go_back_to(source, of_training) and name in self._intervals:
-                self._intervals[name].before = None  # its pass of training is over
+            if not go_back_to(source, of_training):
+                self._follower_of("train", name, source).begin_pass()  # that of training is over
         self._lent.clear()
-        for name, report in self._reports(trainer.train_dataloader):
-            if name in self._intervals:
-                self._intervals[name].go_on(report)
+        for name, source in self._reporting(trainer.train_dataloader):
+            self._follower_of("train", name, source).end_pause()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the verdict of the epoch."""
@@ -208,8 +223,10 @@ class PipelineStatsMonitor(Callback):
         if not self._has_warned:
             self._warn_of_nothing(trainer)
         if self._verdict:
-            for name, intervals in self._intervals.items():
-                self._log_verdict(name, intervals.report())
+            for name, tally in self._epoch.items():
+                report = tally.report()
+                if report is not None:
+                    self._log_verdict(name, report)
 
     def _warn_of_nothing(self, trainer: pl.Trainer) -> None:
         sources = [source for _, source in self._reporting(trainer.train_dataloader)]
@@ -238,29 +255,40 @@ class PipelineStatsMonitor(Callback):
 
     def _log_epoch(self, trainer: pl.Trainer, loaders: Any, split: str) -> None:
         metrics: dict[str, float] = {}
-        names = [split_and(split, name) for name, _ in self._reporting(loaders)]
-        for name, report in self._reports(loaders):
-            if self._file is not None:
-                self._file.write(split, name, report, None)
-            whose, step = split_and(split, name), _step_of(trainer)
-            metrics |= self._metrics_of(report, whose)
-            self._log_placement(trainer, report, whose, step)
-        self._write_events(split, loaders)
-        self._log(trainer, metrics, _step_of(trainer), names)
+        sources, step = list(self._reporting(loaders)), _step_of(trainer)
+        for name, source in sources:
+            follower, report = self._follower_of(split, name, source), report_of(source)
+            follower.begin_pass()
+            follower.write()
+            if report is not None:
+                metrics |= self._metrics_of(report, follower.name)
+                self._log_placement(trainer, report, follower.name, step)
+        self._log(trainer, metrics, step, [_split_and(split, name) for name, _ in sources])
+
+    def _follower_of(self, split: str, name: str, source: Any) -> Follower:
+        whose = _split_and(split, name)
+        if whose not in self._followers:
+            self._followers[whose] = Follower(
+                source,
+                len(self._followers),
+                whose,
+                log=None if self._writer is None else self._writer.log,
+                listeners=[partial(self._hear, name)] if split == "train" else (),
+                from_now=self._has_run,
+            )
+        self._followers[whose].source = source  # which may be another one in each epoch
+        return self._followers[whose]
+
+    def _hear(self, name: str, interval: Interval) -> None:
+        """Add an interval of a training loader."""
+        for tallies in (self._epoch, self._unlogged):
+            tallies.setdefault(name, Tally()).add(interval)
 
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
-        for name, report in self._reports(trainer.train_dataloader):
+        for name, source in self._reporting(trainer.train_dataloader):
             if name not in self._lent:
-                self._end_interval(name, report)
-        if not self._lent:
-            self._write_events("train", trainer.train_dataloader)
-
-    def _end_interval(self, name: str, report: Report) -> None:
-        intervals = self._intervals.setdefault(name, EpochIntervals())
-        before = intervals.before
-        if intervals.end(report) and self._file is not None:
-            self._file.write("train", name, report, before)
+                self._follower_of("train", name, source).write()
 
     @scope
     def _between_passes(self, trainer: pl.Trainer, name: str, source: Any) -> Iterator[None]:
@@ -271,34 +299,19 @@ class PipelineStatsMonitor(Callback):
         if name in self._lent:
             yield
             return
-        report = _report_of(source)
-        if report is not None:
-            self._end_interval(name, report)
-        if self._file is not None:
-            self._file.write_events("train", name, source)
+        follower = self._follower_of("train", name, source)
+        follower.write()
         if trainer.validating:
             # A pass of one of these alone may go on after another one has begun.
             self._lent[name] = source, pass_of(source) if isinstance(source, DataLoader) else None
         yield
-        if name in self._intervals and name not in self._lent:
-            self._intervals[name].before = None
+        if name not in self._lent:
+            follower.begin_pass()
 
     def _stop_watching(self) -> None:
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.close()
-
-    def _write_events(self, split: str, loaders: Any) -> None:
-        if self._file is not None:
-            for name, source in self._reporting(loaders):
-                self._file.write_events(split, name, source)
-
-    def _reports(self, loaders: Any) -> Iterator[tuple[str, Report]]:
-        """Yield the report of every loader that has statistics, under its name among several."""
-        for name, source in self._reporting(loaders):
-            report = _report_of(source)
-            if report is not None:
-                yield name, report
 
     def _reporting(self, loaders: Any) -> Iterator[tuple[str, Any]]:
         """Yield what has a report: each loader, or the dataset inside it, with its name."""
@@ -354,12 +367,9 @@ class PipelineStatsMonitor(Callback):
         rank_zero_info("\n".join(lines))
 
 
-def _report_of(source: Any) -> Report | None:
-    try:
-        report: Report = source.report()
-    except RuntimeError:  # nothing was loaded yet, or stats=False
-        return None
-    return report
+def _split_and(split: str, name: str) -> str:
+    """Return a loader's name with its split in front."""
+    return f"{split}/{name}" if name else split
 
 
 def _named(loaders: Any) -> list[tuple[str, Any]]:

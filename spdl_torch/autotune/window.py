@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.probes import probe_counters
 from ..machine.readings import Probes, probes_between
-from ..observe.verdict.intervals import interval_between, sum_of_intervals, thread_seconds
 from .tuner import StageLoad, Window
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _at_work(stage: StageStats) -> float:
     """Return the share of the threads' time not spent waiting for items or room: inside the op, or
     on the way there, where they may lose their core or the GIL as well.
     """
-    busy = stage.tasks.busy_time / max(1e-9, thread_seconds(stage))
+    busy = stage.tasks.busy_time / max(1e-9, stage.thread_time)
     return min(1.0, max(busy, 1.0 - stage.wait_in_ratio - stage.wait_out_ratio))
 
 
@@ -144,7 +145,7 @@ class Meter:
         if taken < _LEAST_ITEMS and elapsed < _LONGEST * self._seconds:
             return None
         probes = probes_between(self._probes_before, probe_counters())
-        stats = sum_of_intervals([*self._intervals, interval_between(self._first, stats)])
+        stats = reduce(add, [*self._intervals, stats.since(self._first)])
         return WindowReadings(self._parts, stats, probes)
 
     def end_run(self, stats: PipelineStats, num_items: int) -> None:
@@ -153,7 +154,7 @@ class Meter:
             return
         self._measure(stats, num_items)
         if self._first is not None and self._parts:
-            self._intervals.append(interval_between(self._first, stats))
+            self._intervals.append(stats.since(self._first))
         self._first = None
 
     @property

@@ -428,12 +428,8 @@ class Run:
         """Return the statistics from the start to now, or to the end; open waits included."""
         now = self._ended_ns or perf_counter_ns()
         elapsed_ns = max(0, now - self._started_ns) if self._started_ns else 0
-        wait_ns = self.outlet.counters().get_wait[0]
-        return PipelineStats(
-            elapsed=elapsed_ns / 1e9,
-            consumer_wait_ratio=min(1.0, wait_ns / max(1, elapsed_ns)),
-            stages=tuple(stage.stats() for stage in self.stages),
-        )
+        waited_ns = self.outlet.counters().get_wait[0]
+        return PipelineStats(elapsed_ns, waited_ns, tuple(stage.stats() for stage in self.stages))
 
     @property
     def num_lost(self) -> int:

@@ -37,7 +37,7 @@ from .loop import LazyRunner
 from .moments import Outcome
 from .ops import OpKind
 from .stage_hooks import BadHookError, StageHooks
-from .statistics import StageStats, queue_stats, task_stats
+from .statistics import StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -178,17 +178,15 @@ class Stage:
         recorder = next(iter(self.hooks.recorders), None) or TaskStatsHook(self.info)
         tasks = recorder.counters()
         in_ns, out_ns = self._waits_ns()
-        thread_ns = max(1, self.thread_count.thread_ns(tasks.elapsed_ns))
-        return StageStats(
-            name=self.spec.name,
-            concurrency=self.concurrency,
-            tasks=task_stats(tasks),
-            queue=queue_stats(self.outlet.counters()),
+        return StageStats.of(
+            self.spec.name,
+            self.concurrency,
+            tasks,
+            self.outlet.counters(),
             num_dropped=self.num_dropped,
-            busy_ratio=tasks.busy_ns / thread_ns,
-            wait_in_ratio=min(1.0, in_ns / thread_ns),
-            wait_out_ratio=min(1.0, out_ns / thread_ns),
-            thread_time=thread_ns / 1e9,
+            thread_ns=max(1, self.thread_count.thread_ns(tasks.elapsed_ns)),
+            wait_in_ns=in_ns,
+            wait_out_ns=out_ns,
         )
 
     def _waits_ns(self) -> tuple[int, int]:

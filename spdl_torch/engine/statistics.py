@@ -1,16 +1,19 @@
-"""The statistics of stages and queues as users read them: times in seconds, ratios 0 to 1."""
+"""The statistics of stages and queues: sums that add up, and what users read of them.
+
+An interval is the difference of two readings, and a longer time the sum of intervals; ratios, means
+and percentiles are computed from those when somebody asks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..machine.histogram import percentile
+from .counters import QueueCounters, TaskCounters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .counters import QueueCounters, TaskCounters
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,78 +70,203 @@ class QueuePerfStats:
 
 def task_stats(interval: TaskCounters) -> TaskPerfStats:
     """Return the statistics of an interval."""
-    num_ok = interval.num_tasks - interval.num_failures
-    return TaskPerfStats(
-        num_tasks=interval.num_tasks,
-        num_failures=interval.num_failures,
-        ave_time=_mean_seconds(interval.busy_ns - interval.failed_ns, num_ok),
-        p90_time=percentile(interval.histogram, 0.90) / 1e9,
-        p99_time=percentile(interval.histogram, 0.99) / 1e9,
-        elapsed=interval.elapsed_ns / 1e9,
-        ave_cpu_time=_mean_seconds(_cpu_ns(interval), interval.num_tasks),
-        p50_time=percentile(interval.histogram, 0.50) / 1e9,
-        busy_time=interval.busy_ns / 1e9,
-    )
-
-
-def _cpu_ns(interval: TaskCounters) -> float:
-    """Return the CPU time of all tasks: of long ones as it was read, of the others in proportion to
-    those of them for which it was."""
-    cpu_ns, clocked_ns = interval.cpu_ns, interval.clocked_ns
-    if clocked_ns > interval.long_ns:
-        cpu_ns, clocked_ns = cpu_ns - interval.long_cpu_ns, clocked_ns - interval.long_ns
-    if clocked_ns <= 0:
-        return 0.0
-    others_ns = max(0, interval.busy_ns - interval.long_ns)
-    return interval.long_cpu_ns + others_ns * cpu_ns / clocked_ns
+    return StageStats.of("", 1, interval, QueueCounters()).tasks
 
 
 def queue_stats(interval: QueueCounters) -> QueuePerfStats:
     """Return the statistics of an interval."""
-    put_ns, puts_open, put_histogram = interval.put_wait
-    get_ns, gets_open, get_histogram = interval.get_wait
-    put_zeros = max(0, interval.num_put - sum(put_histogram))
-    get_zeros = max(0, interval.num_got - sum(get_histogram))
-    empty = interval.empty_ns / interval.elapsed_ns if interval.elapsed_ns > 0 else 1.0
-    return QueuePerfStats(
-        elapsed=interval.elapsed_ns / 1e9,
-        num_items=interval.num_got,
-        ave_put_time=_mean_seconds(put_ns, interval.num_put + puts_open),
-        ave_get_time=_mean_seconds(get_ns, interval.num_got + gets_open),
-        occupancy_rate=min(1.0, max(0.0, 1.0 - empty)),
-        p90_put_time=percentile(put_histogram, 0.90, put_zeros) / 1e9,
-        p99_put_time=percentile(put_histogram, 0.99, put_zeros) / 1e9,
-        p90_get_time=percentile(get_histogram, 0.90, get_zeros) / 1e9,
-        p99_get_time=percentile(get_histogram, 0.99, get_zeros) / 1e9,
-        put_wait_time=put_ns / 1e9,
-        get_wait_time=get_ns / 1e9,
-    )
+    return StageStats.of("", 1, TaskCounters(), interval).queue
 
 
-def _mean_seconds(total_ns: float, count: int) -> float:
-    return total_ns / count / 1e9 if count > 0 else 0.0
+_AS_LATER: Final = ("name", "concurrency", "data")
+"""What is no sum: the later of two readings says it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageStats:
-    """The statistics of one stage since the run started."""
+class Totals:
+    """Sums over a time. ``later - earlier`` is the time between two readings, ``a + b`` both times,
+    ``a`` first."""
+
+    __slots__ = ()
+
+    def __sub__(self, earlier: Self) -> Self:
+        between: Self = _combined(self, earlier, -1)
+        return between
+
+    def __add__(self, later: Self) -> Self:
+        both: Self = _combined(later, self, 1)
+        return both
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is not 0, in JSON's types: stages by number and name."""
+        found: dict[str, Any] = {}
+        for each in fields(self):  # type: ignore[arg-type]  # of dataclasses
+            value = getattr(self, each.name)
+            if isinstance(value, tuple):
+                value = {f"{number}:{s.name}": s.as_dict() for number, s in enumerate(value, 1)}
+            elif isinstance(value, dict):
+                value = {str(key): number for key, number in value.items()}
+            if value:
+                found[each.name] = value
+        return found
+
+
+def _combined(later: Any, other: Any, sign: int) -> Any:
+    values = {}
+    for each in fields(later):
+        now, then = getattr(later, each.name), getattr(other, each.name)
+        if each.name in _AS_LATER:
+            pass
+        elif isinstance(now, tuple):
+            now = tuple(_combined(*pair, sign) for pair in zip(now, then, strict=True))
+        elif isinstance(now, dict):
+            sums = {key: now.get(key, 0) + sign * then.get(key, 0) for key in now.keys() | then}
+            now = {key: number for key, number in sums.items() if number}
+        else:
+            now += sign * then
+        values[each.name] = now
+    return type(later)(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStats(Totals):
+    """The statistics of one stage, and of the queue that it fills; times in nanoseconds."""
 
     name: str
     concurrency: int
-    tasks: TaskPerfStats
-    queue: QueuePerfStats
-    """The statistics of the queue that this stage fills."""
-    num_dropped: int
+    elapsed_ns: int = 0
+    thread_ns: int = 0
+    """The time that the stage's threads had together."""
+    num_tasks: int = 0
+    num_failures: int = 0
+    num_dropped: int = 0
     """Tasks whose op returned None."""
-    busy_ratio: float
-    """Share of the threads' time spent inside the op."""
-    wait_in_ratio: float
-    """Share of the threads' time spent waiting for an item."""
-    wait_out_ratio: float
-    """Share of the threads' time spent waiting for room after the stage."""
-    thread_time: float = 0.0
-    """Seconds that the stage's threads existed, added up: elapsed time times concurrency, unless
-    that changed."""
+    busy_ns: int = 0
+    """The time inside the op, failures included."""
+    good_ns: int = 0
+    """The same of the calls that succeeded."""
+    cpu_ns: int = 0
+    calls: Mapping[int, float] = field(default_factory=dict)
+    """The histogram of the calls that succeeded, here and below by bucket."""
+    wait_in_ns: int = 0
+    wait_out_ns: int = 0
+    queue_ns: int = 0
+    """The time of the queue; 0 = the stage fills none."""
+    held_ns: int = 0
+    """The part of it in which the queue held an item."""
+    num_items: int = 0
+    put_ns: int = 0
+    num_puts: int = 0
+    """Puts, with those that wait."""
+    puts: Mapping[int, float] = field(default_factory=dict)
+    get_ns: int = 0
+    num_gets: int = 0
+    gets: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        concurrency: int,
+        tasks: TaskCounters,
+        queue: QueueCounters,
+        *,
+        num_dropped: int = 0,
+        thread_ns: int = 0,
+        wait_in_ns: int = 0,
+        wait_out_ns: int = 0,
+    ) -> Self:
+        """Return the statistics on what was counted."""
+        (put_ns, puts_open, puts), (get_ns, gets_open, gets) = queue.put_wait, queue.get_wait
+        return cls(
+            name=name,
+            concurrency=concurrency,
+            elapsed_ns=tasks.elapsed_ns,
+            thread_ns=thread_ns,
+            num_tasks=tasks.num_tasks,
+            num_failures=tasks.num_failures,
+            num_dropped=num_dropped,
+            busy_ns=tasks.busy_ns,
+            good_ns=tasks.busy_ns - tasks.failed_ns,
+            cpu_ns=_cpu_ns(tasks),
+            calls=_counted(tasks.histogram),
+            wait_in_ns=wait_in_ns,
+            wait_out_ns=wait_out_ns,
+            queue_ns=queue.elapsed_ns,
+            held_ns=max(0, queue.elapsed_ns - queue.empty_ns),
+            num_items=queue.num_got,
+            put_ns=put_ns,
+            num_puts=queue.num_put + puts_open,
+            puts=_counted(puts),
+            get_ns=get_ns,
+            num_gets=queue.num_got + gets_open,
+            gets=_counted(gets),
+        )
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Return them from the result of :meth:`as_dict`."""
+        counted = {
+            key: {int(bucket): number for bucket, number in content.get(key, {}).items()}
+            for key in ("calls", "puts", "gets")
+        }
+        return cls(**{**content, **counted})
+
+    @property
+    def tasks(self) -> TaskPerfStats:
+        """The statistics of the calls."""
+        p50, p90, p99 = (percentile(self.calls, share) / 1e9 for share in (0.5, 0.9, 0.99))
+        return TaskPerfStats(
+            num_tasks=self.num_tasks,
+            num_failures=self.num_failures,
+            ave_time=_mean_seconds(self.good_ns, self.num_tasks - self.num_failures),
+            p90_time=p90,
+            p99_time=p99,
+            elapsed=self.elapsed_ns / 1e9,
+            ave_cpu_time=_mean_seconds(self.cpu_ns, self.num_tasks),
+            p50_time=p50,
+            busy_time=self.busy_ns / 1e9,
+        )
+
+    @property
+    def queue(self) -> QueuePerfStats:
+        """The statistics of the queue that this stage fills."""
+        # Who did not wait is in no histogram.
+        puts_at_once = max(0, self.num_puts - sum(self.puts.values()))
+        gets_at_once = max(0, self.num_gets - sum(self.gets.values()))
+        return QueuePerfStats(
+            elapsed=self.queue_ns / 1e9,
+            num_items=self.num_items,
+            ave_put_time=_mean_seconds(self.put_ns, self.num_puts),
+            ave_get_time=_mean_seconds(self.get_ns, self.num_gets),
+            occupancy_rate=_share(self.held_ns, self.queue_ns),
+            p90_put_time=percentile(self.puts, 0.90, puts_at_once) / 1e9,
+            p99_put_time=percentile(self.puts, 0.99, puts_at_once) / 1e9,
+            p90_get_time=percentile(self.gets, 0.90, gets_at_once) / 1e9,
+            p99_get_time=percentile(self.gets, 0.99, gets_at_once) / 1e9,
+            put_wait_time=self.put_ns / 1e9,
+            get_wait_time=self.get_ns / 1e9,
+        )
+
+    @property
+    def thread_time(self) -> float:
+        """Seconds that the stage's threads existed, added up: elapsed time times concurrency,
+        unless that changed."""
+        return self.thread_ns / 1e9
+
+    @property
+    def busy_ratio(self) -> float:
+        """Share of the threads' time spent inside the op."""
+        return _share(self.busy_ns, self.thread_ns)
+
+    @property
+    def wait_in_ratio(self) -> float:
+        """Share of the threads' time spent waiting for an item."""
+        return _share(self.wait_in_ns, self.thread_ns)
+
+    @property
+    def wait_out_ratio(self) -> float:
+        """Share of the threads' time spent waiting for room after the stage."""
+        return _share(self.wait_out_ns, self.thread_ns)
 
     @property
     def cpu_ratio(self) -> float:
@@ -149,17 +277,71 @@ class StageStats:
     @property
     def capacity(self) -> float:
         """Items a second if the stage never waited: concurrency over the mean task time."""
-        return self.concurrency / self.tasks.ave_time if self.tasks.ave_time > 0 else 0.0
+        mean = _mean_seconds(self.good_ns, self.num_tasks - self.num_failures)
+        return self.concurrency / mean if mean > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineStats:
-    """The statistics of a whole run, in the order of the stages."""
+class PipelineStats(Totals):
+    """The statistics of a whole run, or of an interval of it, in the order of the stages."""
 
-    elapsed: float
-    """Seconds since the run (for a loader: the epoch) started."""
-    consumer_wait_ratio: float
-    """Share of that time in which the consumer waited for an item."""
+    elapsed_ns: int
+    waited_ns: int
+    """The time in which the consumer waited for an item."""
     stages: tuple[StageStats, ...]
     data: Mapping[str, float] = field(default_factory=dict)
     """For a loader, the statistics of its dataset in this epoch by name, e.g. ``cache/found``."""
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Return them from the result of :meth:`as_dict`."""
+        stages = map(StageStats.from_dict, content.get("stages", {}).values())
+        given = {"elapsed_ns": 0, "waited_ns": 0, **content}
+        return cls(**{**given, "stages": tuple(stages)})
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run (for a loader: the epoch) started."""
+        return self.elapsed_ns / 1e9
+
+    @property
+    def consumer_wait_ratio(self) -> float:
+        """Share of that time in which the consumer waited for an item."""
+        return _share(self.waited_ns, self.elapsed_ns)
+
+    def since(self, before: PipelineStats | None) -> PipelineStats:
+        """Return the interval from an earlier reading; all of this one where that is None or of an
+        earlier run."""
+        if before is None or before.elapsed_ns > self.elapsed_ns:
+            return self
+        then, now = ([(s.name, s.num_tasks) for s in each.stages] for each in (before, self))
+        is_same_run = len(then) == len(now) and all(
+            name == other and earlier <= later
+            for (name, earlier), (other, later) in zip(then, now, strict=True)
+        )
+        return self - before if is_same_run else self
+
+
+def _counted(histogram: Sequence[int]) -> dict[int, float]:
+    """Return the buckets that are not empty."""
+    return {bucket: count for bucket, count in enumerate(histogram) if count}
+
+
+def _cpu_ns(tasks: TaskCounters) -> int:
+    """Return the CPU time of all tasks: of long ones as it was read, of the others in proportion to
+    those of them for which it was."""
+    cpu_ns, clocked_ns = tasks.cpu_ns, tasks.clocked_ns
+    if clocked_ns > tasks.long_ns:
+        cpu_ns, clocked_ns = cpu_ns - tasks.long_cpu_ns, clocked_ns - tasks.long_ns
+    if clocked_ns <= 0:
+        return 0
+    others_ns = max(0, tasks.busy_ns - tasks.long_ns)
+    return round(tasks.long_cpu_ns + others_ns * cpu_ns / clocked_ns)
+
+
+def _mean_seconds(total_ns: float, count: float) -> float:
+    return max(0.0, total_ns / count / 1e9) if count > 0 else 0.0
+
+
+def _share(part_ns: float, whole_ns: float) -> float:
+    return min(1.0, max(0.0, part_ns / whole_ns)) if whole_ns > 0 else 0.0

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _SUB_BITS = 3
 
@@ -68,17 +68,21 @@ def _middle_of(bucket: int) -> float:
     return float((_SUB | (bucket & (_SUB - 1))) << shift) + (1 << shift) / 2
 
 
-def percentile(counts: Sequence[int], share: float, num_zero: int = 0) -> float:
+def percentile(
+    counts: Sequence[int] | Mapping[int, float], share: float, num_zero: float = 0
+) -> float:
     """Return the duration in ns below which ``share`` of the values lie; 0.0 if there are none.
 
+    counts: of every bucket, or of those that are not empty.
     num_zero: values of 0 that were not counted, such as calls that did not wait.
     """
-    total = sum(counts) + num_zero
+    buckets = sorted(counts.items()) if isinstance(counts, dict) else list(enumerate(counts))
+    total = sum(count for _, count in buckets) + num_zero
     rank = share * total
     seen = num_zero
-    if total == 0 or seen >= rank:
+    if total <= 0 or seen >= rank:
         return 0.0
-    for bucket, count in enumerate(counts):
+    for bucket, count in buckets:
         seen += count
         if count and seen >= rank:
             return _middle_of(bucket)

@@ -1,9 +1,9 @@
 """The statistics of a run: judged, stored, traced and drawn.
 
-``page`` draws a page of sentences, tables and charts; ``verdict`` names what holds training back;
-``store`` is the statistics file, ``trace`` the traces of what every thread did, ``plot`` the
-pictures. Each uses only those before it, and ``plot`` uses no traces. The names below are imported
-when they are first used: a loader needs few of them.
+``page`` draws charts and makes a page of them; ``verdict`` names what holds training back;
+``store`` is the statistics file, ``plot`` its pictures, ``trace`` the traces of what every thread
+did. Each uses only those before it. The names below are imported when they are first used: a
+loader needs few of them.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from .store.summary import (
         QueueSummary as QueueSummary,
         TaskSummary as TaskSummary,
+        log_stats_summary as log_stats_summary,
         summarize as summarize,
     )
-    from .store.summary_text import log_stats_summary as log_stats_summary
     from .store.writer import SQLiteStatsWriter as SQLiteStatsWriter
     from .trace.last_seconds import flight_recorder as flight_recorder
     from .trace.merge import merge_ranks as merge_ranks, merge_with_torch as merge_with_torch
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from .trace.tracing import tracing as tracing
     from .trace.user_events import trace_counter as trace_counter, trace_event as trace_event
     from .verdict.causes import Cause as Cause
+    from .verdict.model import Prediction as Prediction
     from .verdict.placement import Placement as Placement
     from .verdict.report import Report as Report, make_report as make_report
     from .verdict.verdict import Verdict as Verdict, judge as judge
-    from .verdict.what_if import Prediction as Prediction
 
 hand_on()

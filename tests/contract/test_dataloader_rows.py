@@ -10,7 +10,7 @@ from _loader_helpers import (
     no_thread_left,  # noqa: F401
     torch_loader,
 )
-from _readings import shown
+from _readings import PipelineStats, StageStats, shown
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -19,7 +19,7 @@ from spdl_torch.data.fetching.rows import row_reader
 from spdl_torch.data.fetching.samples import is_read_at_once
 from spdl_torch.data.workers.remarks import with_remarks_of
 from spdl_torch.observe.verdict.report import make_report
-from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 LENGTH = 12
 TENSORS = {

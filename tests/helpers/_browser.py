@@ -84,14 +84,15 @@ class Browser:
         self._reader.close()
 
     def open(self, path):
-        """Open a file; return when the page says that everything is drawn."""
+        """Open a file; return when all that is in it is there."""
         self.problems.clear()
         self.requests.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        return self.evaluate(
-            "new Promise((done) => { const root = () => document.documentElement?.dataset.drawn;"
-            " const look = () => root() ? done(Number(root())) : setTimeout(look, 10);"
-            " look(); })"
+        url = path.resolve().as_uri()
+        self.call("Page.navigate", url=url)
+        there = f"location.href === {url!r} && document.readyState === 'complete'"
+        self.evaluate(
+            "new Promise((done) => { const look = () =>"
+            f" {there} ? done(true) : setTimeout(look, 10); look(); }})"
         )
 
     def evaluate(self, expression):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import gzip
-import json
-import math
 import random
-from functools import cached_property
 from html.parser import HTMLParser
+
+from _readings import PipelineStats, StageStats
 
 from spdl_torch.engine.moments import Instant, Outcome, QueueTrack, TwoClocks
 from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
@@ -16,7 +14,7 @@ from spdl_torch.observe import (
     Probes,
     make_report,
 )
-from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
 FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"
@@ -51,7 +49,9 @@ def reports(num_intervals, *, rate=100.0, stages=("fetch", "collate"), workers=2
             consumer_wait_ratio=wait,
             stages=tuple(stage(name, num_items, seconds, workers=workers) for name in stages),
         )
-        found.append(make_report(stats, Probes(gil_seconds=1e-4, num_cores=2), pooled=stages))
+        found.append(
+            make_report(stats.totals(), Probes(gil_seconds=1e-4, num_cores=2), pooled=stages)
+        )
     return found
 
 
@@ -88,78 +88,36 @@ REPORT = reports(2)[-1]
 
 
 class Reader(HTMLParser):
-    """A page's elements, which have to be closed in their order, its texts, and its scripts."""
+    """A page's elements, which have to be closed in their order, its texts and its images."""
 
-    VOID = frozenset({"meta"})
+    VOID = frozenset({"meta", "img"})
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.attributes, self.texts, self.scripts, self._open = [], [], {}, []
+        self.tags, self.attributes, self.texts, self.images, self._open = [], [], [], [], []
         self.feed(text)
         self.close()
         assert self._open == [], "not closed"
 
     def handle_starttag(self, tag, attrs):
         """Note the element."""
+        self.tags.append(tag)
         self.attributes += attrs
+        if tag == "img":
+            kind, _, content = dict(attrs)["src"].partition(",")
+            assert kind == "data:image/svg+xml;base64"
+            self.images.append(base64.b64decode(content).decode())
         if tag not in self.VOID:
-            self._open.append((tag, dict(attrs)))
+            self._open.append(tag)
 
     def handle_endtag(self, tag):
         """It closes the one opened last."""
-        opened, _ = self._open.pop()
-        assert opened == tag, self.getpos()
+        assert self._open.pop() == tag, self.getpos()
 
     def handle_data(self, data):
-        """Note a text, or a script."""
-        tag, attributes = self._open[-1] if self._open else ("", {})
-        if tag == "script":
-            name = attributes.get("id", "")
-            self.scripts[name] = self.scripts.get(name, "") + data
-        elif tag != "style" and data.strip():
+        """Note a text."""
+        if self._open[-1:] != ["style"] and data.strip():
             self.texts.append(data)
-
-    @cached_property
-    def figures(self):
-        """What the page holds for programs."""
-        return json.loads(self.scripts["spdl-figures"])
-
-    @cached_property
-    def drawn(self):
-        """The columns of each source that Bokeh draws, by its name."""
-        packed = base64.b64decode(self.scripts["spdl-charts"])
-        models = list(walk(json.loads(gzip.decompress(packed))))
-        sources = [m for m in models if m.get("name") == "ColumnDataSource"]
-        found = {}
-        for source in sources:
-            attributes = source["attributes"]
-            columns = dict(attributes["data"]["entries"])
-            values = {key: array(value) for key, value in columns.items()}
-            found.setdefault(attributes["name"], []).append(values)
-        return found
-
-
-def walk(value):
-    """Every object of a JSON value."""
-    if isinstance(value, dict):
-        yield value
-        value = list(value.values())
-    for each in value if isinstance(value, list) else ():
-        yield from walk(each)
-
-
-def array(value):
-    """A column of Bokeh's as a list."""
-    import numpy as np
-
-    if isinstance(value, list):
-        return [math.nan if isinstance(v, dict) else v for v in value]
-    if isinstance(value["array"], list):
-        return array(value["array"])
-    content = base64.b64decode(value["array"]["data"])
-    if content[:2] == b"\x1f\x8b":
-        content = gzip.decompress(content)
-    return np.frombuffer(content, dtype=value["dtype"]).tolist()
 
 
 def read(path):

@@ -2,14 +2,116 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
-from spdl_torch.pipeline import (
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
+from spdl_torch import pipeline
+from spdl_torch.machine.histogram import bucket_of
+from spdl_torch.observe.verdict.causes import Reading
+from spdl_torch.observe.verdict.verdict import cause_of_waits
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """A stage with figures as stated, which need not fit together."""
+
+    name: str
+    concurrency: int
+    tasks: TaskPerfStats
+    queue: QueuePerfStats
+    num_dropped: int
+    busy_ratio: float
+    wait_in_ratio: float
+    wait_out_ratio: float
+    thread_time: float = 0.0
+
+    def __post_init__(self):
+        """As long as the threads are the same."""
+        if not self.thread_time:
+            object.__setattr__(self, "thread_time", self.tasks.elapsed * self.concurrency)
+
+    num_tasks = property(lambda self: self.tasks.num_tasks)
+    num_failures = property(lambda self: self.tasks.num_failures)
+    num_items = property(lambda self: self.queue.num_items)
+
+    @property
+    def cpu_ratio(self):
+        """Of the ops."""
+        t = self.tasks
+        return min(1.0, t.ave_cpu_time / t.ave_time) if t.ave_time > 0 else 0.0
+
+    @property
+    def capacity(self):
+        """Items a second."""
+        return self.concurrency / self.tasks.ave_time if self.tasks.ave_time > 0 else 0.0
+
+    def totals(self):
+        """The sums that give these figures again, percentiles to the width of a bucket."""
+        tasks, queue = self.tasks, self.queue
+        num_good = tasks.num_tasks - tasks.num_failures
+        calls = {0.51: tasks.p50_time, 0.4: tasks.p90_time, 0.09: tasks.p99_time}
+        puts = {0.4: queue.p90_put_time, 0.09: queue.p99_put_time}
+        gets = {0.4: queue.p90_get_time, 0.09: queue.p99_get_time}
+        thread_ns = ns(self.thread_time)
+        return pipeline.StageStats(
+            name=self.name,
+            concurrency=self.concurrency,
+            elapsed_ns=ns(tasks.elapsed),
+            thread_ns=thread_ns,
+            num_tasks=tasks.num_tasks,
+            num_failures=tasks.num_failures,
+            num_dropped=self.num_dropped,
+            busy_ns=round(self.busy_ratio * thread_ns),
+            good_ns=ns(tasks.ave_time * num_good),
+            cpu_ns=ns(tasks.ave_cpu_time * tasks.num_tasks),
+            calls=spread(calls, num_good),
+            wait_in_ns=round(self.wait_in_ratio * thread_ns),
+            wait_out_ns=round(self.wait_out_ratio * thread_ns),
+            queue_ns=ns(queue.elapsed),
+            held_ns=ns(queue.elapsed * queue.occupancy_rate),
+            num_items=queue.num_items,
+            put_ns=ns(queue.put_wait_time),
+            num_puts=queue.num_items,
+            puts=spread(puts, queue.num_items),
+            get_ns=ns(queue.get_wait_time),
+            num_gets=queue.num_items,
+            gets=spread(gets, queue.num_items),
+        )
+
+
+def ns(seconds):
+    """As a whole number."""
+    return round(1e9 * seconds)
+
+
+def spread(shares, number):
+    """The histogram of so many durations, shares of which are as given."""
+    counts = Counter()
+    for share, seconds in shares.items():
+        counts[bucket_of(ns(seconds))] += share * number
+    return {bucket: count for bucket, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStats:
+    """A window with figures as stated."""
+
+    elapsed: float
+    consumer_wait_ratio: float
+    stages: tuple[StageStats, ...]
+    data: dict[str, float] = field(default_factory=dict)
+
+    def totals(self):
+        """The sums that give these figures again."""
+        elapsed_ns = ns(self.elapsed)
+        stages = tuple(stage.totals() for stage in self.stages)
+        waited_ns = round(elapsed_ns * self.consumer_wait_ratio)
+        return pipeline.PipelineStats(elapsed_ns, waited_ns, stages, self.data)
+
+    def as_dict(self):
+        """As the real ones."""
+        return self.totals().as_dict()
 
 
 def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **counts):
@@ -36,6 +138,12 @@ def reading(wait, *stages, own=0.0):
         queue = replace(last.queue, get_wait_time=10.0 * max(0.0, wait - own))
         stages = (*others, replace(last, queue=queue))
     return PipelineStats(elapsed=10.0, consumer_wait_ratio=wait, stages=stages)
+
+
+def found_in(report):
+    """The cause of the waits and the stage to name, however long the window is."""
+    found = Reading(report.stats, report.probes, report.pooled)
+    return cause_of_waits(found), found.bottleneck.name
 
 
 def shown(report):

@@ -8,8 +8,10 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from _readings import PipelineStats, StageStats
+
 from spdl_torch.observe import Placement, Probes, make_report
-from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 
 @dataclass(frozen=True, kw_only=True)

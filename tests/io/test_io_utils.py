@@ -156,7 +156,7 @@ def programs(draw):
     return Program(None, tuple(spans), tuple(counts))
 
 
-NOTHING = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()))
+NOTHING = make_report(PipelineStats(0, 0, ()))
 
 
 @settings(max_examples=60, deadline=None)

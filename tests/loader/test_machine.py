@@ -128,7 +128,7 @@ def test_pipeline_without_statistics_has_no_probes():
     report = pipeline.report()
     assert report.probes.run_delay_ratio is report.probes.cores_used is None
     assert "no core for" not in shown(report)
-    longer = make_report(replace(report.stats, elapsed=10.0, consumer_wait_ratio=0.9))
+    longer = make_report(replace(report.stats, elapsed_ns=10**10, waited_ns=9 * 10**9))
     assert longer.verdict.cause is Cause.UNKNOWN
     assert "the stages keep no statistics" in longer.verdict.finding
     assert longer.verdict.action.startswith("Leave stats=False out")

@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from _readings import PipelineStats, StageStats
 
 from spdl_torch.observe import Cause, Probes, judge
-from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 READINGS = json.loads(Path(__file__).with_name("golden_readings.json").read_bytes())
 

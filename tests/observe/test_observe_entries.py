@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import pairwise
 
 import pytest
 import torch
+from _readings import PipelineStats, StageStats, found_in
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -15,27 +17,20 @@ from spdl_torch.observe import (
     Cause,
     EventLogEntry,
     Probes,
-    QueueStatsLogEntry,
     SQLiteStatsWriter,
-    TaskStatsLogEntry,
     entries_of,
     log_stats_summary,
     make_report,
     pipelines_of_file,
     query_event_stats,
+    query_queue_stats,
     query_task_stats,
     recorders,
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.verdict.finding import find
-from spdl_torch.pipeline import (
-    PipelineBuilder,
-    PipelineStats,
-    QueuePerfStats,
-    StageStats,
-    TaskPerfStats,
-)
+from spdl_torch.observe.store.stored_run import StoredRun
+from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 
 class Slow(Dataset):
@@ -132,7 +127,7 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
         )
         stage = StageStats("fetch", 2, times, queue, 3 * part, 0.495, 0.1, 0.2, 20.0 * part)
         stats = PipelineStats(10.0 * part, 0.5, (stage,), {"cache/found": 3})
-        return make_report(stats, probes, pooled=("fetch",))
+        return make_report(stats.totals(), probes, pooled=("fetch",))
 
     parts = [report(part) for part in (1, 2, 3)]
     entries = []
@@ -162,11 +157,11 @@ def test_file_gives_the_report_again(tmp_path, kind):
             before, num_laps = report, num_laps + 1
     check_same(before, stored := report_of_file(path))
     # What the verdict would be of the same figures over a longer time.
-    live, again = (find(each.stats, each.probes, each.pooled) for each in (before, stored))
-    assert live.stage.name == again.stage.name in ("fetch", "read")
-    assert live.cause is again.cause
+    found, again = found_in(before), found_in(stored)
+    assert found == again
+    assert found[1] in ("fetch", "read")
     assert pipelines_of_file(path) == {0: "train"}
-    assert len(query_event_stats(path, "probes")) == num_laps
+    assert len(StoredRun.read(path).intervals) == num_laps
 
 
 def test_recorders_keep_what_the_probes_read(tmp_path):
@@ -176,9 +171,9 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
         dataset = pipeline(**recorders(writer.log))
         list(dataset)
     live, stored = dataset.report(), report_of_file(path)
-    found, again = (find(each.stats, each.probes, each.pooled) for each in (live, stored))
-    assert found.stage.name == again.stage.name == "read", f"{live}\n{stored}"
-    assert found.cause is again.cause, f"{live}\n{stored}"
+    found, again = found_in(live), found_in(stored)
+    assert found == again, f"{live}\n{stored}"
+    assert found[1] == "read"
     assert stored.probes.num_cores == live.probes.num_cores
     assert (stored.probes.gil_seconds is None) == (live.probes.gil_seconds is None)
     dropped = {row["label"]: row["num_dropped"] for row in query_task_stats(path)}
@@ -236,7 +231,7 @@ def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0):
     queue = QueuePerfStats(elapsed, 100, 0.0, 0.05, 0.2, get_wait_time=waited)
     stage = StageStats("decode", concurrency, tasks, queue, 7, busy, 1 - busy, 0.0)
     probes = Probes(gil_seconds=gil, run_delay_ratio=0.0, gc_ratio=0.0, num_cores=4)
-    return make_report(PipelineStats(elapsed, waited / elapsed, (stage,)), probes)
+    return make_report(PipelineStats(elapsed, waited / elapsed, (stage,)).totals(), probes)
 
 
 def test_waits_of_laps_add_up_when_one_was_read_late(tmp_path):
@@ -271,23 +266,34 @@ def test_stage_is_one_when_its_concurrency_changes(tmp_path):
 # -- the entries -----------------------------------------------------------------------------------
 
 
-def test_entries_are_named_like_those_of_a_pipeline():
-    """A window for every stage and queue, from source to sink, and one event."""
-    *windows, event = entries_of(reading(), pipeline_id=2, name="val", timestamp=5.0)
-    assert [(type(entry), entry.name) for entry in windows] == [
-        (TaskStatsLogEntry, "2:1:decode[2]"),
-        (QueueStatsLogEntry, "2:0:source_queue"),
-        (QueueStatsLogEntry, "2:1:decode[2]_queue"),
-        (QueueStatsLogEntry, "2:2:sink_queue"),
+def test_intervals_are_seen_by_spdls_queries(tmp_path):
+    """A row for every stage and queue, named like those of a pipeline, and one of the sink."""
+    path = tmp_path / "s.db"
+    write(path, *entries_of(reading(), pipeline_id=2, name="val", timestamp=5.0))
+    (task,), (sink, queue) = query_task_stats(path), query_queue_stats(path)
+    assert [each["name"] for each in (task, queue, sink)] == [
+        "2:1:decode[2]",
+        "2:1:decode[2]_queue",
+        "2:2:sink_queue",
     ]
-    assert {entry.timestamp for entry in (*windows, event)} == {5.0}
-    details = {"pipeline": 2, "name": "val", "elapsed": 10.0, "begins": True, "pooled": []}
-    assert event == EventLogEntry(5.0, "probes", {**details, **asdict(reading().probes)})
-    _, source, _, sink = (entry.stats for entry in windows)
-    assert source.get_wait_time == pytest.approx(2.0), "10 % of two threads' 10 s"
-    assert sink.get_wait_time == pytest.approx(5.0), "half of the trainer's 10 s"
+    assert {each["timestamp"] for each in (task, queue, sink)} == {5.0}
+    assert (task["num_tasks"], task["num_dropped"], task["concurrency"]) == (100, 7, 2)
+    assert (queue["num_items"], queue["pipeline"], queue["label"]) == (100, 2, "decode")
+    assert sink["get_wait_time"] == pytest.approx(5.0), "half of the trainer's 10 s"
+    assert query_task_stats(path, "decode", end_time=4.0) == []
+
+
+def test_values_that_json_lacks_break_no_query(tmp_path):
+    """Nor an event of the program that has the name of our table."""
+    path = tmp_path / "s.db"
+    (entry,) = entries_of(reading(), timestamp=5.0)
+    bad = replace(entry, details={**entry.details, "probes": {"gil_seconds": math.nan}})
+    write(path, entry, bad, EventLogEntry(1.0, "interval", {"loss": math.inf}))
+    assert len(query_task_stats(path)) == 2
+    assert query_event_stats(path, "interval")[0].details == {"loss": None}
+    assert report_of_file(path).stats.stages[0].num_tasks == 200
 
 
 def test_nothing_is_logged_of_nothing():
     """Before the first batch there is no stage."""
-    assert entries_of(make_report(PipelineStats(0.0, 0.0, ()))) == []
+    assert entries_of(make_report(PipelineStats(0.0, 0.0, ()).totals())) == []

@@ -433,7 +433,8 @@ def _log_many(writer):
 BAD_FILES = {
     "text": ("hello " * 100, "is not a statistics file"),
     "foreign": ("CREATE TABLE t (x)", "is a SQLite file of another program"),
-    "newer": ("PRAGMA user_version = 99", "schema version 99, this release .* up to 1"),
+    "newer": ("PRAGMA user_version = 99", "schema version 99, this release .* up to 2"),
+    "older": ("PRAGMA user_version = 1", "schema version 1, of an earlier spdl_torch; .* record"),
 }
 
 
@@ -444,7 +445,7 @@ def test_file_is_refused_when_it_is_not_ours(tmp_path, kind):
     if kind == "text":
         path.write_text(content)
     else:
-        if kind == "newer":
+        if kind in ("newer", "older"):
             write(path, task_entry())
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(content)
@@ -453,7 +454,7 @@ def test_file_is_refused_when_it_is_not_ours(tmp_path, kind):
         query_task_stats(path)
     with pytest.raises(ValueError, match=message):
         SQLiteStatsWriter(path)
-    assert kind == "newer" or path.read_bytes() == before
+    assert kind in ("newer", "older") or path.read_bytes() == before
 
 
 def test_reading_fails_when_there_is_nothing(tmp_path):

@@ -27,7 +27,7 @@ from spdl_torch.observe import (
     tracing,
 )
 from spdl_torch.observe.trace import json_file, last_seconds as flight_recorder_module
-from spdl_torch.observe.trace.loading import load_trace
+from spdl_torch.observe.trace.run_page import load_trace
 from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
 

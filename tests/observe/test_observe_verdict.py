@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 from _forks import found_in_fork
 from _loader_helpers import PATIENCE_SECONDS
-from _readings import html_in_notebook, reading, shown, stage
+from _readings import PipelineStats, found_in, html_in_notebook, reading, shown, stage
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
@@ -39,12 +39,10 @@ from spdl_torch.observe import (
     recorders,
     report_of_file,
 )
-from spdl_torch.observe.verdict.demands import NotKnown, demands_of
-from spdl_torch.observe.verdict.finding import find
-from spdl_torch.observe.verdict.what_if import Question, estimate
+from spdl_torch.observe.verdict.causes import Reading
+from spdl_torch.observe.verdict.model import NotKnown, Question, demands_of, estimate
 from spdl_torch.pipeline import (
     PipelineBuilder,
-    PipelineStats,
     QueuePerfStats,
 )
 
@@ -272,9 +270,10 @@ ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")
 
 def estimated(report, **asked):
     """What the model expects of other settings; None = it does not know."""
-    arguments = report.stats, report.probes, report.verdict.cause, report.pooled, report.placement
+    reading = Reading(report.stats, report.probes, report.pooled)
     try:
-        return estimate(Question(**asked), demands_of(*arguments))
+        now = demands_of(reading, report.verdict.cause, report.placement)
+        return estimate(Question(**asked), now)
     except NotKnown:
         return None
 
@@ -569,8 +568,7 @@ def test_report_of_a_file_is_that_of_the_run(tmp_path):
     stored = report_of_file(tmp_path / "s.db")
     assert live.verdict.cause is stored.verdict.cause is Cause.SHORT
     for each in (live, stored):  # what the verdict would be of the same figures over a longer time
-        found = find(each.stats, each.probes, each.pooled)
-        assert (found.cause, found.stage.name) == (Cause.IO, "op"), str(each)
+        assert found_in(each) == (Cause.IO, "op"), str(each)
     assert stored.verdict.wait_ratio == pytest.approx(live.verdict.wait_ratio, abs=0.2)
     for one, other in zip(live.stats.stages, stored.stats.stages, strict=True):
         assert one.tasks.num_tasks == other.tasks.num_tasks

@@ -9,14 +9,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from _readings import html_in_notebook, shown
+from _readings import PipelineStats, html_in_notebook, shown
 from _simulated_loader import Loader, Simulation, report_of
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
 from spdl_torch.observe import Probes, Report, SQLiteStatsWriter, entries_of, make_report
-from spdl_torch.observe.verdict.what_if import Question
-from spdl_torch.pipeline import PipelineStats
+from spdl_torch.observe.verdict.model import Question
 
 MS = 1e-3
 NUM_BATCHES = 120
@@ -239,9 +238,16 @@ def test_question_in_words():
     assert str(Question(read_speedup=2)) == "reads 2x as fast"
 
 
+def measured(report):
+    """The same report on sums, as a loader counts them."""
+    made = make_report(report.stats.totals(), report.probes, pooled=report.pooled)
+    return replace(made, placements=report.placements)
+
+
 def test_report_shows_predictions_everywhere(tmp_path):
     """In the text, the page and the JSON; a copy of the report has them."""
     report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
+    report = measured(report)
     more, faster, cache = report.predictions
     assert (more.setting, faster.setting, cache.setting) == (
         "4 workers",
@@ -279,7 +285,7 @@ def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sa
 
 def test_stored_run_is_asked_like_the_live_one(tmp_path, capsys):
     """The file keeps what the model needs; the command shows it."""
-    report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
+    report = measured(simulated(num_workers=2, num_cores=8, waits=2 * MS))
     path = tmp_path / "run.db"
     with SQLiteStatsWriter(path) as writer:
         for entry in entries_of(report, name="train"):

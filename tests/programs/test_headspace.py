@@ -8,12 +8,12 @@ from _datasets import MapData
 from _gates import no_leak
 from _inside import state_of
 from _loader_helpers import ThreadLoader as DataLoader
-from _readings import shown
+from _readings import PipelineStats, shown
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import make_report
 from spdl_torch.observe.verdict.cached_steps import against_cached_steps
-from spdl_torch.pipeline import PipelineBuilder, PipelineStats
+from spdl_torch.pipeline import PipelineBuilder
 
 
 def busy_for(milliseconds):

@@ -76,7 +76,7 @@ ROOMS = {
         *("hooks", "queues", "stage_hooks", "calls", "stage", "async_stage", "source", "run"),
         "__init__",
     ],
-    "observe": ["page", "verdict", "store", "trace", "plot", "__init__", "commands"],
+    "observe": ["page", "verdict", "store", "plot", "trace", "__init__", "commands"],
     "pipeline": ["pipeline", "builder", "caching", "__init__"],
     "io": [
         *(
@@ -104,12 +104,12 @@ ROOMS = {
         "lightning_states",
         *("fetching", "workers", "child_process"),
         *("sources", "mixing", "caching", "folder", "dataset_state", "dataset", "packing"),
-        *("loader", "subprocesses", "lightning_file", "__init__"),
+        *("loader", "subprocesses", "__init__"),
     ],
 }
 
 
-HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "bokeh", "av")
+HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "jinja2", "av")
 
 
 def layer_of(dotted):

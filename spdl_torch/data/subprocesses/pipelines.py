@@ -228,8 +228,8 @@ class SubprocessIterable(Generic[T]):
 
         Raises: as ``snapshot``.
         """
-        waits = self._loader.snapshot().consumer_wait_ratio
-        return make_report(replace(self.snapshot(), consumer_wait_ratio=waits))
+        stats, waits = self.snapshot(), self._loader.snapshot().consumer_wait_ratio
+        return make_report(replace(stats, waited_ns=round(waits * stats.elapsed_ns)))
 
     def _begin(self) -> Iterator[Sent]:
         try:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...engine.statistics import PipelineStats, StageStats, queue_stats, task_stats
+from ...engine.statistics import PipelineStats, StageStats
 from ...machine.readings import Probes, probes_between
 from .remarks import with_remarks
 
 if TYPE_CHECKING:
-    from ...engine.counters import TaskCounters
-    from ...engine.statistics import QueuePerfStats
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from .counts import Measured
@@ -39,7 +37,7 @@ class Figures(NamedTuple):
 def figures_of(measured: Measured | None) -> Figures:
     """Return the figures on what was measured; None = nothing has run yet."""
     if measured is None:
-        return Figures(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()), Probes())
+        return Figures(PipelineStats(0, 0, ()), Probes())
     placement = measured.placement
     return Figures(
         stats=stats_of(measured),
@@ -52,29 +50,30 @@ def figures_of(measured: Measured | None) -> Figures:
 def stats_of(measured: Measured) -> PipelineStats:
     """Return the statistics alone."""
     readings, queues = measured.readings, measured.queues
-    results, outlet, transfer = queues.results, queues.outlet, queues.transfer
-    elapsed_ns = measured.elapsed_ns
+    elapsed_ns, thread_ns = measured.elapsed_ns, max(1, measured.thread_ns)
     stages = [
-        _stage_stats(
+        StageStats.of(
             name,
             measured.num_workers,
-            measured.thread_ns,
             tasks._replace(elapsed_ns=elapsed_ns),
-            queue_stats(results),
-            readings.jobs_wait_ns,
+            queues.results,
+            thread_ns=thread_ns,
+            wait_in_ns=readings.jobs_wait_ns,
         )
         for name, tasks in (("fetch", readings.fetch), ("collate", readings.collate))
     ]
     if measured.has_transfer:
-        waits_ns = results.get_wait[0], outlet.put_wait[0]
-        ready = queue_stats(outlet)
-        stages.append(_stage_stats("transfer", 1, transfer.elapsed_ns, transfer, ready, *waits_ns))
-    return PipelineStats(
-        elapsed=elapsed_ns / 1e9,
-        consumer_wait_ratio=_share(queues.waited_ns, elapsed_ns),
-        stages=tuple(stages),
-        data=readings.data,
-    )
+        transfer = StageStats.of(
+            "transfer",
+            1,
+            queues.transfer,
+            queues.outlet,
+            thread_ns=max(1, queues.transfer.elapsed_ns),
+            wait_in_ns=queues.results.get_wait[0],
+            wait_out_ns=queues.outlet.put_wait[0],
+        )
+        stages.append(transfer)
+    return PipelineStats(elapsed_ns, queues.waited_ns, tuple(stages), readings.data)
 
 
 def _probes_of(measured: Measured) -> Probes:
@@ -110,27 +109,3 @@ def _with_workers(placement: Placement, count: int) -> Placement:
     """Return the placement with the number of workers that tuning has come to."""
     num_processes = count if placement.num_processes else 0
     return replace(placement, num_workers=count, num_processes=num_processes)
-
-
-def _stage_stats(
-    name: str,
-    num_threads: int,
-    thread_ns: int,
-    tasks: TaskCounters,
-    queue: QueuePerfStats,
-    wait_in_ns: int,
-    wait_out_ns: int = 0,
-) -> StageStats:
-    """Return a stage's statistics. Its threads had ``thread_ns`` together."""
-    thread_ns = max(1, thread_ns)
-    return StageStats(
-        name=name,
-        concurrency=num_threads,
-        tasks=task_stats(tasks),
-        queue=queue,
-        num_dropped=0,
-        busy_ratio=min(1.0, tasks.busy_ns / thread_ns),
-        wait_in_ratio=min(1.0, wait_in_ns / thread_ns),
-        wait_out_ratio=min(1.0, wait_out_ns / thread_ns),
-        thread_time=thread_ns / 1e9,
-    )

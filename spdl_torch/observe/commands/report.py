@@ -40,7 +40,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--html",
         type=Path,
         metavar="OUT",
-        help="write a page to this file, with charts, and print its path; needs the extra report",
+        help="write a page to this file, with charts, and print its path; needs the extra plot",
     )
     report.add_argument(
         "--trace",
@@ -56,16 +56,13 @@ def _report(arguments: argparse.Namespace) -> int:
 
     try:
         if arguments.html is not None and arguments.format == "json":
-            raise ValueError(
-                "--html and --format json exclude each other: choose one. The page has the figures "
-                "as JSON in it, as spdl-figures."
-            )
+            raise ValueError("--html and --format json exclude each other: choose one.")
         runs = _runs_to_report(arguments)
         if arguments.html is not None:
-            from ..page.document import write_page
+            from ..page.page import write_page
             from ..trace.run_page import page_of
 
-            print(write_page(page_of(runs), arguments.html))
+            print(write_page(arguments.html, page_of(runs)))
             return 0
     except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
         raise CommandError(error) from error
@@ -76,14 +73,15 @@ def _report(arguments: argparse.Namespace) -> int:
             print(run.report)
         else:
             assert run.run is not None, "guaranteed where there are several"
-            print(f"PIPELINE {run.run.pipeline} {run.run.name}".rstrip())
+            name = run.run.pipelines()[run.pipeline or 0]
+            print(f"PIPELINE {run.pipeline} {name}".rstrip())
             print(f"{run.report}\n")
     return 0
 
 
 def _runs_to_report(arguments: argparse.Namespace) -> list[MeasuredRun]:
     """Return the runs in the file."""
-    from ..trace.loading import load_runs, load_trace
+    from ..trace.run_page import load_runs, load_trace
 
     runs = load_runs(arguments.db_path, run_id=arguments.run, pipeline=arguments.pipeline)
     if arguments.trace is not None:

@@ -1,274 +1,314 @@
-"""The charts of a page, drawn by Bokeh: an extra, imported here alone and only in functions."""
+"""Charts over time, drawn by matplotlib without a display and without any global state: ``plot``
+saves them, and the page shows them as SVG.
+
+matplotlib is an extra: this module is imported without it, its functions need it. All times are
+seconds from an origin, such as the run's start.
+"""
 
 from __future__ import annotations
 
-import functools
-import json
+import base64
+import io
 import math
-import re
-from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
-
-from .content import Chart, Lanes, heading_of
+import textwrap
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from .content import Band, Line, Page, Spans
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind people can distinguish too; as in the pictures.
+# Okabe and Ito's colours, which colour-blind people can distinguish too; without yellow, which is
+# hard to see on white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _WAITS = {"Wait on Input Queue": "#dcdcdc", "Wait on Output Queue": "#b4b4b4"}
-_BAND = "#b2182b"
 
-_CHART_HEIGHT, _LANE_HEIGHT, _LEAST_LANES_HEIGHT = 190, 22, 160  # pixels
-_AXIS_HEIGHT, _ENTRY_HEIGHT = 70, 21
-_LETTER_WIDTH, _MOST_LETTERS = 6.2, 40  # beside the charts; longer names push theirs aside
-_MOST_IN_LEGEND = 24
+# Percentiles are thinner, never paler: a paler shade of one queue's blue is another queue's blue.
+_STYLES: dict[str, dict[str, Any]] = {
+    "mean": {"linestyle": "-", "linewidth": 1.8},
+    "p90": {"linestyle": "--", "linewidth": 0.9},
+    "p99": {"linestyle": ":", "linewidth": 0.9},
+}
 
-# Bokeh sets texts between these as formulas, for which it would load a script from the network.
-_FORMULA = re.compile(r"\$\$|\\[(\[]")
+_WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT, _LANE_HEIGHT = 12.0, 2.1, 1.1, 0.22  # inches
+_COLUMNS = 1000  # about the pixels across a panel; closer events look like one
+_LETTERS_OF_LEGEND, _LETTERS_OF_TITLE = 30, 100
+_UNITS = (("s", 1.0, 300.0), ("min", 60.0, 5 * 3600.0), ("h", 3600.0, math.inf))
+_FULL, _YOUNG, _GREY = "#b2182b", "#8073ac", "#404040"
 
 
-def check_bokeh() -> None:
-    """Raise ModuleNotFoundError, which names the extra, where Bokeh is not installed."""
+def check_matplotlib() -> None:
+    """Raise ModuleNotFoundError, which names the extra, where matplotlib is not installed."""
     try:
-        import bokeh  # noqa: F401
+        import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "Charts on a page need Bokeh, which is not installed: pip install bokeh (the extra "
-            "report). The page of a report alone, loader.report().write_html(path), needs none."
+            "Plots need matplotlib, which is not installed: pip install matplotlib (the extra "
+            "plot). The page of a report alone, loader.report().write_html(path), needs none."
         ) from error
 
 
-@functools.cache
-def bokeh_script() -> str:
-    """Return the script that draws the charts, from the installed package: 1.3 MB."""
-    from bokeh.resources import Resources
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """One line of a panel."""
 
-    return "\n".join(Resources(mode="inline", minified=True, components=["bokeh"]).js_raw)
+    name: str
+    """Curves of one name have one colour, and one entry in the legend."""
+    kind: Literal["mean", "p90", "p99"] = "mean"
+    colour: int = 0
+    begin: float
+    """The beginning of the first interval."""
+    times: Sequence[float]
+    """The end of each."""
+    values: Sequence[float]
+    """NaN where an interval has none."""
+    is_step: bool = False
+    """Whether a value holds until the next one, as the length of a queue does."""
 
 
-def charts_of(page: Page) -> str:
-    """Return the charts of a page as the JSON that Bokeh's script draws into the element
-    ``charts``. All of them share the time axis.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """One pair of axes with curves."""
+
+    label: str
+    curves: Sequence[Curve]
+    is_percentage: bool = False
+    """Whether the axis always runs from 0 to 100."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lanes:
+    """One pair of axes with a lane for every worker."""
+
+    names: Sequence[str]
+    spans: Mapping[str, Sequence[tuple[int, float, float]]]
+    """Of each kind, such as ``Process``: the number of the lane, begin and end."""
+    inside: Sequence[str] = ()
+    """The kinds that lie inside of others, and are drawn lower."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collection:
+    """A garbage collection."""
+
+    start: float
+    stop: float
+    is_full: bool = True
+    """Whether it looked at all objects."""
+
+
+Axis: TypeAlias = Panel | Lanes
+
+
+def draw(
+    panels: Sequence[Axis],
+    collections: Iterable[Collection],
+    span: tuple[float, float],
+    *,
+    heading: str,
+    sentences: Sequence[str] = (),
+    marked: frozenset[str] = frozenset(),
+    since: str = "the run's start",
+) -> Figure:
+    """Return a figure with the panels one below the other, which share the time axis.
+
+    sentences: above the panels, in red where there is a bottleneck.
+    marked: the names of curves that the sentences blame.
     """
-    from bokeh.embed import json_item
-    from bokeh.layouts import column
-    from bokeh.models import Range1d
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    sections = [each for each in page.sections if isinstance(each, Chart | Lanes)]
-    first, last = _extent(sections)
-    margin = 0.01 * (last - first) or 0.5
-    x_range = Range1d(first - margin, last + margin)
-    borders = _borders(sections)
-    figures = []
-    for section in sections:
-        figure = _figure(section, x_range, borders)
-        if isinstance(section, Lanes):
-            _draw_lanes(figure, section)
+    heights = [
+        _LANE_HEIGHT * len(each.names) + 0.6 if isinstance(each, Lanes) else _PANEL_HEIGHT
+        for each in panels
+    ]
+    figure = Figure(figsize=(_WIDTH, _HEAD_HEIGHT + sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    unit, seconds, _ = next(entry for entry in _UNITS if span[1] - span[0] <= entry[2])
+    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
+    all_axes = [row[0] for row in rows]
+    inside = [c for c in collections if c.stop >= span[0] and c.start <= span[1]]
+    for axes, panel in zip(all_axes, panels, strict=True):
+        if isinstance(panel, Lanes):
+            _draw_lanes(axes, panel, seconds)
         else:
-            _draw_chart(figure, section, _top_of(section, sections))
-        _draw_bands(figure, [band for band in page.bands if band.run == section.run])
-        figures.append(figure)
-    # One document: charts of several cannot share an axis.
-    drawn = column(figures, sizing_mode="stretch_width")
-    return json.dumps(json_item(drawn, "charts"), separators=(",", ":"))
+            _draw_curves(axes, panel, seconds)
+        for is_full in (True, False):
+            _draw_collections(axes, [c for c in inside if c.is_full is is_full], span, seconds)
+    figure.align_ylabels()
+    margin = 0.015 * (span[1] - span[0]) / seconds or 0.5
+    all_axes[-1].set_xlim(span[0] / seconds - margin, span[1] / seconds + margin)
+    all_axes[-1].ticklabel_format(axis="x", style="plain", useOffset=False)
+    all_axes[-1].set_xlabel(f"time since {since} ({unit}); a point is an interval's end")
+    figure.suptitle(heading, fontsize="medium", color=_GREY)
+    lines = [line for each in sentences for line in textwrap.wrap(each, _LETTERS_OF_TITLE)]
+    if lines:
+        colour = _FULL if marked else _GREY
+        title = all_axes[0].set_title("\n".join(lines), loc="left", color=colour, weight="bold")
+        title.set(fontsize="medium", parse_math=False, gid="bottleneck")
+    _draw_legend(figure, panels, inside, marked)
+    return figure
 
 
-def _top_of(chart: Chart, sections: Sequence[Chart | Lanes]) -> float:
-    """Return the largest value that the axis has to show: over all runs, so that they compare."""
-    alike = [each for each in sections if isinstance(each, Chart) and each.title == chart.title]
-    values = (value for each in alike for line in each.lines for value in line.values)
-    return max(filter(math.isfinite, values), default=0.0) or 1.0
+def svg_of(figure: Figure) -> str:
+    """Return a figure as the address of an SVG image, which holds all of it."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _extent(sections: Sequence[Chart | Lanes]) -> tuple[float, float]:
-    times: list[float] = []
-    for section in sections:
-        if isinstance(section, Lanes):
-            for spans in section.spans:
-                times += [min(spans.starts, default=0.0), max(spans.stops, default=0.0)]
+def _draw_curves(axes: Axes, panel: Panel, unit_seconds: float) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    for curve in panel.curves:
+        times, values = [time / unit_seconds for time in curve.times], list(curve.values)
+        if len(values) == 1:  # no neighbour to draw a line to: a line as long as the interval
+            times, values = [curve.begin / unit_seconds, *times], values * 2
+        axes.plot(
+            times,
+            values,
+            label=f"{curve.name} {curve.kind}",
+            color=_COLOURS[curve.colour % len(_COLOURS)],
+            drawstyle="steps-post" if curve.is_step else "default",
+            marker=".",
+            markevery=_alone(values),
+            **_STYLES[curve.kind],
+        )
+    axes.set_ylabel(panel.label)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    if panel.is_percentage:
+        axes.set_ylim(-4, 104)
+        axes.set_yticks([0, 25, 50, 75, 100])
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        drawn = [value for curve in panel.curves for value in curve.values if value > 0]
+        top = max(filter(math.isfinite, drawn), default=1.0)
+        axes.set_ylim(-0.04 * top, 1.08 * top)
+
+
+def _alone(values: Sequence[float]) -> list[int]:
+    """Return the points that no line reaches."""
+    there = [math.isfinite(value) for value in (math.nan, *values, math.nan)]
+    return [i for i in range(len(values)) if there[i + 1] and not (there[i] or there[i + 2])]
+
+
+def _draw_lanes(axes: Axes, lanes: Lanes, unit_seconds: float) -> None:
+    from matplotlib.collections import PolyCollection
+
+    for kind, colour in _colours_of(lanes).items():
+        upper, lower = (0.05, -0.3) if kind in lanes.inside else (0.35, -0.35)
+        corners = [
+            [(start / unit_seconds, lane + lower), (start / unit_seconds, lane + upper),
+             (stop / unit_seconds, lane + upper), (stop / unit_seconds, lane + lower)]
+            for lane, start, stop in lanes.spans[kind]
+        ]  # fmt: skip
+        # As pixels: a vector graphic of 50,000 spans would be large, and look the same.
+        shapes = PolyCollection(corners, facecolor=colour, gid=kind, rasterized=True)
+        axes.add_collection(shapes)
+    axes.set_ylim(len(lanes.names) - 0.5, -0.5)  # the first lane is on top
+    axes.set_yticks(range(len(lanes.names)), list(lanes.names), parse_math=False)
+
+
+def _colours_of(lanes: Lanes) -> dict[str, str]:
+    colours = cycle(_COLOURS)
+    return {kind: _WAITS.get(kind) or next(colours) for kind in lanes.spans}
+
+
+def _draw_collections(
+    axes: Axes,
+    collections: Sequence[Collection],
+    span: tuple[float, float],
+    unit_seconds: float,
+) -> None:
+    """Draw full collections over the whole height; young ones, which are many, at the foot."""
+    from matplotlib.collections import PolyCollection
+
+    start, stop = span
+    spans = [(max(c.start, start), min(c.stop, stop)) for c in collections]
+    if not spans:
+        return
+    is_full = collections[0].is_full
+    top, colour = (1.0, _FULL) if is_full else (0.04, _YOUNG)
+    corners = [
+        [(begin / unit_seconds, 0.0), (begin / unit_seconds, top),
+         (end / unit_seconds, top), (end / unit_seconds, 0.0)]
+        for begin, end in merged(spans, gap=(stop - start) / _COLUMNS)
+    ]  # fmt: skip
+    shapes = PolyCollection(
+        corners,
+        transform=axes.get_xaxis_transform(),
+        facecolor=(colour, 0.15),
+        edgecolor=(colour, 0.6),  # keeps a span that is narrower than a pixel visible
+        linewidth=0.6,
+        hatch="////" if is_full else "",
+        zorder=0.5,
+        gid="gc-full" if is_full else "gc-young",
+    )
+    axes.add_collection(shapes, autolim=False)
+
+
+def merged(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tuple[float, float]]:
+    """Join spans, sorted by start, that are less than ``gap`` apart: ``[(0, 1), (2, 3), (9, 9)]``
+    with a gap of 2 are ``[(0, 3), (9, 9)]``.
+    """
+    found: list[tuple[float, float]] = []
+    for start, stop in spans:
+        if found and start - found[-1][1] < gap:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
         else:
-            for line in section.lines:
-                times += [*line.times[:1], *line.times[-1:]]
-    return min(times, default=0.0), max(times, default=1.0)
+            found.append((start, stop))
+    return found
 
 
-def _borders(sections: Sequence[Chart | Lanes]) -> dict[str, int]:
-    """Return the room that the longest label and legend need: every chart gets as much, so that a
-    moment is at the same place in all of them.
-    """
-    lanes = [each.names for each in sections if isinstance(each, Lanes)]
-    legends = [names for names in map(_legend_of, sections) if len(names) <= _MOST_IN_LEGEND]
+def _draw_legend(
+    figure: Figure,
+    panels: Sequence[Axis],
+    collections: Sequence[Collection],
+    marked: frozenset[str],
+) -> None:
+    """Draw the meaning of colours and lines, to the right of the panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    def room(texts: Sequence[Sequence[str]]) -> int:
-        longest = max((len(text) for several in texts for text in several), default=0)
-        return math.ceil(_LETTER_WIDTH * min(longest, _MOST_LETTERS))
-
-    return {"min_border_left": max(55, 15 + room(lanes)), "min_border_right": 40 + room(legends)}
-
-
-def _legend_of(section: Chart | Lanes) -> Sequence[str]:
-    if isinstance(section, Lanes):
-        return [spans.kind for spans in section.spans]
-    return [line.name for line in section.lines]
-
-
-def _figure(section: Chart | Lanes, x_range: Any, borders: dict[str, int]) -> Any:
-    from bokeh.models import Title
-    from bokeh.plotting import figure
-
-    options: dict[str, Any] = {**borders}
-    if isinstance(section, Lanes):
-        # The first lane is on top.
-        options["y_range"] = (len(section.names) - 0.5, -0.5)
-        height = _LANE_HEIGHT * len(section.names) + _AXIS_HEIGHT
-        options["height"] = max(_LEAST_LANES_HEIGHT, height)
-    else:
-        num_entries = len(section.lines) if len(section.lines) <= _MOST_IN_LEGEND else 0
-        options["height"] = max(_CHART_HEIGHT, _ENTRY_HEIGHT * num_entries + _AXIS_HEIGHT)
-    drawn = figure(
-        **options,
-        x_range=x_range,
-        sizing_mode="stretch_width",
-        tools="",
-        toolbar_location=None,
-    )
-    drawn.add_layout(Title(text=_literal(heading_of(section)), text_font_size="13px"), "above")
-    drawn.xaxis.axis_label = "seconds"
-    drawn.yaxis.minor_tick_line_color = None
-    drawn.grid.grid_line_color = "#eeeeee"
-    drawn.outline_line_color = None
-    return drawn
+    handles: list[Any] = []
+    curves = [curve for each in panels if isinstance(each, Panel) for curve in each.curves]
+    for name, number in {curve.name: curve.colour for curve in curves}.items():
+        colour, label = _COLOURS[number % len(_COLOURS)], _legend_label(name, marked)
+        handles.append(Line2D([], [], linewidth=1.8, label=label, color=colour))
+    if any(curve.kind != "mean" for curve in curves):
+        for kind, style in _STYLES.items():
+            handles.append(Line2D([], [], color=_GREY, label=kind, **style))
+    for each in panels:
+        if isinstance(each, Lanes):
+            colours = _colours_of(each).items()
+            handles += [
+                Patch(facecolor=colour, label=_legend_label(kind, marked))
+                for kind, colour in colours
+            ]
+    for name, colour, hatch in (("full", _FULL, "////"), ("young", _YOUNG, "")):
+        those = [each for each in collections if each.is_full is (name == "full")]
+        if those:
+            seconds = sum(each.stop - each.start for each in those)
+            label = f"{name} garbage\ncollections: {len(those):,},\n{seconds:.3g} s in all"
+            patch = Patch(
+                facecolor=(colour, 0.15), edgecolor=(colour, 0.6), hatch=hatch, label=label
+            )
+            handles.append(patch)
+    labels = [str(handle.get_label()) for handle in handles]
+    legend = figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    for text in legend.get_texts():  # dollar signs in names would begin a formula
+        text.set_parse_math(False)
 
 
-def _draw_lanes(figure: Any, lanes: Lanes) -> None:
-    from bokeh.models import FixedTicker, HoverTool
-
-    busy = [spans.kind for spans in lanes.spans if not spans.is_wait]
-    colours = dict(zip(busy, islice(cycle(_COLOURS), len(busy)), strict=True))
-    drawn = []
-    for spans in lanes.spans:
-        colour = colours.get(spans.kind) or _WAITS.get(spans.kind, "#c8c8c8")
-        drawn.append(_draw_spans(figure, spans, colour))
-    about = [("", "$name"), ("ms", "@ms{0,0.000}"), ("at s", "@left{0,0.000000}"), ("", "@about")]
-    figure.add_tools(HoverTool(renderers=drawn, visible=False, tooltips=about))
-    figure.yaxis.ticker = FixedTicker(ticks=list(range(len(lanes.names))))
-    figure.yaxis.major_label_overrides = {n: _plain(name) for n, name in enumerate(lanes.names)}
-    figure.ygrid.visible = False
-    _set_legend(figure, len(lanes.spans))
-
-
-def _draw_spans(figure: Any, spans: Spans, colour: str) -> Any:
-    import numpy as np
-    from bokeh.models import ColumnDataSource
-
-    lanes = np.asarray(spans.lanes, dtype=np.float32)
-    starts, stops = np.asarray(spans.starts), np.asarray(spans.stops)
-    upper, lower = (-0.05, 0.3) if spans.is_inside else (-0.35, 0.35)
-    source = ColumnDataSource(
-        {
-            "left": starts,
-            "right": stops,
-            "top": lanes + np.float32(upper),
-            "bottom": lanes + np.float32(lower),
-            "ms": ((stops - starts) * 1e3).astype(np.float32),
-            "about": [_literal(text) for text in spans.about],
-        },
-        name=_literal(spans.kind),
-    )
-    return figure.quad(
-        source=source,
-        fill_color=colour,
-        line_color=colour,  # keeps a span that is narrower than a pixel visible
-        line_width=0.5,
-        hover_fill_color=colour,
-        hover_line_color="black",
-        legend_label=_literal(spans.kind),
-        name=_literal(spans.kind),
-    )
-
-
-def _draw_chart(figure: Any, chart: Chart, top: float) -> None:
-    from bokeh.models import HoverTool, NumeralTickFormatter, Range1d
-
-    drawn = [_draw_line(figure, line, chart) for line in chart.lines]
-    shown = "@y{0.0 %}" if chart.is_share else "@y{0,0.[000]}"
-    about = [("", "$name"), (chart.unit, shown), ("at s", "@x{0,0.000}")]
-    figure.add_tools(
-        HoverTool(renderers=drawn, visible=False, line_policy="nearest", tooltips=about)
-    )
-    if chart.is_share:
-        figure.y_range = Range1d(-0.04, 1.04)
-        figure.yaxis.formatter = NumeralTickFormatter(format="0 %")
-    else:
-        figure.y_range = Range1d(-0.04 * top, 1.08 * top)
-    _set_legend(figure, len(chart.lines))
-
-
-def _draw_line(figure: Any, line: Line, chart: Chart) -> Any:
-    from bokeh.models import ColumnDataSource
-
-    columns = {"x": list(line.times), "y": list(line.values)}
-    source = ColumnDataSource(columns, name=_literal(f"{chart.title}: {line.name}"))
-    style = {
-        "line_color": _COLOURS[line.colour % len(_COLOURS)],
-        "line_dash": line.style,
-        "line_width": 1.6 if line.style == "solid" else 1.2,
-        "legend_label": _literal(line.name),
-        "name": _literal(line.name),
-    }
-    mode = "before" if line.holds == "since" else "after"
-    return figure.step("x", "y", source=source, mode=mode, **style)
-
-
-def _set_legend(figure: Any, num_entries: int) -> None:
-    if not figure.legend:
-        return
-    if num_entries > _MOST_IN_LEGEND:
-        figure.legend.visible = False
-        return
-    legend = figure.legend[0]
-    figure.add_layout(legend, "right")
-    legend.location = "top_left"
-    legend.click_policy = "hide"
-    legend.label_text_font_size = "11px"
-    legend.spacing = legend.padding = 1
-    legend.border_line_color = None
-
-
-def _draw_bands(figure: Any, bands: Sequence[Band]) -> None:
-    """Draw bands over the whole height, all those of one name with one glyph."""
-    from bokeh.models import ColumnDataSource, HoverTool, VStrip
-
-    if not bands:
-        return
-    source = ColumnDataSource(
-        {
-            "x0": [band.start for band in bands],
-            "x1": [band.stop for band in bands],
-            "name": [_literal(band.name) for band in bands],
-            "ms": [1e3 * (band.stop - band.start) for band in bands],
-        },
-        name="bands",
-    )
-    strip = VStrip(x0="x0", x1="x1", fill_color=_BAND, fill_alpha=0.15, line_color=_BAND)
-    drawn = figure.add_glyph(source, strip)
-    drawn.level = "underlay"
-    figure.add_tools(
-        HoverTool(renderers=[drawn], visible=False, tooltips=[("", "@name"), ("ms", "@ms")])
-    )
-
-
-def _literal(text: str) -> str:
-    """Return a text that Bokeh shows as it is: an invisible space splits what would begin a
-    formula.
-    """
-    return _FORMULA.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)
-
-
-def _plain(text: str) -> Any:
-    from bokeh.models import PlainText
-
-    return PlainText(text=text)
+def _legend_label(name: str, marked: frozenset[str]) -> str:
+    lines = textwrap.wrap(str(name), _LETTERS_OF_LEGEND, break_on_hyphens=False)
+    if name in marked:
+        lines.append("(bottleneck)")
+    label = "\n".join(lines)
+    # matplotlib leaves out labels that begin with an underscore.
+    return f" {label}" if label.startswith("_") else label

@@ -5,26 +5,50 @@ Needs matplotlib, the extra ``plot``; a display is not needed.
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from ...whole_files import whole_file
-from .bottleneck import find_bottlenecks
-from .data import load
-from .draw import draw
-from .panels import QUEUE_PANELS, TASK_PANELS
+from ..page.charts import Collection, Curve, Panel, check_matplotlib, draw
+from ..store.query import query_queue_stats, query_task_stats
+from ..store.stored_run import StoredRun, by_stage
+from ..verdict.causes import Cause
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from matplotlib.figure import Figure
 
-    from .data import Recording
+    from ..store.entries import EventLogEntry
 
 FileFormat = Literal["png", "svg", "pdf"]
+Kind = Literal["tasks", "queues"]
+Row: TypeAlias = "Mapping[str, Any]"
 
-_PICTURES = {"tasks": (TASK_PANELS, "Stages"), "queues": (QUEUE_PANELS, "Queues")}
+_HEADINGS = {"tasks": "Stages", "queues": "Queues"}
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_OLDEST_GENERATION = 2
+_TIMES = {"mean": "ave", "p90": "p90", "p99": "p99"}
+
+# The label of each panel, and the columns of its curves: a count is shown as a rate.
+_PANELS: dict[str, dict[str, dict[str, str]]] = {
+    "tasks": {
+        "tasks\n(1/s)": {"mean": "num_tasks"},
+        "failures\n(1/s)": {"mean": "num_failures"},
+        "task time\n(ms)": {kind: f"{prefix}_time" for kind, prefix in _TIMES.items()},
+    },
+    "queues": {
+        "throughput (QPS)\n(items/s)": {"mean": "num_items"},
+        "occupancy\n(% of the time)": {"mean": "occupancy_rate"},
+        "put: wait for room\n(ms)": {k: f"{p}_put_time" for k, p in _TIMES.items()},
+        "get: wait for an item\n(ms)": {k: f"{p}_get_time" for k, p in _TIMES.items()},
+    },
+}
 
 
 def plot_stats(
@@ -58,17 +82,15 @@ def plot_stats(
     if file_format not in get_args(FileFormat):
         raise ValueError(f"plot_stats: file_format must be png, svg or pdf, got {file_format!r}.")
     folder = Path(output_dir)
-    recording = _loaded(db_path, stages, start_time, end_time, run_id)
+    drawn = drawn_part(db_path, stages, start_time, end_time, run_id)
     folder.mkdir(parents=True, exist_ok=True)
-    kinds: dict[Path, Literal["tasks", "queues"]] = {}
-    if recording.tasks:
-        kinds[folder / f"task_stats_combined.{file_format}"] = "tasks"
-    if recording.queues:
-        kinds[folder / f"queue_stats_combined.{file_format}"] = "queues"
-    for path, kind in kinds.items():
-        with whole_file(path) as file:
-            _figure(kind, recording).savefig(file, format=file_format, dpi=110)
-    return list(kinds)
+    paths = []
+    for kind, name in (("tasks", "task_stats"), ("queues", "queue_stats")):
+        if drawn.series[kind]:
+            paths.append(folder / f"{name}_combined.{file_format}")
+            with whole_file(paths[-1]) as file:
+                drawn.figure(kind).savefig(file, format=file_format, dpi=110)
+    return paths
 
 
 def plot_task_stats(
@@ -83,7 +105,7 @@ def plot_task_stats(
 
     Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
-    return _figure("tasks", _loaded(db_path, stages, start_time, end_time, run_id))
+    return drawn_part(db_path, stages, start_time, end_time, run_id).figure("tasks")
 
 
 def plot_queue_stats(
@@ -99,30 +121,210 @@ def plot_queue_stats(
 
     Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
     """
-    return _figure("queues", _loaded(db_path, stages, start_time, end_time, run_id))
+    return drawn_part(db_path, stages, start_time, end_time, run_id).figure("queues")
 
 
-def _figure(kind: Literal["tasks", "queues"], recording: Recording) -> Figure:
-    series = recording.tasks if kind == "tasks" else recording.queues
-    if not series:
-        raise ValueError(f"{recording.where}: the chosen stages have no figures of {kind}.")
-    panels, heading = _PICTURES[kind]
-    findings = find_bottlenecks(recording)
-    return draw(recording, series, panels, heading=heading, findings=findings)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnPart:
+    """The part of a run to draw."""
+
+    run: StoredRun
+    """All of the run in that time, also stages that are left out: the bottleneck is found with
+    them."""
+    origin: float
+    """The moment from which time counts: seconds since 1970."""
+    series: Mapping[str, Mapping[int, Sequence[Row]]]
+    """Of ``tasks`` and ``queues``: the intervals of each stage, oldest first, by its number in the
+    order of the pipeline."""
+
+    def figure(self, kind: str) -> Figure:
+        """Return the picture of the tasks, or of the queues."""
+        series = self.series[kind]
+        if not series:
+            raise ValueError(f"{_where(self.run)}: the chosen stages have no figures of {kind}.")
+        rows = [row for each in self.series.values() for those in each.values() for row in those]
+        begin = min(row["timestamp"] - row["elapsed"] for row in rows) - self.origin
+        end = max(row["timestamp"] for row in rows) - self.origin
+        panels = [
+            Panel(
+                label=label,
+                curves=[
+                    self._curve(each, column, line, number)
+                    for number, each in series.items()
+                    for line, column in columns.items()
+                ],
+                is_percentage="%" in label,
+            )
+            for label, columns in _PANELS[kind].items()
+        ]
+        findings = self._findings()
+        sentences = [
+            f"Pipeline {number}: {text}" if len(findings) > 1 else text
+            for number, (text, _) in findings.items()
+        ]
+        marked = [
+            those[-1]["name"]
+            for those in series.values()
+            if findings.get(those[-1]["pipeline"], ("", None))[1] == those[-1]["label"]
+        ]
+        heading = f"{_HEADINGS[kind]}\n{self._subtitle()}"
+        collections = collections_of(self.run.events, self.origin)
+        return draw(
+            panels,
+            collections,
+            (begin, end),
+            heading=heading,
+            sentences=sentences,
+            marked=frozenset(marked),
+        )
+
+    def _curve(self, rows: Sequence[Row], column: str, kind: Any, number: int) -> Curve:
+        return Curve(
+            name=rows[-1]["name"],  # a change of concurrency changes it
+            kind=kind,
+            colour=number,
+            begin=rows[0]["timestamp"] - rows[0]["elapsed"] - self.origin,
+            times=[row["timestamp"] - self.origin for row in rows],
+            values=[_value_of(row, column) for row in rows],
+        )
+
+    def _findings(self) -> dict[int, tuple[str, str | None]]:
+        """Return a sentence for each pipeline, and the label of the stage that it blames; none for
+        queues whose order is unknown."""
+        found = {}
+        for number in self.run.pipelines():
+            verdict = self.run.report(number).verdict
+            label: Any = verdict.stage
+            if verdict.cause is Cause.SOURCE:
+                queues = [row for row in self.run.queues if row["pipeline"] == number]
+                label = queues and min(queues, key=lambda row: row["stage_number"])["label"]
+            found[number] = verdict.finding, label
+        return found
+
+    def _subtitle(self) -> str:
+        facts, origin = self.run.facts, datetime.fromtimestamp(self.origin).astimezone()
+        parts = [self.run.path.name, f"run {facts['run_id']} of {facts['num_runs']}"]
+        parts += [f"rank {facts['rank']} of {facts['world_size']} on {facts['host']}"]
+        return "  |  ".join([*parts, f"started {origin.isoformat(sep=' ', timespec='seconds')}"])
 
 
-def _loaded(
+def drawn_part(
     db_path: str | os.PathLike[str],
-    stages: Sequence[str] | None,
-    start_time: float | str | None,
-    end_time: float | str | None,
-    run_id: int | None,
-) -> Recording:
+    stages: Sequence[str] | None = None,
+    start_time: float | str | None = None,
+    end_time: float | str | None = None,
+    run_id: int | None = None,
+    pipelines: Sequence[int | None] | None = None,
+) -> DrawnPart:
+    """Read the part to draw; arguments and errors as for :func:`plot_stats`. ``pipelines``: those
+    to draw; None = all."""
+    check_matplotlib()
+    run = StoredRun.read(db_path, run_id)
+    run_id = run.facts["run_id"]
+    tasks = by_stage(query_task_stats(db_path, run_id=run_id)[::-1])
+    queues = by_stage(query_queue_stats(db_path, run_id=run_id)[::-1])
+    keys = sorted(tasks.keys() | queues.keys())
+    everything = [*tasks.values(), *queues.values()]
+    origin = origin_of(run.facts["started"], (row for rows in everything for row in rows))
+    begin = _seconds_since_1970(start_time, "start_time", origin)
+    end = _seconds_since_1970(end_time, "end_time", origin)
+    if pipelines is not None:
+        keys = [key for key in keys if (key[0] if key[0] >= 0 else None) in pipelines]
+    chosen = keys if stages is None else _choose_stages(stages, everything, _where(run))
+
+    def within(groups: Mapping[Any, Sequence[Row]]) -> dict[int, list[Row]]:
+        cut = {
+            number: [row for row in groups.get(key, ()) if begin <= row["timestamp"] <= end]
+            for number, key in enumerate(keys)
+            if key in chosen
+        }
+        return {number: rows for number, rows in cut.items() if rows}
+
+    series = {"tasks": within(tasks), "queues": within(queues)}
+    if not any(series.values()):
+        times = [row["timestamp"] - origin for rows in everything for row in rows]
+        raise ValueError(
+            f"{_where(run)}: no interval of the chosen stages ends between start_time and "
+            f"end_time. Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after "
+            "its start."
+        )
+    return DrawnPart(run=run.within(begin, end), origin=origin, series=series)
+
+
+def origin_of(started: float, rows: Iterable[Row]) -> float:
+    """Return the moment from which a run's time counts.
+
+    Entries may be older than the run that logs them, if they were copied from elsewhere or the
+    clock was set back. Elapsed time is never negative.
+    """
+    return min([started, *(float(row["timestamp"] - row["elapsed"]) for row in rows)])
+
+
+def collections_of(events: Iterable[EventLogEntry], origin: float) -> list[Collection]:
+    """Pair each ``gc_start`` with the ``gc_stop`` of the same generation, oldest first.
+
+    One whose start or stop is not in the file is left out. Without a generation, as other programs
+    log them, collections count as full.
+    """
+    begun: dict[int, float] = {}
+    found = []
+    for event in events:
+        if event.event_name not in ("gc_start", "gc_stop"):
+            continue
+        generation = int(event.details.get("generation", _OLDEST_GENERATION))
+        if event.event_name == "gc_start":
+            begun[generation] = event.timestamp - origin
+        elif generation in begun:
+            is_full, stop = generation >= _OLDEST_GENERATION, event.timestamp - origin
+            found.append(Collection(start=begun.pop(generation), stop=stop, is_full=is_full))
+    return found
+
+
+def _value_of(row: Row, column: str) -> float:
+    if column == "occupancy_rate":
+        return float(100.0 * row[column])
+    if column.startswith("num_"):  # intervals differ in length, and the last one is short
+        return float(row[column] / row["elapsed"]) if row["elapsed"] else math.nan
+    is_of_tasks = "num_tasks" in row
+    num_timed = row["num_tasks"] - row["num_failures"] if is_of_tasks else row["num_items"]
+    return float(1e3 * row[column]) if num_timed else math.nan
+
+
+def _where(run: StoredRun) -> str:
+    return f"{run.path}, run {run.facts['run_id']}"
+
+
+def _choose_stages(
+    stages: Sequence[str], everything: Sequence[Sequence[Row]], where: str
+) -> set[Any]:
+    """Return the stages meant, by their names as logged, those of their queues, or their labels."""
+    by_name: dict[str, set[Any]] = {}
+    for rows in everything:
+        (key,) = by_stage(rows)
+        for row in rows:
+            for name in (row["name"], row["name"].removesuffix("_queue"), row["label"]):
+                by_name.setdefault(name, set()).add(key)
+    for stage in stages:
+        if stage not in by_name:
+            labels = dict.fromkeys(key[-1] for key in sorted(set().union(*by_name.values())))
+            raise ValueError(f"{where}: no stage {stage!r}; it has {', '.join(labels)}.")
+    return set().union(*(by_name[stage] for stage in stages))
+
+
+def _seconds_since_1970(value: float | str | None, name: str, origin: float) -> float:
+    """Return a bound of the time span in seconds since 1970; None = no bound."""
+    if value is None:
+        return float("-inf") if name == "start_time" else float("inf")
+    if not isinstance(value, str):
+        return float(value)
     try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Plots need matplotlib, which is not installed: pip install matplotlib (the extra "
-            "plot)."
+        if match := re.fullmatch(r"\+(\d+\.?\d*) *(s|min|h)?", value):
+            return origin + float(match[1]) * _SECONDS[match[2] or "s"]
+        if re.fullmatch(r"\d+\.?\d*(e\d+)?", value):
+            return float(value)
+        return datetime.fromisoformat(value).timestamp()
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be seconds since 1970, a date and time like 2026-01-31 12:00:00, or time "
+            f"after the run's start like +90 or +1.5min, got {value!r}."
         ) from error
-    return load(db_path, stages=stages, start_time=start_time, end_time=end_time, run_id=run_id)

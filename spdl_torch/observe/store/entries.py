@@ -1,4 +1,5 @@
-"""Log entries of a run: statistics of a stage's tasks, statistics of a queue, and events."""
+"""Log entries of a run: statistics of a stage's tasks, of a queue, of a loader in an interval, and
+events."""
 
 from __future__ import annotations
 
@@ -8,22 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...engine.hooks import StageInfo
 from ...engine.statistics import QueuePerfStats
-from ..verdict.intervals import interval_between, queue_between, thread_seconds
+from ..verdict.causes import num_delivered
 from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ...engine.statistics import PipelineStats, StageStats, TaskPerfStats
+    from ...engine.statistics import PipelineStats, TaskPerfStats
     from ...machine.readings import Probes
     from ..verdict.report import Report
 
 PROBES_EVENT = "probes"
-"""Name of the event with the probes' readings, for one pipeline."""
-
-
-DATA_EVENT = "data"
-"""Name of the event with the statistics of a loader's dataset, over its epoch so far."""
+"""Name of the event with the probes' readings, for one pipeline whose hooks log its statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,19 @@ class EventLogEntry:
     """Details, of types that JSON can hold."""
 
 
-LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry
+@dataclass(frozen=True, slots=True)
+class IntervalLogEntry:
+    """A loader, or a whole pipeline, in one interval."""
+
+    timestamp: float
+    """End of the interval; seconds since 1970."""
+    pipeline: int
+    """Its number among those of the run."""
+    name: str
+    details: Mapping[str, Any]
+
+
+LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry | IntervalLogEntry
 
 
 def entries_of(
@@ -72,120 +81,102 @@ def entries_of(
     name: str = "",
     timestamp: float | None = None,
 ) -> list[LogEntry]:
-    """Return a report as log entries, for loaders, which have no hooks: a window for every stage
-    and queue, an event with the probes' readings, one for each place where a loader's workers have
-    lived, and one with the statistics of its dataset. A file with them leads to the same verdict.
+    """Return a report as log entries, for loaders, which have no hooks: an interval, and an event
+    for each place where a loader's workers have lived. A file with them leads to the same report.
 
     Args:
         before: an earlier report of the same pass; only what came after it is logged. None = all.
         pipeline_id: a number for each loader of a run; stages are called ``0:1:fetch[2]``.
         name: the loader's name, for people.
-        timestamp: end of the windows, seconds since 1970; None = now.
+        timestamp: end of the interval, seconds since 1970; None = now.
     """
-    stats = interval_between(before.stats if before is not None else None, report.stats)
+    stats = report.stats.since(None if before is None else before.stats)
     now = time.time() if timestamp is None else timestamp
     if not stats.stages:
         return []  # nothing was loaded
+    known = {each.since for each in before.placements} if before is not None else set()
+    return [
+        interval_entry(report, stats, begins=stats is report.stats, number=pipeline_id, name=name,
+                       timestamp=now),
+        *(
+            EventLogEntry(
+                now if each.since is None else each.since,
+                PLACEMENT_EVENT,
+                {"pipeline": pipeline_id, "name": name, **each.as_details()},
+            )
+            for each in report.placements
+            if each.since not in known
+        ),
+    ]  # fmt: skip
+
+
+def interval_entry(
+    report: Report, stats: PipelineStats, *, begins: bool, number: int, name: str, timestamp: float
+) -> IntervalLogEntry:
+    """Return the entry of an interval.
+
+    report: on the pass so far, whose probes count for all of it.
+    begins: whether the interval is the first of its pass.
+    """
     infos = [
-        StageInfo(pipeline_id, stage_number, stage.name, stage.concurrency)
-        for stage_number, stage in enumerate(stats.stages, start=1)
+        StageInfo(number, place, stage.name, stage.concurrency)
+        for place, stage in enumerate(stats.stages, start=1)
     ]
-    tasks = [
-        TaskStatsLogEntry(now, str(info), stage.tasks, stage.num_dropped)
-        for info, stage in zip(infos, stats.stages, strict=True)
-    ]
-    source = StageInfo(pipeline_id, 0, "source")
-    sink = StageInfo(pipeline_id, len(infos) + 1, "sink")
-    figures = _queues_of(report.stats, report.pooled)
-    if before is not None and stats is not report.stats:
-        # Not from the interval's ratios, which are at most 1: a wait is read a moment after the
-        # clock, so it may be longer than its interval, and the sum of the intervals needs it.
-        readings = zip(_queues_of(before.stats, report.pooled), figures, strict=True)
-        figures = [queue_between(then, now) for then, now in readings]
-    queues = [
-        QueueStatsLogEntry(now, f"{info}_queue", queue)
-        for info, queue in zip((source, *infos, sink), figures, strict=True)
-    ]
-    probes = probes_entry(
-        report.probes,
-        report.stats.elapsed,
-        begins=stats is report.stats,
-        pooled=report.pooled,
-        pipeline_id=pipeline_id,
-        name=name,
-        timestamp=now,
+    details = {
+        "begins": begins,
+        "seconds": report.stats.elapsed,
+        "probes": asdict(report.probes),
+        "pooled": list(report.pooled),
+        "totals": stats.as_dict(),
+        # What SPDL's queries ask for.
+        "tasks": [
+            {**_of(info), **asdict(stage.tasks), "num_dropped": stage.num_dropped}
+            for info, stage in zip(infos, stats.stages, strict=True)
+        ],
+        "queues": [
+            {**_of(info, "_queue"), **asdict(queue)}
+            for info, queue in _queues(number, stats, report.pooled)
+        ],
+    }
+    return IntervalLogEntry(timestamp, number, name, details)
+
+
+def _of(info: StageInfo, kind: str = "") -> dict[str, Any]:
+    return {
+        "name": f"{info}{kind}",
+        "label": info.stage_name,
+        "stage_number": info.stage_id,
+        "concurrency": info.concurrency,
+    }
+
+
+def _queues(
+    number: int, stats: PipelineStats, pooled: Sequence[str]
+) -> Iterator[tuple[StageInfo, QueuePerfStats]]:
+    """Yield the queues that there are, and that of the sink, from which the consumer takes."""
+    last = None
+    for place, stage in enumerate(stats.stages, start=1):
+        # A loader's workers hand over what the last of their stages has made.
+        if stage.queue.elapsed and stage.name not in pooled[:-1]:
+            last = stage.queue
+            yield StageInfo(number, place, stage.name, stage.concurrency), last
+    waited, num_items = stats.waited_ns / 1e9, num_delivered(stats.stages) or 0
+    sink = replace(
+        last or QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0),
+        elapsed=stats.elapsed,
+        num_items=num_items,
+        ave_get_time=waited / num_items if num_items else 0.0,
+        get_wait_time=waited,
     )
-    known = {placement.since for placement in before.placements} if before is not None else set()
-    placements = [
-        EventLogEntry(
-            now if each.since is None else each.since,
-            PLACEMENT_EVENT,
-            {"pipeline": pipeline_id, "name": name, **each.as_details()},
-        )
-        for each in report.placements
-        if each.since not in known
-    ]
-    details = {"pipeline": pipeline_id, "name": name, "figures": dict(report.stats.data)}
-    data = [EventLogEntry(now, DATA_EVENT, details)] if report.stats.data else []
-    return [*tasks, *queues, probes, *placements, *data]
-
-
-def num_delivered(stats: PipelineStats, pooled: Sequence[str]) -> int:
-    """Return the number of items that the consumer has taken; for a loader, batches."""
-    return _queues_of(stats, pooled)[-1].num_items if stats.stages else 0
+    yield StageInfo(number, len(stats.stages) + 1, "sink"), sink
 
 
 def probes_entry(
-    probes: Probes,
-    elapsed: float,
-    *,
-    begins: bool,
-    pooled: Sequence[str] = (),
-    pipeline_id: int = 0,
-    name: str = "",
-    timestamp: float,
+    probes: Probes, elapsed: float, *, begins: bool, pipeline_id: int, timestamp: float
 ) -> EventLogEntry:
     """Return the event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
 
     begins: whether it is the first of its pass.
     """
-    details = {"pipeline": pipeline_id, "name": name, "elapsed": elapsed, "begins": begins}
-    details |= {"pooled": list(pooled), **asdict(probes)}
+    details = {"pipeline": pipeline_id, "elapsed": elapsed, "begins": begins, **asdict(probes)}
     return EventLogEntry(timestamp, PROBES_EVENT, details)
-
-
-def _queues_of(stats: PipelineStats, pooled: Sequence[str]) -> list[QueuePerfStats]:
-    """Return the queues of source, every stage and sink, with waits computed from the ratios."""
-    first, *following = stats.stages
-    source = _queue(None, first.tasks.elapsed, first.tasks.num_tasks, 0.0, _wait_in(first))
-    found, num_items, like = [source], 0, None
-    for stage, taker in zip(stats.stages, [*following, None], strict=True):
-        get = stage.queue.get_wait_time if taker is None else _wait_in(taker)
-        # A loader's thread collates its own samples: there is no queue between the two stages.
-        hands_over = taker is not None and {stage.name, taker.name} <= set(pooled)
-        like = None if hands_over or stage.queue.elapsed == 0 else stage.queue
-        num_good = stage.tasks.num_tasks - stage.tasks.num_failures - stage.num_dropped
-        num_items = num_good if like is None else like.num_items
-        wait_out = stage.wait_out_ratio * thread_seconds(stage)
-        found.append(_queue(like, stage.tasks.elapsed, num_items, wait_out, get))
-    waited = stats.consumer_wait_ratio * stats.elapsed
-    return [*found, _queue(like, stats.elapsed, num_items, 0.0, waited)]
-
-
-def _wait_in(stage: StageStats) -> float:
-    return stage.wait_in_ratio * thread_seconds(stage)
-
-
-def _queue(
-    like: QueuePerfStats | None, elapsed: float, num_items: int, put_wait: float, get_wait: float
-) -> QueuePerfStats:
-    """Return the statistics of ``like``, if any, with waits that add up to the given seconds."""
-    return replace(
-        like or QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0),
-        elapsed=elapsed,
-        num_items=num_items,
-        ave_put_time=put_wait / num_items if num_items else 0.0,
-        ave_get_time=get_wait / num_items if num_items else 0.0,
-        put_wait_time=put_wait,
-        get_wait_time=get_wait,
-    )

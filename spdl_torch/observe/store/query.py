@@ -11,6 +11,7 @@ from .schema import reading
 
 if TYPE_CHECKING:
     import os
+    import sqlite3
     from collections.abc import Mapping
 
 
@@ -114,46 +115,12 @@ def query_event_stats(
 ) -> list[EventLogEntry]:
     """Return events, oldest first; arguments as for :func:`query_task_stats`, less ``pipeline``."""
     rows = _select(db_path, "event_stats", (event_name, start_time, end_time, run_id, None), "ASC")
-    return [
-        EventLogEntry(row["timestamp"], row["event_name"], _json_of(row, "details", db_path))
-        for row in rows
-    ]
+    return list(map(event_of, rows))
 
 
-def choose_run(db_path: str | os.PathLike[str], run_id: int | None) -> int:
-    """Return the given run, or the last one that has statistics. Raises: ValueError: none has."""
-    query = (
-        "SELECT DISTINCT run_id FROM stage JOIN run USING (run_id) "
-        "WHERE stage_id IN (SELECT stage_id FROM task_window) "
-        "OR stage_id IN (SELECT stage_id FROM queue_window) ORDER BY run_id"
-    )
-    with reading(db_path) as connection:
-        run_ids = [row["run_id"] for row in connection.execute(query)]
-    if not run_ids:
-        raise ValueError(f"{db_path}: no figures of a stage or a queue were logged to it.")
-    if run_id is None:
-        return int(run_ids[-1])
-    if run_id not in run_ids:
-        there = ", ".join(map(str, run_ids))
-        raise ValueError(
-            f"{db_path}: run_id must be of a run with figures ({there}), got {run_id}."
-        )
-    return run_id
-
-
-def run_row(db_path: str | os.PathLike[str], run_id: int) -> dict[str, Any]:
-    """Return the row of a run, with ``versions`` and ``config`` as they were given, and
-    ``num_runs``, the number of runs in the file. ``num_dropped`` is 0 before the run's end.
-    """
-    query = "SELECT run.*, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?"
-    with reading(db_path) as connection:
-        row = connection.execute(query, (run_id,)).fetchone()
-    if row is None:
-        raise ValueError(f"{db_path} is damaged: run {run_id} is not in it.")
-    found = _checked(dict(row), db_path)
-    if not 0 <= found["started"] <= _LATEST:
-        raise ValueError(f"{db_path} is damaged: run {run_id} started at {found['started']}.")
-    return found | {name: _json_of(found, name, db_path) for name in ("versions", "config")}
+def event_of(row: Mapping[str, Any]) -> EventLogEntry:
+    """Return the event of a row of ``event_stats``."""
+    return EventLogEntry(row["timestamp"], row["event_name"], row["details"])
 
 
 def _select(
@@ -169,12 +136,9 @@ def _select(
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"
     columns = ", ".join(_COLUMNS[view])
+    query = f"SELECT {columns} FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}"
     with reading(db_path) as connection:
-        rows = connection.execute(
-            f"SELECT {columns} FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}",
-            [value for _, value in given],
-        )
-        return [_checked(dict(row), db_path) for row in rows]
+        return rows_of(connection, query, *(value for _, value in given))
 
 
 _COLUMNS = {
@@ -182,29 +146,23 @@ _COLUMNS = {
     "queue_stats": tuple(QueueStatsRow.__annotations__),
     "event_stats": ("timestamp", "event_name", "details"),
 }
-_NAMES = ("name", "label", "host", "event_name")  # that are shown wherever the row is
+_NAMES = ("name", "label", "kind", "host", "event_name")  # that are shown wherever the row is
 _JSON = ("details", "versions", "config")
 _MAY_BE_NULL = ("pipeline", "stage_number", "num_dropped", "ended")
-_LATEST = 1e11  # seconds since 1970: the year 5138
 
 
-def _checked(row: dict[str, Any], db_path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a row whose values are what the writer writes: SQLite does not see to that."""
-    try:
+def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[dict[str, Any]]:
+    """Return the rows of a query within :func:`reading`, with the content of JSON. Their values are
+    what the writer writes: SQLite does not see to that."""
+    rows = []
+    for each in connection.execute(query, values):
+        row = dict(each)
         for column, value in row.items():
             if column in _NAMES:
                 row[column] = printable_line(value)
-            elif column not in _JSON and (value is not None or column not in _MAY_BE_NULL):
+            elif column in _JSON:
+                row[column] = dict(**json.loads(value))
+            elif value is not None or column not in _MAY_BE_NULL:
                 int(value)  # raises for what is no number, or an infinite one
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{db_path} is damaged: {error}.") from error
-    return row
-
-
-def _json_of(
-    row: Mapping[str, Any], column: str, db_path: str | os.PathLike[str]
-) -> dict[str, Any]:
-    try:
-        return dict(**json.loads(row[column]))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{db_path} is damaged: {column}: {error}.") from error
+        rows.append(row)
+    return rows

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -14,20 +13,18 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ...engine.threads import ThreadGroup
 from ...scopes import scope
-from ..verdict.intervals import interval_between
-from .entries import EventLogEntry, entries_of, num_delivered
+from ..verdict.causes import num_delivered
 from .epoch_watchers import is_telling, watched
+from .following import Follower
 from .loggers import LoggerFeed, opened
 from .logging_hooks import recording_gc
 from .metrics import legal_name
-from .skipped import SkippedLog
 from .writer import SQLiteStatsWriter, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.statistics import PipelineStats
-    from ..verdict.report import Report
+    from .following import Interval
     from .loggers import Logger
 
 _logger = logging.getLogger("spdl_torch.observe")
@@ -147,14 +144,13 @@ def _recording(
             writer = SQLiteStatsWriter(own_path, config=config, rank=rank, world_size=world_size)
             stack.enter_context(writer)
             stack.enter_context(recording_gc(writer.log, generation=2))
+        complained: list[object] = []
         logs = [
-            _SourceLog(source, number, name, writer)
+            _SourceLog(source, number, name, writer, complained)
             for number, (name, source) in enumerate(sources.items())
         ]
-        failed: list[Logger] = []
         for log in logs if loggers else ():
-            own_step = step or (None if log is logs[0] else logs[0].num_delivered)
-            log.feed(loggers, prefix, own_step, failed)
+            log.feed(loggers, prefix, step or (None if log is logs[0] else logs[0].num_delivered))
             stack.callback(log.call_loggers)  # including what the block's end adds
         for log in logs:
             stack.enter_context(log.followed())
@@ -218,59 +214,52 @@ def _repeating(logs: list[_SourceLog], interval_seconds: float) -> Iterator[None
 
 
 class _SourceLog:
-    """The entries of one loader."""
+    """What is written and logged of one loader."""
 
     def __init__(
-        self, source: Any, pipeline_id: int, name: str, writer: SQLiteStatsWriter | None
+        self,
+        source: Any,
+        number: int,
+        name: str,
+        writer: SQLiteStatsWriter | None,
+        complained: list[object],
     ) -> None:
-        self._source = source
-        self._pipeline_id = pipeline_id
-        self._name = name
-        self._writer = writer
-        self._feeds: list[LoggerFeed] = []
-        self._failed: list[Logger] = []  # those whose error was logged, for any of the loaders
-        self._step: Callable[[], int] | None = None  # None = the number of its own batches
+        """``complained``: of what an error was logged: of a logger, or of one of these."""
+        self._name, self._feeds = name, list[LoggerFeed]()
+        self._follower = Follower(
+            source,
+            number,
+            name,
+            log=None if writer is None else writer.log,
+            listeners=[self._hear],
+            from_now=True,
+        )
         self._num_delivered = 0
         self._pid = os.getpid()
-        # Held from the end of one epoch to the start of the next: a reading in between would be of
-        # the old epoch again, and be taken for the first of the new one. Re-entrant: on one thread,
-        # an epoch may begin while another is being begun.
-        self._lock = threading.RLock()
-        # The last reading of this epoch; at first that of an epoch that nobody asked to record.
-        self._before = self._report()
-        self._skipped = SkippedLog(source)
-        self._last_decision = time.time()
-        self._has_complained = False
+        self._complained = complained
 
-    def feed(
-        self,
-        loggers: Sequence[Logger],
-        prefix: str,
-        step: Callable[[], int] | None,
-        failed: list[Logger],
-    ) -> None:
-        """Feed loggers, too.
-
-        step: None = under the number of this loader's batches.
-        failed: the loggers whose error was logged already; shared by all loaders.
-        """
-        self._failed = failed
+    def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
+        """Feed loggers, too, under these steps; None = the number of this loader's batches."""
         start = "/".join(filter(None, (prefix, legal_name(self._name))))
-        self._feeds, self._step = [LoggerFeed(logger, start) for logger in loggers], step
+        step = step or (lambda: self._num_delivered)
+        self._feeds = [LoggerFeed(logger, start, step) for logger in loggers]
 
     def num_delivered(self) -> int:
         """Return the number of batches that the loop has taken in the block so far."""
-        news = self._news()
-        if news is None:
-            return self._num_delivered
-        report, interval = news
-        return self._num_delivered + num_delivered(interval, report.pooled)
+        interval = self._follower.news()
+        new = 0 if interval is None else num_delivered(interval.stats.stages) or 0
+        return self._num_delivered + new
+
+    def _hear(self, interval: Interval) -> None:
+        self._num_delivered += num_delivered(interval.stats.stages) or 0
+        for feed in self._feeds:
+            feed.gather(interval)
 
     @scope
     def followed(self) -> Iterator[None]:
         """Hear of the loader's epochs in the block, and write what is new at its end."""
         try:
-            with watched(self._source, self._between_epochs):
+            with watched(self._follower.source, self._between_epochs):
                 yield
         finally:
             self.write()
@@ -281,81 +270,27 @@ class _SourceLog:
         if os.getpid() != self._pid:  # a forked child has a copy of the lock, maybe taken
             yield
             return
-        with self._lock:
+        with self._follower.lock:
             self.write()
             try:
                 yield
             finally:
-                self._before = None
+                self._follower.begin_pass()
 
     def write(self) -> None:
         """Write what is new since the last time; log an error instead of raising it."""
-        try:
-            with self._lock:
-                self._write_figures()
-                self._write_skipped()
-                self._write_decisions()
-        except Exception:  # training goes on without statistics
-            if not self._has_complained:
-                self._has_complained = True
-                _logger.exception("recording: figures of %r were not recorded.", self._name)
-
-    def _write_figures(self) -> None:
-        news, before = self._news(), self._before
-        if news is None:
-            return
-        report, interval = news
-        if self._writer is not None:
-            for entry in entries_of(report, before, pipeline_id=self._pipeline_id, name=self._name):
-                self._writer.log(entry)
-        self._before = report
-        self._num_delivered += num_delivered(interval, report.pooled)
-        if self._feeds and interval.stages:
-            step = self._num_delivered if self._step is None else self._step()
-            for feed in self._feeds:
-                feed.gather(interval, report, step)
-
-    def _news(self) -> tuple[Report, PipelineStats] | None:
-        """Return the present report, and what is new since the last one; None = nothing is."""
-        report, before = self._report(), self._before
-        if report is None:
-            return None
-        if before is not None and report.stats.elapsed <= before.stats.elapsed:
-            # The epoch is over, and its statistics no longer change. They may be a little older
-            # than the last reading, if that was taken while the loop's thread took the final.
-            return None
-        return report, interval_between(None if before is None else before.stats, report.stats)
+        self._try(self, self._follower.write, f"figures of {self._name!r} were not recorded")
 
     def call_loggers(self) -> None:
         """Hand what is new to the loggers; log a logger's first error instead of raising it."""
         for feed in self._feeds:
-            try:
-                feed.log()
-            except Exception:  # training goes on without statistics
-                if not any(each is feed.logger for each in self._failed):
-                    self._failed.append(feed.logger)
-                    _logger.exception("recording: figures did not reach a logger.")
+            self._try(feed.logger, feed.log, "figures did not reach a logger")
 
-    def _report(self) -> Report | None:
-        """Return the present report; None = nothing was loaded yet."""
+    def _try(self, whose: object, call: Callable[[], None], failure: str) -> None:
+        """Call it, and log its first error: training goes on without statistics."""
         try:
-            report: Report = self._source.report()
-        except RuntimeError:
-            return None
-        return report
-
-    def _write_skipped(self) -> None:
-        for entry in self._skipped.entries(self._source, self._pipeline_id):
-            if self._writer is not None:
-                self._writer.log(entry)
-
-    def _write_decisions(self) -> None:
-        for decision in getattr(self._source, "decisions", ()):
-            if decision.timestamp > self._last_decision:
-                self._event(decision.timestamp, "decision", decision.as_details())
-                self._last_decision = decision.timestamp
-
-    def _event(self, timestamp: float, name: str, details: Mapping[str, Any]) -> None:
-        if self._writer is not None:
-            details = {"pipeline": self._pipeline_id, **details}
-            self._writer.log(EventLogEntry(timestamp, name, details))
+            call()
+        except Exception:
+            if not any(each is whose for each in self._complained):
+                self._complained.append(whose)
+                _logger.exception("recording: %s.", failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -12,7 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
+from .entries import (
+    EventLogEntry,
+    IntervalLogEntry,
+    LogEntry,
+    QueueStatsLogEntry,
+    TaskStatsLogEntry,
+)
 from .schema import open_for_writing
 
 if TYPE_CHECKING:
@@ -47,7 +54,7 @@ _Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its col
 Refused: TypeAlias = tuple[LogEntry, Exception]
 """An entry that no file could store, and why."""
 
-_as_json = json.JSONEncoder(default=str).encode
+_encode = json.JSONEncoder(default=str, allow_nan=False).encode
 
 _QUEUE = "_queue"
 _STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
@@ -134,8 +141,8 @@ class RunRows:
         return refused
 
     def _insert_rows(self, table: str, rows: Sequence[_Row]) -> list[Refused]:
-        """Insert rows by one statement, which takes the GIL once; return those that cannot be
-        written, after looking for them in each half.
+        """Insert rows by one statement, which takes the GIL once, or else one by one; return those
+        that cannot be written.
         """
         marks = f"(NULL{', ?' * len(rows[0][1])})"
         statement = f"INSERT INTO {table} VALUES {', '.join([marks] * len(rows))}"
@@ -146,11 +153,7 @@ class RunRows:
                 raise
             if len(rows) == 1:
                 return [(rows[0][0], error)]
-            half = len(rows) // 2
-            return [
-                *self._insert_rows(table, rows[:half]),
-                *self._insert_rows(table, rows[half:]),
-            ]
+            return [refused for row in rows for refused in self._insert_rows(table, [row])]
         return []
 
     def _row(self, entry: LogEntry) -> tuple[str, tuple[Any, ...]]:
@@ -164,6 +167,9 @@ class RunRows:
                 return "queue_window", (self._stage_id("queue", name), *figures)
             case EventLogEntry(timestamp, name, details):
                 return "event", (self._run_id, timestamp, name, _as_json(dict(details)))
+            case IntervalLogEntry(timestamp, pipeline, name, details):
+                figures = (timestamp, pipeline, name, _as_json(details))
+                return "interval", (self._run_id, *figures)
         raise TypeError(f"expected a TaskStats-, QueueStats- or EventLogEntry, got {type(entry)}")
 
     def _stage_id(self, kind: str, name: str) -> int:
@@ -181,6 +187,24 @@ class RunRows:
             )
             (self._stage_ids[key],) = cursor.fetchone()
         return self._stage_ids[key]
+
+
+def _as_json(value: Any) -> str:
+    """Return strict JSON, for SQLite's functions: null for NaN and infinity."""
+    try:
+        return _encode(value)
+    except ValueError:
+        return _encode(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def _is_of_entry(error: Exception) -> bool:

@@ -1,8 +1,8 @@
 """The layout of the statistics file, and how it is opened.
 
 Tables hold the measurements, each row once; the views ``task_stats``, ``queue_stats`` and
-``event_stats`` begin with the columns that SPDL's example logger gives its tables, so that queries
-written for those run here.
+``event_stats``, which show loaders' intervals like the windows of hooks, begin with the columns
+that SPDL's example logger gives its tables, so that queries written for those run here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """``PRAGMA user_version`` of the files that this release writes."""
 
 _APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us
 
 _OTHER_FILE = "Give a file that recording or SQLiteStatsWriter wrote."
 
+_NOT_OURS = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What values raise that the writer does not write so."""
+
+_BUSY = sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED
 _BUSY_SECONDS = 5.0  # how long one writer waits for another, or a reader without WAL
 
 # File systems on which WAL's shared memory does not work (https://sqlite.org/wal.html, section 1).
@@ -94,25 +98,68 @@ CREATE TABLE event (
     event_name TEXT NOT NULL,
     details TEXT NOT NULL        -- JSON
 );
+CREATE TABLE interval (
+    id INTEGER PRIMARY KEY,
+    run_id INTEGER NOT NULL REFERENCES run,
+    timestamp REAL NOT NULL,     -- end of the interval
+    pipeline INTEGER NOT NULL,   -- the number of the loader in its run
+    name TEXT NOT NULL,          -- train; "" = none
+    details TEXT NOT NULL        -- JSON: totals, probes, and the rows of the views
+);
+CREATE INDEX interval_time ON interval (timestamp);
 CREATE INDEX task_window_time ON task_window (timestamp);
 CREATE INDEX queue_window_time ON queue_window (timestamp);
 CREATE INDEX event_time ON event (timestamp);
 
 CREATE VIEW task_stats AS
-    SELECT w.id, w.timestamp, s.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
-           w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, s.label, s.stage_number,
-           s.concurrency, r.run_id, r.rank, r.host, s.pipeline, w.num_dropped
-    FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
+    SELECT w.id, w.timestamp, s.name, {w.tasks}, s.label, s.stage_number, s.concurrency, r.run_id,
+           r.rank, r.host, s.pipeline, w.num_dropped
+    FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
+    UNION ALL
+    SELECT i.id * 1000 + j.key,
+           i.timestamp, {name}, {tasks}, {label}, {stage_number}, {concurrency}, r.run_id,
+           r.rank, r.host, i.pipeline, {num_dropped}
+    FROM interval i JOIN run r USING (run_id) JOIN {each of tasks};
 CREATE VIEW queue_stats AS
-    SELECT w.id, w.timestamp, s.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
-           w.p90_put_time, w.p99_put_time, w.p90_get_time, w.p99_get_time, w.occupancy_rate,
-           w.put_wait_time, w.get_wait_time, s.label, s.stage_number, s.concurrency, r.run_id,
+    SELECT w.id, w.timestamp, s.name, {w.queues}, s.label, s.stage_number, s.concurrency, r.run_id,
            r.rank, r.host, s.pipeline
-    FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id);
+    FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
+    UNION ALL
+    SELECT i.id * 1000 + j.key,
+           i.timestamp, {name}, {queues}, {label}, {stage_number}, {concurrency}, r.run_id,
+           r.rank, r.host, i.pipeline
+    FROM interval i JOIN run r USING (run_id) JOIN {each of queues};
 CREATE VIEW event_stats AS
     SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host
     FROM event e JOIN run r USING (run_id);
 """
+
+_IN_VIEWS = {
+    "tasks": "num_tasks num_failures ave_time p90_time p99_time elapsed ave_cpu_time p50_time "
+    "busy_time",
+    "queues": "elapsed num_items ave_put_time ave_get_time p90_put_time p99_put_time p90_get_time "
+    "p99_get_time occupancy_rate put_wait_time get_wait_time",
+}
+"""The figures of windows, in the order of the views."""
+
+
+def _statements() -> list[str]:
+    """Return them one by one: ``executescript`` would commit the transaction that they are in."""
+    script = _SCHEMA
+    for kind, figures in _IN_VIEWS.items():
+        names = figures.split()
+        # Of a row that is damaged, no view shows anything.
+        rows = "json_each(CASE WHEN json_valid(i.details) THEN i.details END"
+        script = script.replace(f"{{each of {kind}}}", f"{rows}, '$.{kind}') j")
+        script = script.replace(f"{{w.{kind}}}", ", ".join(f"w.{name}" for name in names))
+        script = script.replace(f"{{{kind}}}", ", ".join(map(_extracted, names)))
+    for name in ("name", "label", "stage_number", "concurrency", "num_dropped"):
+        script = script.replace(f"{{{name}}}", _extracted(name))
+    return [statement for statement in script.split(";\n") if statement.strip()]
+
+
+def _extracted(name: str) -> str:
+    return f"json_extract(j.value, '$.{name}') AS {name}"
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -140,7 +187,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # transaction.
         connection.execute("BEGIN IMMEDIATE")
         if _check_is_ours(connection, path) == 0:
-            for statement in _statements(_SCHEMA):
+            for statement in _statements():
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -158,14 +205,14 @@ def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     Raises: FileNotFoundError; ValueError: the file is something else, of a newer release, or
         damaged, also where the block finds that out; sqlite3.Error: somebody keeps it locked.
     """
-    try:
-        with closing(_open_for_reading(Path(path))) as connection:
+    with closing(_open_for_reading(Path(path))) as connection:
+        try:
             yield connection
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        # Errors of the module itself, such as of a text that is no UTF-8, have no code.
-        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise
-        raise ValueError(f"{path} is damaged: {error}.") from error
+        except (sqlite3.Error, *_NOT_OURS) as error:
+            # Errors of the module itself, such as of a text that is no UTF-8, have no code.
+            if getattr(error, "sqlite_errorcode", None) in _BUSY:
+                raise
+            raise ValueError(f"{path} is damaged: {error!r}.") from error
 
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:
@@ -193,7 +240,9 @@ def _check_is_ours(
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (num_objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if getattr(error, "sqlite_errorcode", None) in _BUSY:
+            raise
         if remedy == _OTHER_FILE and starts_like_json(path):
             remedy += " If it is a trace, report and trace show what is in it."
         raise ValueError(f"{path} is not a statistics file: {error}. {remedy}") from error
@@ -201,17 +250,17 @@ def _check_is_ours(
         raise ValueError(
             f"{path} is a SQLite file of another program, not a statistics file. {remedy}"
         )
+    if num_objects and version < SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema version {version}, of an earlier spdl_torch; this one reads and "
+            f"writes {SCHEMA_VERSION}. Read it with the one that wrote it, or record anew."
+        )
     if version > SCHEMA_VERSION:
         raise ValueError(
             f"{path} has schema version {version}, this release of spdl_torch knows up to "
             f"{SCHEMA_VERSION}. Upgrade spdl_torch to read it."
         )
     return int(version) if num_objects else 0
-
-
-def _statements(script: str) -> list[str]:
-    """Return them one by one: ``executescript`` would commit the transaction that they are in."""
-    return [statement for statement in script.split(";\n") if statement.strip()]
 
 
 def _is_on_a_network(path: Path) -> bool:

@@ -1,39 +1,40 @@
-"""A whole run in a statistics file as one reading, and the verdict on it."""
+"""A run in a statistics file: its loaders' intervals, what hooks logged of pipelines, its events;
+and the report on it."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from ...engine.statistics import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...engine.statistics import PipelineStats, StageStats
+from ...machine.histogram import bucket_of
 from ...machine.readings import Probes
-from ...scopes import scope
-from ...shown_text import printable_line
-from ..page.events import SKIPPED
 from ..verdict.placement import PLACEMENT_EVENT, Placement
 from ..verdict.report import Report, make_report
-from .entries import DATA_EVENT, PROBES_EVENT
-from .interval_rows import mean_of, num_timed, rows_by_stage, total_of
-from .query import (
-    choose_run,
-    query_event_stats,
-    query_queue_stats,
-    query_task_stats,
-    run_row,
-)
-from .skipped import remarks_of_events
+from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
+from .entries import PROBES_EVENT
+from .query import event_of, rows_of
+from .schema import reading
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .entries import EventLogEntry
-    from .interval_rows import Row
+
+Row: TypeAlias = "Mapping[str, Any]"
 
 _OF_LAST = ("num_cores", "switch_interval", "own_gil", "could_go_without_gil")
 """The probes that are as they were last; the others are means."""
+
+_LATEST = 1e11  # seconds since 1970: the year 5138
+
+_WITH_FIGURES = """
+    SELECT run_id FROM interval UNION SELECT run_id FROM stage WHERE stage_id IN
+    (SELECT stage_id FROM task_window UNION SELECT stage_id FROM queue_window) ORDER BY run_id
+"""
 
 
 def report_of_file(
@@ -44,48 +45,11 @@ def report_of_file(
     pipeline: one of several in that run, see :func:`pipelines_of_file`; None = the one with the
         lowest number.
 
-    Without the event ``probes`` of that pipeline the cause is inferred from CPU time alone.
+    Of a pipeline whose hooks logged it, without the event ``probes``, the cause is inferred from
+    CPU time alone.
     Raises: FileNotFoundError; ValueError: not a statistics file, or no such run or pipeline in it.
     """
-    run_id = choose_run(db_path, run_id)
-    pipeline = choose_pipeline(db_path, run_id, pipeline)
-    probes_events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
-    with _checking_details(db_path):
-        begins = begins_of_events(probes_events, pipeline or 0)
-    stats = stats_of_file(db_path, run_id, pipeline, begins)
-    placement_events = query_event_stats(db_path, PLACEMENT_EVENT, run_id=run_id)
-    data_events = query_event_stats(db_path, DATA_EVENT, run_id=run_id)
-    skipped_events = query_event_stats(db_path, SKIPPED, run_id=run_id)
-    with _checking_details(db_path):
-        probes, pooled = probes_of_events(probes_events, pipeline or 0)
-        report = make_report(as_measured(stats, pooled), probes, pooled=pooled)
-        report = replace(report, placements=_placements_of(placement_events, pipeline or 0))
-        data = _data_of(data_events, pipeline or 0)
-        report = replace(report, stats=replace(report.stats, data=data))
-        remarks = remarks_of_events(skipped_events, pipeline or 0, stats)
-    missing = run_row(db_path, run_id)["num_dropped"]
-    if missing:
-        remarks += (f"entries of this run that were not written to the file: {missing}.",)
-    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
-    return replace(report, verdict=verdict)
-
-
-def _name_of(event: EventLogEntry) -> str:
-    return printable_line(str(event.details["name"]))
-
-
-@scope
-def _checking_details(db_path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what events without their details raise into an error of the file."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{db_path} is damaged: details of an event: {error!r}.") from error
-
-
-def unit_of(report: Report) -> str:
-    """Return what the consumer takes: ``batches`` of a loader, ``items`` of a pipeline."""
-    return "batches" if report.pooled else "items"  # a loader's stages share their threads
+    return StoredRun.read(db_path, run_id).report(pipeline)
 
 
 def pipelines_of_file(
@@ -94,226 +58,271 @@ def pipelines_of_file(
     """Return the numbers of a run's pipelines and loaders, in order, with their names (``train``;
     "" = none). Arguments and errors as for :func:`report_of_file`.
     """
-    run_id = choose_run(db_path, run_id)
-    rows = query_queue_stats(db_path, run_id=run_id)
-    numbers = sorted({row["pipeline"] for row in rows if row["pipeline"] is not None})
-    events = query_event_stats(db_path, PROBES_EVENT, run_id=run_id)
-    with _checking_details(db_path):
-        names = {event.details["pipeline"]: _name_of(event) for event in events}
-    return {number: names.get(number, "") for number in numbers}
+    return StoredRun.read(db_path, run_id).pipelines()
 
 
-def stats_of_file(
-    db_path: str | os.PathLike[str], run_id: int, pipeline: int | None, begins: Sequence[float]
-) -> PipelineStats:
-    """Return the sum of a run's windows; ``begins``: as for :func:`stats_of_rows`. Errors as for
-    :func:`report_of_file`."""
-    queue_rows = query_queue_stats(db_path, run_id=run_id, pipeline=pipeline)
-    if not queue_rows:
-        raise ValueError(f"{db_path}: no figures of a queue were logged in run {run_id}.")
-    task_rows = query_task_stats(db_path, run_id=run_id, pipeline=pipeline)
-    return stats_of_rows(task_rows, queue_rows, begins)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRun:
+    """A run as the file has it, everything oldest first."""
+
+    path: Path
+    facts: Row
+    """Its row in the table ``run``, and ``num_runs``, the number of runs in the file."""
+    intervals: Sequence[Row]
+    """Of loaders."""
+    tasks: Sequence[Row]
+    """The windows that hooks logged, as these and ``queues``."""
+    queues: Sequence[Row]
+    events: Sequence[EventLogEntry]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], run_id: int | None = None) -> Self:
+        """Read a run; None = the last one with figures. Errors as for :func:`report_of_file`."""
+        with reading(path) as connection:
+            run_ids = [run for (run,) in connection.execute(_WITH_FIGURES)]
+            chosen = run_ids[-1] if run_ids and run_id is None else run_id
+            of_run = "WHERE run_id = ? ORDER BY timestamp, id", chosen
+            facts = rows_of(
+                connection,
+                "SELECT *, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?",
+                chosen,
+            )
+            is_sound = facts and 0 <= facts[0]["started"] <= _LATEST
+            if chosen in run_ids and not is_sound:
+                raise ValueError(f"run {chosen} is not in it, or has no time")
+            tasks, queues = (
+                rows_of(connection, f"SELECT * FROM {kind}_window JOIN stage USING (stage_id) "
+                        f"{of_run[0]}", chosen)
+                for kind in ("task", "queue")
+            )  # fmt: skip
+            intervals = rows_of(connection, f"SELECT * FROM interval {of_run[0]}", chosen)
+            events = rows_of(connection, f"SELECT * FROM event {of_run[0]}", chosen)
+        if not run_ids:
+            raise ValueError(f"{path}: no figures of a stage or a queue were logged to it.")
+        if chosen not in run_ids:
+            there = ", ".join(map(str, run_ids))
+            raise ValueError(
+                f"{path}: run_id must be of a run with figures ({there}), got {run_id}."
+            )
+        return cls(
+            path=Path(path),
+            facts=facts[0],
+            intervals=intervals,
+            tasks=tasks,
+            queues=queues,
+            events=list(map(event_of, events)),
+        )
+
+    def pipelines(self) -> dict[int, str]:
+        """Return the numbers of pipelines and loaders, in order, with their names."""
+        numbers = {row["pipeline"]: "" for row in self.queues if row["pipeline"] is not None}
+        names = {row["pipeline"]: row["name"] for row in self.intervals}
+        return dict(sorted((numbers | names).items()))
+
+    def chosen(self, pipeline: int | None) -> int | None:
+        """Return the given pipeline or the first; None where no name in the run has a number."""
+        numbers = list(self.pipelines())
+        if pipeline is None:
+            return numbers[0] if numbers else None
+        if pipeline not in numbers:
+            there = ", ".join(map(str, numbers)) or "none has a number"
+            raise ValueError(
+                f"{self.path}: pipeline must be in run {self.facts['run_id']} ({there}), got "
+                f"{pipeline}."
+            )
+        return pipeline
+
+    def within(self, begin: float, end: float) -> StoredRun:
+        """Return the part of the run that ended in this time, seconds since 1970."""
+
+        def cut(rows: Sequence[Row]) -> list[Row]:
+            return [row for row in rows if begin <= row["timestamp"] <= end]
+
+        events = [event for event in self.events if begin <= event.timestamp <= end]
+        return replace(
+            self,
+            intervals=cut(self.intervals),
+            tasks=cut(self.tasks),
+            queues=cut(self.queues),
+            events=events,
+        )
+
+    def report(self, pipeline: int | None = None) -> Report:
+        """Return the report on one of its pipelines; None = the first."""
+        pipeline = self.chosen(pipeline)
+        if not (self.intervals or self.queues):
+            run = self.facts["run_id"]
+            raise ValueError(f"{self.path}: no figures of a queue were logged in run {run}.")
+        try:
+            return self._report(pipeline)
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"{self.path} is damaged: {error!r}.") from error
+
+    def _report(self, pipeline: int | None) -> Report:
+        own = [row["details"] for row in self.intervals if row["pipeline"] == pipeline]
+        events = [e for e in self.events if e.details.get("pipeline", pipeline) == pipeline]
+        if own:
+            stats, pooled = _sum_of(each["totals"] for each in own), tuple(own[-1]["pooled"])
+            probes = _probes_of(own)
+        else:
+            stats, pooled = self._stats_of_windows(pipeline), ()
+            noted = [each.details for each in events if each.event_name == PROBES_EVENT]
+            probes = _probes_of(
+                [{"begins": d["begins"], "seconds": d["elapsed"], "probes": d} for d in noted]
+            )
+        report = make_report(stats, probes, pooled=pooled)
+        remarks = _remarks_on_skipped(events, stats)
+        if missing := self.facts["num_dropped"]:
+            remarks += (f"entries of this run that were not written to the file: {missing}.",)
+        verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
+        return replace(report, verdict=verdict, placements=_placements_of(events))
+
+    def _stats_of_windows(self, pipeline: int | None) -> PipelineStats:
+        """Return the sum of what hooks logged of a pipeline: the first of its queues is the
+        source's, the last one the sink's."""
+        tasks, queues = (
+            by_stage(row for row in rows if row["pipeline"] == pipeline)
+            for rows in (self.tasks, self.queues)
+        )
+        (_, inlet), *others = sorted(queues.items())
+        sink, stages = (others or [("", inlet)])[-1][1], []
+        for key, outlet in others[:-1]:
+            stages.append(_stage_of_windows(tasks.get(key, []), inlet, outlet))
+            inlet = outlet
+        return PipelineStats(_ns(sink, "elapsed"), _ns(sink, "get_wait_time"), tuple(stages))
 
 
-def begins_of_events(events: Iterable[EventLogEntry], pipeline: int) -> list[float]:
-    """Return when the first window of each pass of a loader ended; [] = of hooks, whose windows
-    have percentiles of their own."""
-    return [
-        event.timestamp
-        for event in events
-        if event.event_name == PROBES_EVENT
-        and event.details["pipeline"] == pipeline
-        and event.details["begins"]
-    ]
+def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+    """Return the rows of each stage, whose name as logged changes with its concurrency, by keys in
+    the order of the pipeline; names of another form come first, in alphabetical order."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        key = row["pipeline"], row["stage_number"], row["label"]
+        groups[(-1, 0, row["name"].removesuffix("_queue")) if None in key else key].append(row)
+    return groups
 
 
-def probes_of_events(
-    events: Iterable[EventLogEntry], pipeline: int
-) -> tuple[Probes | None, tuple[str, ...]]:
-    """Return the probes' readings over all passes of a pipeline, None if none was logged, and the
-    stages that share threads.
+def _stage_of_windows(
+    tasks: Sequence[Row], inlet: Sequence[Row], outlet: Sequence[Row]
+) -> StageStats:
+    calls: dict[int, float] = defaultdict(float)
+    for row in tasks:
+        num_good = row["num_tasks"] - row["num_failures"]
+        _spread(calls, row, num_good, p50_time=0.51, p90_time=0.4, p99_time=0.09)
+    waits: dict[str, dict[int, float]] = {kind: defaultdict(float) for kind in ("put", "get")}
+    for kind, found in waits.items():
+        for row in outlet:
+            columns = {f"p90_{kind}_time": 0.4, f"p99_{kind}_time": 0.09}
+            _spread(found, row, row["num_items"], **columns)
+    num_items = _sum(outlet, "num_items")
+    return StageStats(
+        name=outlet[-1]["label"],
+        concurrency=outlet[-1]["concurrency"],
+        elapsed_ns=_ns(outlet, "elapsed"),
+        thread_ns=max(1, round(1e9 * sum(row["elapsed"] * row["concurrency"] for row in outlet))),
+        num_tasks=_sum(tasks, "num_tasks"),
+        num_failures=_sum(tasks, "num_failures"),
+        num_dropped=sum(row["num_dropped"] or 0 for row in tasks),
+        busy_ns=_ns(tasks, "busy_time"),
+        good_ns=round(
+            1e9 * sum(r["ave_time"] * (r["num_tasks"] - r["num_failures"]) for r in tasks)
+        ),
+        cpu_ns=round(1e9 * sum(row["ave_cpu_time"] * row["num_tasks"] for row in tasks)),
+        calls=dict(calls),
+        wait_in_ns=_ns(inlet, "get_wait_time"),
+        wait_out_ns=_ns(outlet, "put_wait_time"),
+        queue_ns=_ns(outlet, "elapsed"),
+        held_ns=round(1e9 * sum(row["occupancy_rate"] * row["elapsed"] for row in outlet)),
+        num_items=num_items,
+        put_ns=_ns(outlet, "put_wait_time"),
+        num_puts=num_items,
+        puts=dict(waits["put"]),
+        get_ns=_ns(outlet, "get_wait_time"),
+        num_gets=num_items,
+        gets=dict(waits["get"]),
+    )
 
-    events: oldest first. Each covers its pass so far, so the last one of a pass counts.
+
+def _spread(counts: dict[int, float], row: Row, number: int, **shares: float) -> None:
+    """Add a window whose percentiles alone are known to a histogram: so many of its calls took as
+    long as each of them, so that its own percentiles come out again."""
+    for column, share in shares.items():
+        counts[bucket_of(round(1e9 * row[column]))] += share * number
+
+
+def _sum(rows: Iterable[Row], column: str) -> int:
+    return sum(int(row[column]) for row in rows)
+
+
+def _ns(rows: Iterable[Row], column: str) -> int:
+    return round(1e9 * sum(float(row[column]) for row in rows))
+
+
+def _sum_of(totals: Iterable[Mapping[str, Any]]) -> PipelineStats:
+    """Return the sum of a loader's intervals."""
+    whole: dict[str, Any] = {}
+    for each in totals:
+        _add(whole, each)
+    return PipelineStats.from_dict(whole)
+
+
+def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    for key, value in part.items():
+        if key in ("name", "concurrency", "data"):
+            whole[key] = value
+        elif isinstance(value, dict):
+            _add(whole.setdefault(key, {}), value)
+        else:
+            whole[key] = whole.get(key, 0) + value
+
+
+def _probes_of(readings: Iterable[Mapping[str, Any]]) -> Probes | None:
+    """Return the probes over all passes of a pipeline; None = none were logged.
+
+    readings: oldest first, each over its pass so far, so the last one of a pass counts.
     """
-    passes: list[EventLogEntry] = []
-    for event in events:
-        if event.event_name == PROBES_EVENT and event.details["pipeline"] == pipeline:
-            if passes and not event.details["begins"]:
-                passes.pop()
-            passes.append(event)
+    passes: list[Mapping[str, Any]] = []
+    for reading_ in readings:
+        if passes and not reading_["begins"]:
+            passes.pop()
+        passes.append(reading_)
     if not passes:
-        return None, ()
-    readings = [event.details for event in passes]
-
-    def mean(key: str) -> float | None:
-        known = [reading for reading in readings if reading.get(key) is not None]
-        if len(known) <= 1:  # exactly as it was
-            return known[0][key] if known else None
-        return mean_of(known, key, lambda reading: reading["elapsed"])
-
-    known = readings[-1]  # an older file lacks the later fields
-    values: dict[str, Any] = {
-        each.name: known[each.name] if each.name in _OF_LAST else mean(each.name)
-        for each in fields(Probes)
-        if each.name in known
-    }
-    return Probes(**values), tuple(readings[-1]["pooled"])
+        return None
+    values: dict[str, Any] = {}
+    for name in (each.name for each in fields(Probes)):
+        known = [each for each in passes if each["probes"].get(name) is not None]
+        if known and (name in _OF_LAST or len(known) == 1):
+            values[name] = known[-1]["probes"][name]
+        elif known:
+            seconds = sum(each["seconds"] for each in known)
+            weighed = sum(each["probes"][name] * each["seconds"] for each in known)
+            values[name] = weighed / seconds if seconds else 0.0
+    return Probes(**values)
 
 
-def _data_of(events: Iterable[EventLogEntry], pipeline: int) -> Mapping[str, float]:
-    """Return the last statistics of a loader's dataset: those of its last epoch."""
-    figures: Mapping[str, float] = {}
-    for event in events:
-        if event.details["pipeline"] == pipeline:
-            figures = event.details["figures"]
-    return figures
-
-
-def _placements_of(events: Iterable[EventLogEntry], pipeline: int) -> tuple[Placement, ...]:
+def _placements_of(events: Iterable[EventLogEntry]) -> tuple[Placement, ...]:
     """Return where a loader's workers lived; an epoch that begins in the same place adds none."""
     found: list[Placement] = []
     for event in events:
-        if event.details["pipeline"] == pipeline:
+        if event.event_name == PLACEMENT_EVENT:
             placement = Placement.from_details(event.details, event.timestamp)
             if not placement.is_as(found[-1] if found else None):
                 found.append(placement)
     return tuple(found)
 
 
-def choose_pipeline(
-    db_path: str | os.PathLike[str], run_id: int, pipeline: int | None
-) -> int | None:
-    """Return the given pipeline or the first; None where no name in the run has a number."""
-    numbers = list(pipelines_of_file(db_path, run_id=run_id))
-    if pipeline is None:
-        return numbers[0] if numbers else None
-    if pipeline not in numbers:
-        there = ", ".join(map(str, numbers)) or "none has a number"
-        raise ValueError(f"{db_path}: pipeline must be in run {run_id} ({there}), got {pipeline}.")
-    return pipeline
-
-
-def stats_of_rows(
-    task_rows: Iterable[Row], queue_rows: Iterable[Row], begins: Sequence[float]
-) -> PipelineStats:
-    """Return the sum of a pipeline's windows: rows of the views, newest first; at least one of a
-    queue.
-
-    Percentiles cannot be added up: of several passes, or of several windows of hooks, the median is
-    their mean and p90 and p99 are the largest.
-
-    begins: when the first window of each pass ended, if the percentiles of a window are those of
-        its pass so far; () = each window has its own.
-    """
-    tasks = rows_by_stage(task_rows)
-    (_, inlet), *others = queues = sorted(rows_by_stage(queue_rows).items())
-    stages = []
-    for key, outlet in others[:-1]:  # the first queue is the source's, the last one the sink's
-        stages.append(_stage(tasks.get(key, []), inlet, outlet, begins))
-        inlet = outlet
-    sink = queues[-1][1]
-    elapsed = _sum(sink, "elapsed")
-    return PipelineStats(
-        elapsed=elapsed,
-        consumer_wait_ratio=min(1.0, _sum(sink, "get_wait_time") / max(elapsed, 1e-9)),
-        stages=tuple(stages),
-    )
-
-
-def as_measured(stats: PipelineStats, pooled: Sequence[str]) -> PipelineStats:
-    """Return the statistics as the run itself had them: a loader without workers has no queues, and
-    its file gives them windows in which nothing ever waits. Even the one worker of a loader waits,
-    at least for its first job.
-
-    pooled: the stages that share threads, as in the event ``probes``.
-    """
-    waits = any(
-        stage.wait_in_ratio or stage.wait_out_ratio or stage.queue.occupancy_rate
-        for stage in stats.stages
-    )
-    if waits or not pooled:
-        return stats
-    none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
-    return replace(stats, stages=tuple(replace(stage, queue=none) for stage in stats.stages))
-
-
-def _stage(
-    tasks: Sequence[Row],
-    inlet: Sequence[Row],
-    outlet: Sequence[Row],
-    begins: Sequence[float],
-) -> StageStats:
-    concurrency, elapsed = outlet[0]["concurrency"], _sum(outlet, "elapsed")
-    thread_seconds = max(sum(row["elapsed"] * row["concurrency"] for row in outlet), 1e-9)
-    figures, queue = _tasks(tasks, elapsed, begins), _queue(outlet, elapsed, begins)
-    return StageStats(
-        name=outlet[0]["label"],
-        concurrency=concurrency,
-        tasks=figures,
-        queue=queue,
-        num_dropped=sum(row["num_dropped"] or 0 for row in tasks),
-        busy_ratio=min(1.0, figures.busy_time / thread_seconds),
-        wait_in_ratio=min(1.0, _sum(inlet, "get_wait_time") / thread_seconds),
-        wait_out_ratio=min(1.0, _sum(outlet, "put_wait_time") / thread_seconds),
-        thread_time=thread_seconds,
-    )
-
-
-def _tasks(rows: Sequence[Row], elapsed: float, begins: Sequence[float]) -> TaskPerfStats:
-    parts = _parts(rows, begins)
-    return TaskPerfStats(
-        num_tasks=total_of(rows, "num_tasks"),
-        num_failures=total_of(rows, "num_failures"),
-        ave_time=mean_of(rows, "ave_time", num_timed),
-        p90_time=_largest(parts, "p90_time"),
-        p99_time=_largest(parts, "p99_time"),
-        elapsed=elapsed,
-        ave_cpu_time=mean_of(rows, "ave_cpu_time", lambda row: row["num_tasks"]),
-        p50_time=_middle(parts, "p50_time"),
-        busy_time=_sum(rows, "busy_time"),
-    )
-
-
-def _queue(rows: Sequence[Row], elapsed: float, begins: Sequence[float]) -> QueuePerfStats:
-    parts = _parts(rows, begins)
-    return QueuePerfStats(
-        elapsed=elapsed,
-        num_items=total_of(rows, "num_items"),
-        ave_put_time=mean_of(rows, "ave_put_time", num_timed),
-        ave_get_time=mean_of(rows, "ave_get_time", num_timed),
-        occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
-        p90_put_time=_largest(parts, "p90_put_time"),
-        p99_put_time=_largest(parts, "p99_put_time"),
-        p90_get_time=_middle(parts, "p90_get_time"),
-        p99_get_time=_largest(parts, "p99_get_time"),
-        put_wait_time=_sum(rows, "put_wait_time"),
-        get_wait_time=_sum(rows, "get_wait_time"),
-    )
-
-
-def _parts(rows: Sequence[Row], begins: Sequence[float]) -> list[list[Row]]:
-    """Return the rows in groups whose percentiles are those of the first, newest row."""
-    if not begins:
-        return [[row] for row in rows]
-    passes: dict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        passes[bisect_right(begins, row["timestamp"])].append(row)
-    return list(passes.values())
-
-
-def _largest(parts: Sequence[Sequence[Row]], column: str) -> float:
-    return max((float(part[0][column]) for part in parts), default=0.0)
-
-
-def _middle(parts: Sequence[Sequence[Row]], column: str) -> float:
-    """Return the mean, weighted by what was timed; of one part exactly its value."""
-    if len(parts) == 1:
-        return float(parts[0][0][column])
-    weights = [sum(map(num_timed, part)) for part in parts]
-    total = sum(weights)
-    values = (weight * part[0][column] for weight, part in zip(weights, parts, strict=True))
-    return sum(values) / total if total else 0.0
-
-
-def _sum(rows: Sequence[Row], column: str) -> float:
-    return sum(float(row[column]) for row in rows)
+def _remarks_on_skipped(events: Iterable[EventLogEntry], stats: PipelineStats) -> tuple[str, ...]:
+    """Return the remark that names the samples that were left out. Events of the program's own may
+    have the same name, and any details; ``stats`` count every call of the dataset that failed."""
+    samples = [
+        (event.details["key"], str(event.details["error"]))
+        for event in events
+        if event.event_name == SKIPPED and {"pipeline", "key", "error"} <= event.details.keys()
+    ]
+    # More than a loader remembers may have failed between two readings, so that some have no event.
+    # With fewer, the others that failed are in batches that the loop has not taken.
+    number = len(samples)
+    if number >= MOST_KEPT:
+        failed = [each.num_failures for each in stats.stages if each.name == "fetch"]
+        number = max(number, *failed)
+    return remarks_on_left_out(samples, number)

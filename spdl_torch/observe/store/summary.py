@@ -1,19 +1,41 @@
-"""The whole of a statistics file on one page: totals and averages of every stage and queue."""
+"""The whole of a statistics file on one page: SPDL's totals and averages of every stage and queue,
+and their meaning."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .interval_rows import key_of, mean_of, num_timed, total_of
-from .query import query_queue_stats, query_task_stats
+from ...shown_text import printable
+from .query import rows_of
+from .schema import reading
+from .stored_run import StoredRun
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from .interval_rows import Key, Row
+_logger = logging.getLogger("spdl_torch.observe")
+
+_DOUBLE_RULE, _RULE = "=" * 80, "-" * 80
+
+# Task times are averaged over the tasks that succeeded, waits over the items, the rest over time.
+_TASKS = """
+    SELECT name, sum(num_tasks) AS num_tasks, sum(num_failures) AS num_failures,
+           total(ave_time * (num_tasks - num_failures)) AS time, count(*) AS num_entries,
+           pipeline, stage_number
+    FROM task_stats WHERE run_id = ? OR ? IS NULL GROUP BY name, label
+    ORDER BY pipeline IS NOT NULL, pipeline, stage_number, name
+"""
+_QUEUES = """
+    SELECT name, sum(num_items) AS num_items, total(elapsed) AS elapsed,
+           total(ave_put_time * num_items) AS put_time, total(ave_get_time * num_items) AS get_time,
+           total(occupancy_rate * elapsed) AS held_time, count(*) AS num_entries,
+           pipeline, stage_number
+    FROM queue_stats WHERE run_id = ? OR ? IS NULL GROUP BY name, label
+    ORDER BY pipeline IS NOT NULL, pipeline, stage_number, name
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,39 +101,71 @@ def summarize(
     occupancy and QPS over the time.
     Raises: FileNotFoundError; ValueError: not a statistics file.
     """
-    tasks = rows_by_name(query_task_stats(db_path, run_id=run_id))
-    queues = rows_by_name(query_queue_stats(db_path, run_id=run_id))
-    return [_of_tasks(*item) for item in tasks], [_of_queue(*item) for item in queues]
-
-
-def _of_tasks(name: str, rows: Sequence[Row]) -> TaskSummary:
-    num_tasks, num_failures = total_of(rows, "num_tasks"), total_of(rows, "num_failures")
-    return TaskSummary(
-        name=name,
-        num_tasks=num_tasks,
-        num_failures=num_failures,
-        ave_time=mean_of(rows, "ave_time", num_timed),
-        success_rate=1 - num_failures / num_tasks if num_tasks else 0.0,
-        num_entries=len(rows),
+    with reading(db_path) as connection:
+        tasks, queues = (rows_of(connection, query, run_id, run_id) for query in (_TASKS, _QUEUES))
+    return (
+        [
+            TaskSummary(
+                name=row["name"],
+                num_tasks=row["num_tasks"],
+                num_failures=row["num_failures"],
+                ave_time=_ratio(row["time"], row["num_tasks"] - row["num_failures"]),
+                success_rate=_ratio(row["num_tasks"] - row["num_failures"], row["num_tasks"]),
+                num_entries=row["num_entries"],
+            )
+            for row in tasks
+        ],
+        [
+            QueueSummary(
+                name=row["name"],
+                num_items=row["num_items"],
+                qps=_ratio(row["num_items"], row["elapsed"]),
+                ave_put_time=_ratio(row["put_time"], row["num_items"]),
+                ave_get_time=_ratio(row["get_time"], row["num_items"]),
+                occupancy_rate=_ratio(row["held_time"], row["elapsed"]),
+                num_entries=row["num_entries"],
+            )
+            for row in queues
+        ],
     )
 
 
-def _of_queue(name: str, rows: Sequence[Row]) -> QueueSummary:
-    num_items, elapsed = total_of(rows, "num_items"), sum(row["elapsed"] for row in rows)
-    return QueueSummary(
-        name=name,
-        num_items=num_items,
-        qps=num_items / elapsed if elapsed else 0.0,
-        ave_put_time=mean_of(rows, "ave_put_time", num_timed),
-        ave_get_time=mean_of(rows, "ave_get_time", num_timed),
-        occupancy_rate=mean_of(rows, "occupancy_rate", lambda row: row["elapsed"]),
-        num_entries=len(rows),
-    )
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
-def rows_by_name(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
-    """Return the rows of each name, pipeline by pipeline, in the order of its stages."""
-    groups: dict[tuple[Key, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[key_of(row), row["name"]].append(row)
-    return [(name, groups[key, name]) for key, name in sorted(groups)]
+def log_stats_summary(
+    db_path: str | os.PathLike[str],
+    *,
+    run_id: int | None = None,
+    write: Callable[[str], object] | None = None,
+) -> None:
+    """Log the summary of a statistics file at INFO level, or give it to ``write``, as one text:
+    first every stage and queue, in the words and the order of SPDL's example program; then the
+    report of the last run, or of ``run_id``, for each pipeline in it.
+
+    Raises: FileNotFoundError; ValueError: not a statistics file.
+    """
+    tasks, queues = summarize(db_path, run_id=run_id)
+    lines = ["", *_titled("PIPELINE PERFORMANCE SUMMARY")]
+    lines += _section("📊 Task Statistics:", tasks)
+    lines += _section("📈 Queue Statistics:", queues)
+    if queues:
+        run = StoredRun.read(db_path, run_id)
+        lines += _titled(f"WHAT IT MEANS: run {run.facts['run_id']} of {db_path}")
+        for pipeline, name in run.pipelines().items():
+            report = run.report(pipeline)
+            lines += [f"Pipeline {pipeline}{name and f' ({name})'}", str(report), ""]
+    # An empty line first, so that a logger's prefix has a line of its own.
+    (write or _logger.info)(printable("\n".join(lines)))
+
+
+def _section(title: str, parts: Sequence[TaskSummary | QueueSummary]) -> list[str]:
+    lines = [title, _RULE, ""]
+    for part in parts:
+        lines += [*part.lines(), ""]
+    return lines
+
+
+def _titled(title: str) -> list[str]:
+    return [_DOUBLE_RULE, title, _DOUBLE_RULE]

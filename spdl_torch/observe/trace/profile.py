@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from ..page.document import notebook_html_of, write_page
+from ..page.page import write_page
+from ..verdict.figures import figures_of
 from .chrome_trace import chrome_trace
 from .json_file import path_to_write, write
-from .loading import load_runs
-from .run_page import MeasuredRun, page_of
+from .run_page import MeasuredRun, load_runs, page_of
 from .user_events import Program
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ...engine.timeline import Timeline
     from ..verdict.report import Report
 
-_MOST_ON_A_PAGE = 200_000  # as in a trace; a browser draws them in about a second
-_MOST_IN_A_NOTEBOOK = 20_000
+_MOST_ON_A_PAGE = 50_000  # of the latest events, of which it shows the last seconds
 
 
 @dataclass(frozen=True, init=False)
@@ -55,9 +54,9 @@ class Profile:
         return str(self._report)
 
     def _repr_html_(self) -> str:
-        """Return the page for a notebook, or without Bokeh its texts and tables."""
+        """Return the page for a notebook, or without matplotlib its texts and tables."""
         try:
-            return notebook_html_of(page_of([self._measured(_MOST_IN_A_NOTEBOOK)]))
+            return page_of([self._measured()], is_fragment=True)
         except ModuleNotFoundError:
             return self._report._repr_html_()
 
@@ -65,34 +64,25 @@ class Profile:
         """Return the verdict with its evidence."""
         return self._report
 
-    def write_html(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        max_events: int = _MOST_ON_A_PAGE,
-    ) -> Path:
+    def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write a page, one HTML file that needs no network: the verdict, the stages, what every
-        worker did when, the queues, and the events; return its path. Needs Bokeh, the extra
-        ``report``.
+        worker did in the last five seconds, the queues, and the events; return its path. Needs
+        matplotlib, the extra ``plot``.
 
         A profile that was loaded from a statistics file has the statistics of every interval in
         place of single tasks.
 
         path: folders are created, a file is replaced once the new one is complete.
-        max_events: as for :meth:`write_trace`; the latest are kept, and the page says how many are
-            left out. 200,000 with the queues' lengths are about 3 MB and drawn in a second or two.
-        Raises: ModuleNotFoundError: Bokeh is not installed; ValueError: a folder.
+        Raises: ModuleNotFoundError: matplotlib is not installed; ValueError: a folder.
         """
-        if max_events < 1:
-            raise ValueError(f"write_html: max_events must be >= 1, got {max_events}.")
-        return write_page(page_of([self._measured(max_events)]), path)
+        return write_page(path, page_of([self._measured()]))
 
-    def _measured(self, max_events: int) -> MeasuredRun:
+    def _measured(self) -> MeasuredRun:
         if self._loaded is not None:
             return self._loaded
         has_tasks = bool(self.timelines or self._program)
-        trace = self._as_trace(None, max_events) if has_tasks else None
-        return MeasuredRun(self._report, "this run", trace=trace)
+        trace = self._as_trace(None, _MOST_ON_A_PAGE) if has_tasks else None
+        return MeasuredRun(report=self._report, name="this run", trace=trace)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Return the statistics of each stage by its name, in order, and those of the ``"total"``.
@@ -193,23 +183,20 @@ class Profile:
         return profile
 
 
+_IN_STATISTICS = (
+    *("num_tasks", "num_failures", "num_dropped", "task_seconds_mean", "task_seconds_p50"),
+    *("task_seconds_p90", "task_seconds_p99", "capacity_per_second", "queue_occupancy_ratio"),
+)
+
+
 def _figures(stage: StageStats, elapsed: float) -> dict[str, float]:
-    tasks = stage.tasks
-    thread_seconds = stage.thread_time or stage.concurrency * elapsed
+    figures = figures_of(stage, elapsed)
     return {
         "threads": stage.concurrency,
-        "busy_seconds": tasks.busy_time,
-        "cpu_seconds": tasks.ave_cpu_time * tasks.num_tasks,
-        "wait_in_seconds": stage.wait_in_ratio * thread_seconds,
-        "wait_out_seconds": stage.wait_out_ratio * thread_seconds,
-        "num_tasks": tasks.num_tasks,
-        "num_failures": tasks.num_failures,
-        "num_dropped": stage.num_dropped,
-        "task_seconds_mean": tasks.ave_time,
-        "task_seconds_p50": tasks.p50_time,
-        "task_seconds_p90": tasks.p90_time,
-        "task_seconds_p99": tasks.p99_time,
-        "tasks_per_second": tasks.num_tasks / elapsed if elapsed > 0 else 0.0,
-        "capacity_per_second": stage.capacity,
-        "queue_occupancy_ratio": stage.queue.occupancy_rate,
+        "busy_seconds": stage.busy_ns / 1e9,
+        "cpu_seconds": stage.cpu_ns / 1e9,
+        "wait_in_seconds": stage.wait_in_ns / 1e9,
+        "wait_out_seconds": stage.wait_out_ns / 1e9,
+        "tasks_per_second": figures["items_per_second"],
+        **{key: figures[key] for key in _IN_STATISTICS},
     }

@@ -1,26 +1,41 @@
-"""The page of a measured run, or of several pipelines of one."""
+"""Measured runs, loaded from a statistics file or from a trace, and their page."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..page.content import Page, Text
-from ..store.stored_run import unit_of
-from ..verdict.report import sections_of
-from .json_file import OURS
-from .sections import OverTime, first_moment, sections_of_trace
+from ...whole_files import starts_like_json
+from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
+from ..page.page import Event, event_tables, html_of
+from ..store.entries import PROBES_EVENT
+from ..store.stored_run import StoredRun
+from ..verdict.report import part_of
+from ..verdict.skipped import SKIPPED
+from .json_file import OURS, damaged, is_sqlite, owned_pids, profiles_of, read, report_in, start_of
+from .rows import PROCESS, STEP, WAIT_IN, WAIT_OUT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Iterator, Sequence
 
-    from ..page.content import Section
-    from ..store.run_sections import StoredRun
+    from ..page.charts import Axis
     from ..verdict.report import Report
 
+_SHOWN_SECONDS = 5.0
+"""The time at the end of a trace that a page shows; the trace has all."""
+_LATEST = 1e9  # seconds: 30 years, in which a page shows microseconds
+_MOST_KINDS = 12
+"""Kinds of parts with a colour of their own; rarer ones share one."""
+_OTHERS = "other parts"
 
-@dataclass(frozen=True)
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """Everything that is known about one pipeline in one run."""
 
@@ -29,8 +44,11 @@ class MeasuredRun:
     """The name for people: of a file, or of a pipeline in one."""
     run: StoredRun | None = None
     """The run in a statistics file; None = it is not in one."""
-    trace: dict[str, Any] | None = None
+    pipeline: int | None = None
+    trace: Json | None = None
     """None = only sums are known, no single tasks."""
+    path: Path | None = None
+    """The file of the trace; None = it was made here."""
 
     @property
     def rank(self) -> int:
@@ -39,41 +57,246 @@ class MeasuredRun:
             return int(self.run.facts["rank"])
         return 0 if self.trace is None else int(self.trace[OURS]["profiles"][0]["rank"])
 
-    @cached_property
-    def origin(self) -> float:
-        """The start, seconds since 1970."""
-        starts = [] if self.run is None else [self.run.origin]
-        if self.trace is not None:
-            starts.append(first_moment(self.trace))
-        return min(starts, default=0.0)
-
-    def facts(self) -> list[Text]:
+    def facts(self) -> str:
         """Return where the statistics are from, if they were stored."""
-        return [] if self.run is None else [self.run.heading()]
+        if self.run is None:
+            return ""
+        facts = self.run.facts
+        started = datetime.fromtimestamp(facts["started"]).astimezone()
+        parts = [
+            f"{self.run.path.name}, run {facts['run_id']}",
+            f"pipeline {self.pipeline} {self.run.pipelines().get(self.pipeline or 0, '')}",
+            f"rank {facts['rank']} of {facts['world_size']} on {facts['host']}",
+            f"started {started.isoformat(sep=' ', timespec='seconds')}",
+            ", ".join(f"{package} {version}" for package, version in facts["versions"].items()),
+        ]
+        return " | ".join(part.rstrip() for part in parts)
 
-    def over_time(self, run: str) -> OverTime:
-        """Return the sections that concern single moments; ``run``: the name to show."""
-        found = OverTime()
-        if self.trace is not None:
-            found = sections_of_trace(self.trace, self.origin)
+    def events(self) -> list[Event]:
+        """Return what happened; of a run that is in a file, those that the file has."""
         if self.run is not None:
-            tables, bands = self.run.events(self.origin)
-            found += OverTime(self.run.charts(self.origin, unit_of(self.report)), tables, bands)
-        return found.named(run)
+            unsaid = (PROBES_EVENT, "gc_start", "gc_stop")
+            return [
+                Event(each.timestamp - self.run.facts["started"], each.event_name, each.details)
+                for each in self.run.events
+                if each.event_name not in unsaid
+                and each.details.get("pipeline", self.pipeline) == self.pipeline
+            ]
+        return [] if self.trace is None else list(_events_of(self.trace))
 
 
-def page_of(runs: Sequence[MeasuredRun]) -> Page:
-    """Return the page of one or several pipelines. Each run's time counts from its own start."""
-    texts: list[Section] = []
-    shown = OverTime()
-    for run in runs:
-        if len(runs) > 1:
-            texts.append(Text(word=run.name, text="", tone="heading"))
-        texts += [*run.facts(), *sections_of(run.report)]
-        shown += run.over_time(run.name if len(runs) > 1 else "")
-    return Page(
-        title=f"Loading: {', '.join(run.name for run in runs)}",
-        sections=[*texts, *shown.charts, *shown.tables],
-        bands=shown.bands,
-        figures={"reports": [run.report.as_dict() for run in runs]},
+def load_runs(
+    path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
+) -> list[MeasuredRun]:
+    """Load every pipeline of a run in a statistics file, or ``pipeline`` alone; or a trace.
+
+    Raises: FileNotFoundError; ValueError: neither of the two, no such run or pipeline, or a trace
+        of several ranks.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, and neither a statistics file nor a trace.")
+    if not path.exists():
+        raise FileNotFoundError(
+            f"statistics file or trace {path} does not exist. Give a file that recording, "
+            "SQLiteStatsWriter or Profile.write_trace wrote."
+        )
+    start = start_of(path)
+    if not start:
+        raise ValueError(f"{path}: the file is empty: nothing was logged to it.")
+    if not is_sqlite(start):
+        if run_id is not None or pipeline is not None:
+            raise ValueError(
+                f"{path}: a run and a pipeline are chosen from a statistics file, and this is none."
+            )
+        if not starts_like_json(path):
+            raise ValueError(f"{path}: not a trace in JSON, nor a statistics file.")
+        return [load_trace(path)]
+    run = StoredRun.read(path, run_id)
+    names, chosen = run.pipelines(), run.chosen(pipeline)
+    numbers: list[int | None] = [chosen] if pipeline is not None or not names else [*names]
+    return [
+        MeasuredRun(
+            report=run.report(number),
+            name=names[number] or f"pipeline {number}" if number is not None else path.name,
+            run=run,
+            pipeline=number,
+        )
+        for number in numbers
+    ]
+
+
+def load_trace(path: str | os.PathLike[str]) -> MeasuredRun:
+    """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is not one."""
+    trace = read(path)
+    profiles = profiles_of(trace, path)
+    with damaged(path):  # what a page needs of it
+        panels_of(trace)
+        list(_events_of(trace))
+    if len(profiles) != 1:
+        raise ValueError(
+            f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "
+            "merged. Load those."
+        )
+    return MeasuredRun(
+        report=report_in(profiles[0], path), name=Path(path).name, trace=trace, path=Path(path)
     )
+
+
+def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
+    """Return the page of one or several pipelines of a run.
+
+    Raises: ModuleNotFoundError: it has charts, and matplotlib is not installed.
+    """
+    charts = []
+    for run in runs:
+        if run.trace is not None:
+            with damaged(run.path):
+                charts += _chart_of(run.trace)
+    stored = runs[0].run
+    if stored is not None:
+        charts += _charts_of_file(stored, runs)
+    headings = [run.name if len(runs) > 1 else "" for run in runs]
+    parts = [
+        part_of(run.report, heading, run.facts())
+        for run, heading in zip(runs, headings, strict=True)
+    ]
+    events = {id(each.details): each for run in runs for each in run.events()}
+    title = f"Loading: {', '.join(run.name for run in runs)}"
+    tables = event_tables(events.values())
+    return html_of(title, parts, charts=charts, tables=tables, is_fragment=is_fragment)
+
+
+def _charts_of_file(run: StoredRun, runs: Sequence[MeasuredRun]) -> list[tuple[str, str]]:
+    from ..plot.plot import drawn_part  # brings it only where there is a file
+
+    drawn = drawn_part(
+        run.path, run_id=run.facts["run_id"], pipelines=[each.pipeline for each in runs]
+    )
+    texts = {"tasks": "Every stage, interval by interval.", "queues": "Every queue."}
+    return [
+        (svg_of(drawn.figure(kind)), text) for kind, text in texts.items() if drawn.series[kind]
+    ]
+
+
+def _chart_of(trace: Json) -> list[tuple[str, str]]:
+    check_matplotlib()
+    panels, collections, span = panels_of(trace)
+    if not panels:
+        return []
+    missing = sum(each["num_lost"] + each["num_left_out"] for each in trace[OURS]["profiles"])
+    text = "What every worker did, at the end of the run; write_trace() writes a trace with more."
+    if missing:
+        text += f" {missing:,} older slices had no room in memory or in the trace."
+    figure = draw(panels, collections, span, heading="What every worker did", since="the trace's")
+    return [(svg_of(figure), text)]
+
+
+def panels_of(trace: Json) -> tuple[list[Axis], list[Collection], tuple[float, float]]:
+    """Return the last seconds of a trace: a lane for every worker, the queues' lengths, and the
+    program's own counters; the garbage collections; and the time, in seconds since its begin."""
+    events = _ours(trace)
+    slices = [event for event in events if event["ph"] == "X"]
+    stop = max(((event["ts"] + event["dur"]) / 1e6 for event in slices), default=0.0)
+    start = max(0.0, stop - _SHOWN_SECONDS, min((e["ts"] / 1e6 for e in slices), default=0.0))
+    if not 0 <= start <= stop < _LATEST:
+        raise ValueError(f"its events are from {start} s to {stop} s after its beginning")
+    shown = [event for event in slices if (event["ts"] + event["dur"]) / 1e6 >= start]
+    panels: list[Axis] = [_lanes(events, shown, start)] if shown else []
+    panels += _curves(events, start, stop)
+    collections = []
+    for event in events:
+        if event["ph"] == "i" and event["name"] == "gc":
+            begin, details = event["ts"] / 1e6, event.get("args", {})
+            end = begin + float(details.get("seconds", 0.0))
+            is_full = int(details.get("generation", 2)) >= 2
+            collections.append(Collection(start=begin, stop=end, is_full=is_full))
+    return panels, collections, (start, stop)
+
+
+def _ours(trace: Json) -> list[Json]:
+    pids = owned_pids(trace)
+    events: list[Json] = trace["traceEvents"]
+    return events if pids is None else [event for event in events if event.get("pid") in pids]
+
+
+def _events_of(trace: Json) -> Iterator[Event]:
+    for event in _ours(trace):
+        if event["ph"] == "i" and event["name"] != "gc":
+            name, details = event["name"], event.get("args", {})
+            if name == "failure" and "key" in details:  # a sample that was left out of its batch
+                name = SKIPPED
+                details = {key: details[key] for key in ("key", "stage", "error") if key in details}
+            yield Event(event["ts"] / 1e6, name, details)
+
+
+def _lanes(events: Sequence[Json], slices: Sequence[Json], start: float) -> Lanes:
+    places, kinds = _places(events, slices), _kinds(slices)
+    numbers = {key: number for number, key in enumerate(places)}
+    spans: dict[str, list[tuple[int, float, float]]] = {
+        kind: [] for kind in dict.fromkeys(kinds.values())
+    }
+    for event in slices:
+        begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+        lane = numbers[event["pid"], event["tid"]]
+        spans[kinds[event["name"]]].append((lane, max(begin, start), end))
+    inside = [kind for kind in spans if kind not in (WAIT_IN, WAIT_OUT, PROCESS, STEP)]
+    return Lanes(names=list(places.values()), spans=spans, inside=inside)
+
+
+def _places(events: Sequence[Json], slices: Sequence[Json]) -> dict[tuple[Any, Any], str]:
+    """Return the lanes' names by process and thread, in the order of the trace."""
+    used = {(event["pid"], event["tid"]) for event in slices}
+    titles: dict[Any, str] = {}
+    names: dict[tuple[Any, Any], str] = {}
+    order: dict[tuple[Any, Any], int] = {}
+    for event in events:
+        if event["ph"] == "M":
+            key, what = (event["pid"], event.get("tid")), event["args"]
+            if event["name"] == "process_name":
+                titles[event["pid"]] = what["name"]
+            elif event["name"] == "thread_name":
+                names[key] = what["name"]
+            elif event["name"] == "thread_sort_index":
+                order[key] = what["sort_index"]
+    several = len({pid for pid, _ in used}) > 1
+    return {
+        key: (f"{titles.get(key[0], key[0])} · " if several else "") + str(names.get(key, key[1]))
+        for key in sorted(used, key=lambda key: (key[0], order.get(key, 0), key[1]))
+    }
+
+
+def _kinds(slices: Sequence[Json]) -> dict[str, str]:
+    """Return the kind of each slice by its name, enclosing ones first: they are drawn first."""
+    main = [WAIT_IN, WAIT_OUT, PROCESS, STEP]
+    counts = Counter(event["name"] for event in slices)
+    parts = [name for name, _ in counts.most_common() if name not in main]
+    kinds = {name: name for name in main if name in counts}
+    kinds |= {name: name for name in parts[:_MOST_KINDS]}
+    return kinds | dict.fromkeys(parts[_MOST_KINDS:], _OTHERS)
+
+
+def _curves(events: Sequence[Json], start: float, stop: float) -> list[Panel]:
+    """Return a panel of the queues' lengths, and one of the program's own counters."""
+    readings: dict[str, dict[tuple[Any, str], list[tuple[float, float]]]] = {}
+    for event in events:
+        if event["ph"] == "C":
+            for key, value in event["args"].items():
+                curve = readings.setdefault(key, {}).setdefault((event["pid"], event["name"]), [])
+                moment = max(start, event["ts"] / 1e6)
+                if curve and curve[-1][0] == moment:
+                    curve.pop()
+                curve.append((moment, float(value)))
+    panels = []
+    for key, curves in readings.items():
+        drawn = []
+        for number, ((_, name), curve) in enumerate(curves.items()):
+            curve.append((max(curve[-1][0], stop), curve[-1][1]))  # the last value holds
+            times, values = zip(*curve, strict=True)
+            drawn.append(
+                Curve(
+                    name=name, colour=number, begin=start, times=times, values=values, is_step=True
+                )
+            )
+        panels.append(Panel(label="queues\n(items)" if key == "items" else key, curves=drawn))
+    return panels

@@ -170,7 +170,7 @@ def _without_repeats(timeline: Timeline, collections: set[int]) -> Timeline:
     return replace(timeline, instants=tuple(instants))
 
 
-_NOTHING = make_report(PipelineStats(elapsed=0.0, consumer_wait_ratio=0.0, stages=()))
+_NOTHING = make_report(PipelineStats(0, 0, ()))
 
 
 def _report_of(owner: Any) -> Report:

@@ -7,32 +7,24 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ...engine.statistics import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
+from ...engine.statistics import PipelineStats
 from ...machine.readings import Probes
-from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
-from ..page.content import Page, Text
-from ..page.document import fragment_of, write_page
-from .causes import Cause, is_too_short
+from ...shown_text import percent, printable, shown_seconds, wrapped
+from ..page.page import Part, html_of, write_page
+from .causes import Cause, Reading, is_too_short
+from .figures import FIGURES, table_of
+from .model import Question, limiting, predict, worth_asking
 from .placement import Placement, lines_of
-from .sections import data_lines, prediction_table, sentences, stage_table
 from .verdict import Verdict, judge
-from .what_if import Question, limiting, predict, worth_asking
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..page.content import Section
-    from .what_if import Prediction
+    from ...engine.statistics import StageStats
+    from .model import Prediction
 
-_HEADINGS = (
-    *("stage", "", "busy", "CPU/wall", "wait in", "wait out", "p50 ms", "p99 ms"),
-    *("items/s", "at most/s", "failed", ""),
-)
-
-
-_UNKNOWN = "-"
 _WORTH_SAYING = 0.1
 
 
@@ -57,15 +49,25 @@ class Report:
     def __str__(self) -> str:
         """Return the verdict, a line for each stage, the checks, the action to take, and what some
         other settings would give."""
-        window = shown_seconds(self.stats.elapsed)
-        lines = [wrapped(self.verdict.finding, "VERDICT  "), f"window {window}", ""]
-        lines += [*stage_lines(self), "", wrapped(self._checks(), "checks   ")]
-        lines += [wrapped(line, "workers  ") for line in lines_of(self.placements)]
-        lines += [wrapped(line, "data     ") for line in data_lines(self.stats)]
-        lines += [wrapped(remark, "note     ") for remark in self.verdict.remarks]
-        lines.append(wrapped(f"{self.verdict.action}{_gain(self.verdict)}", "ACTION   "))
-        lines += [wrapped(str(each), "WHAT IF  ") for each in self.predictions]
+        (verdict, *others), stages = self.said(), stage_lines(self)
+        action = next(each for each in others if each[0] == "ACTION")
+        others.remove(action)
+        lines = [_line(verdict), f"window {shown_seconds(self.stats.elapsed)}", "", *stages, ""]
+        lines += map(_line, [*others, action])
+        lines += [_line(("WHAT IF", str(each))) for each in self.predictions]
         return printable("\n".join(lines))
+
+    def said(self) -> list[tuple[str, str]]:
+        """Return the sentences of the report, each with a word before it."""
+        verdict = self.verdict
+        return [
+            ("VERDICT", verdict.finding),
+            ("ACTION", f"{verdict.action}{_gain(verdict)}"),
+            ("checks", self._checks()),
+            *(("workers", line) for line in lines_of(self.placements)),
+            *(("data", line) for line in _data_lines(self.stats)),
+            *(("note", remark) for remark in verdict.remarks),
+        ]
 
     __repr__ = __str__
 
@@ -74,7 +76,7 @@ class Report:
         """Predictions for the settings that the verdict suggests to ask about; () if
         training hardly waits, or nothing can be known yet."""
         verdict = self.verdict
-        asked = worth_asking(self.stats, verdict.stage, verdict.cause, self.pooled, self.placement)
+        asked = worth_asking(self._reading, verdict.stage, verdict.cause, self.placement)
         found = (self._predict(question) for question in asked)
         return tuple(each for each in found if each.base_rate)
 
@@ -110,18 +112,15 @@ class Report:
         )
 
     def _predict(self, question: Question) -> Prediction:
-        return predict(
-            question,
-            self.stats,
-            self.probes,
-            self.verdict.cause,
-            pooled=self.pooled,
-            placement=self.placement,
-        )
+        return predict(question, self._reading, self.verdict.cause, self.placement)
+
+    @property
+    def _reading(self) -> Reading:
+        return Reading(self.stats, self.probes, self.pooled)
 
     def _repr_html_(self) -> str:
         """Return the verdict and the table of the stages for a notebook."""
-        return fragment_of(Page(title="", sections=sections_of(self)))
+        return html_of("", [part_of(self)], is_fragment=True)
 
     def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the verdict and the table of the stages as a page, one HTML file that needs no
@@ -130,16 +129,13 @@ class Report:
         path: folders are created, a file is replaced once the new one is complete.
         Raises: ValueError: a folder.
         """
-        figures = {"reports": [self.as_dict()]}
-        return write_page(
-            Page(title="Report on loading", sections=sections_of(self), figures=figures), path
-        )
+        return write_page(path, html_of("Report on loading", [part_of(self)]))
 
     def as_json(self) -> str:
         """Return ``verdict``, ``stats``, ``probes``, ``placements`` and ``predictions`` for
         programs; null = not measured, or not known."""
         content = self.as_dict()
-        del content["pooled"]
+        del content["pooled"], content["totals"]
         content["predictions"] = [{**asdict(each), "gain": each.gain} for each in self.predictions]
         return json.dumps(content, allow_nan=False)
 
@@ -149,10 +145,14 @@ class Report:
         if not math.isfinite(self.verdict.gain):
             verdict["gain"] = None
         verdict["remarks"] = list(self.verdict.remarks)
-        stats = {**asdict(self.stats), "stages": [asdict(stage) for stage in self.stats.stages]}
-        content = {"verdict": verdict, "stats": stats, "probes": asdict(self.probes)}
-        placements = [asdict(placement) for placement in self.placements]
-        return {**content, "pooled": list(self.pooled), "placements": placements}
+        return {
+            "verdict": verdict,
+            "stats": _derived(self.stats),
+            "totals": self.stats.as_dict(),
+            "probes": asdict(self.probes),
+            "pooled": list(self.pooled),
+            "placements": [asdict(placement) for placement in self.placements],
+        }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -160,35 +160,17 @@ class Report:
 
         Raises: KeyError, TypeError, ValueError: it has other keys or values.
         """
-        verdict, stats = content["verdict"], content["stats"]
+        verdict = content["verdict"]
         gain = math.inf if verdict["gain"] is None else verdict["gain"]
         read = {"cause": Cause(verdict["cause"]), "remarks": tuple(verdict["remarks"])}
         return cls(
             verdict=Verdict(**{**verdict, **read, "gain": gain}),
-            stats=PipelineStats(**{**stats, "stages": tuple(map(_stage, stats["stages"]))}),
+            stats=PipelineStats.from_dict(content["totals"]),
             probes=Probes(**content["probes"]),
             pooled=tuple(content["pooled"]),
             placements=tuple(
                 Placement.from_details(each, each["since"]) for each in content["placements"]
             ),
-        )
-
-    def _row(self, stage: StageStats) -> Sequence[str]:
-        tasks, seconds = stage.tasks, self.stats.elapsed
-        is_timed = tasks.num_tasks > tasks.num_failures
-        return (
-            stage.name,
-            str(stage.concurrency),
-            percent(stage.busy_ratio),
-            percent(stage.cpu_ratio) if is_timed else _UNKNOWN,
-            percent(stage.wait_in_ratio),
-            percent(stage.wait_out_ratio),
-            f"{tasks.p50_time * 1e3:.1f}" if is_timed else _UNKNOWN,
-            f"{tasks.p99_time * 1e3:.1f}" if is_timed else _UNKNOWN,
-            shown_rate(tasks.num_tasks / seconds if seconds else 0.0),
-            shown_rate(stage.capacity) if is_timed else _UNKNOWN,
-            str(tasks.num_failures),
-            self._note_on(stage),
         )
 
     def _note_on(self, stage: StageStats) -> str:
@@ -228,7 +210,7 @@ class Report:
                 f"{percent(self._elsewhere())} of the workers' time outside of the stages"
             )
         # Of a short window, what a thread did beside it, or before, may be most.
-        if (p.helper_cores or 0.0) >= 0.05 and not is_too_short(self.stats):
+        if (p.helper_cores or 0.0) >= 0.05 and not is_too_short(self.stats.elapsed):
             checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
         if p.sampling_ratio is not None and p.sampling_ratio >= 0.01:
             checks.append(f"drawing from the sampler {percent(p.sampling_ratio)}")
@@ -247,31 +229,50 @@ class Report:
 def stage_lines(report: Report) -> list[str]:
     """Return the table of the stages: a line of headings, and one for each, with a note at its end
     on what it waits for."""
-    crew = "workers" if report.pooled else "threads"
-    headings = (_HEADINGS[0], crew, *_HEADINGS[2:])
-    rows = [headings, *(report._row(stage) for stage in report.stats.stages)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    headings, rows = _table(report, "text")
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     last = len(widths) - 1
     return [
         "  ".join(
             cell.ljust(width) if n in (0, last) else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in (headings, *rows)
     ]
 
 
-def sections_of(report: Report) -> list[Section]:
-    """Return the report's part of a page."""
-    verdict, stats = report.verdict, report.stats
-    notes = [report._note_on(stage) for stage in stats.stages]
-    return [
-        *sentences(verdict, _gain(verdict), report._checks(), stats.elapsed),
-        *(Text(word="workers", text=line) for line in lines_of(report.placements)),
-        *(Text(word="data", text=line) for line in data_lines(stats)),
-        stage_table(stats, verdict.stage, notes),
-        *prediction_table(report.predictions),
-    ]
+def part_of(report: Report, heading: str = "", facts: str = "") -> Part:
+    """Return the report's part of a page. ``facts``: where the statistics are from."""
+    headings, rows = _table(report, "page")
+    said = [*report.said(), ("window", shown_seconds(report.stats.elapsed))]
+    said += [("what if", str(each)) for each in report.predictions]
+    return Part(
+        heading=heading,
+        said=[("run", facts), *said] if facts else said,
+        headings=headings,
+        rows=rows,
+        meanings={each.heading: each.meaning for each in FIGURES},
+        marked=report.verdict.stage,
+    )
+
+
+def _table(report: Report, place: str) -> tuple[list[str], list[list[str]]]:
+    notes = [report._note_on(stage) for stage in report.stats.stages]
+    return table_of(report.stats, notes, "workers" if report.pooled else "threads", place)
+
+
+def _line(said: tuple[str, str]) -> str:
+    return wrapped(said[1], f"{said[0]:<9}")
+
+
+def _data_lines(stats: PipelineStats) -> list[str]:
+    """Return a line for each kind of dataset statistics: those whose names begin alike."""
+    kinds: dict[str, list[str]] = {}
+    for name, value in stats.data.items():
+        kind, _, what = name.partition("/")
+        number = f"{value:,}" if isinstance(value, int) else f"{value:.2%}"
+        kinds.setdefault(kind, []).append(f"{what} {number}")
+    return [f"{kind}: {', '.join(figures)}" for kind, figures in kinds.items()]
 
 
 def make_report(
@@ -283,12 +284,28 @@ def make_report(
     return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
 
 
-def _stage(content: Mapping[str, Any]) -> StageStats:
-    parts = {
-        "tasks": TaskPerfStats(**content["tasks"]),
-        "queue": QueuePerfStats(**content["queue"]),
+def _derived(stats: PipelineStats) -> dict[str, Any]:
+    """Return what users read of the statistics."""
+    stages = [
+        {
+            **{name: getattr(stage, name) for name in _OF_STAGE},
+            "tasks": asdict(stage.tasks),
+            "queue": asdict(stage.queue),
+        }
+        for stage in stats.stages
+    ]
+    return {
+        "elapsed": stats.elapsed,
+        "consumer_wait_ratio": stats.consumer_wait_ratio,
+        "stages": stages,
+        "data": dict(stats.data),
     }
-    return StageStats(**{**content, **parts})
+
+
+_OF_STAGE = (
+    *("name", "concurrency", "num_dropped", "busy_ratio", "wait_in_ratio", "wait_out_ratio"),
+    "thread_time",
+)
 
 
 def _gain(verdict: Verdict) -> str:

@@ -10,6 +10,9 @@ from ...shown_text import shortened
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SKIPPED = "skipped"
+"""The name of an event: a sample that failed and was left out of its batch."""
+
 MOST_KEPT = 1_000
 """The number of skipped samples that a loader remembers."""
 

@@ -1,5 +1,7 @@
 """The verdict: what holds training back, why, and what to do. A pure function of a reading.
 
+One rule decides, the first that holds, so that the sentence that names the cause and the one that
+says what to do cannot contradict each other. It names nothing whose figure was not measured.
 Thresholds on the waiting time are those of TensorFlow's input-pipeline analysis (5 and 20 % of the
 step).
 """
@@ -9,21 +11,27 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ...machine.gil import has_gil
 from ...machine.readings import Probes
 from ...shown_text import percent, shown_seconds
-from .advice import advise
-from .causes import SHORT_SECONDS, Cause, is_too_short, num_delivered
-from .finding import find
+from .advice import (
+    Advice,
+    Ceiling,
+    advise,
+    without_any_waits,
+    without_start,
+    without_waits,
+)
+from .causes import SHORT_SECONDS, Cause, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...engine.statistics import PipelineStats
 
-_INPUT_BOUND = 0.05
+INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
 
 _STEP_SLOWDOWN = 0.10
@@ -52,14 +60,149 @@ class Verdict:
     longer waits."""
 
 
-_NOTHING_MEASURED = Verdict(
-    cause=Cause.UNKNOWN,
-    stage=None,
-    wait_ratio=0.0,
-    finding="There are no figures: nothing was loaded yet.",
-    action="Load for a while, and look again.",
-    gain=0.0,
-)
+class Rule(NamedTuple):
+    """A cause, and when it is named. Texts have fields: ``{crew}``, ``{stage}``."""
+
+    cause: Cause
+    holds: Callable[[Reading], bool]
+    why: str
+    action: str = ""
+    """"" = the advice for a stage gives it, and the gain."""
+    gain: Callable[[Reading], Ceiling] = without_any_waits
+    of: Literal["window", "waits", "stage"] = "waits"
+    """Whether ``why`` is the whole finding, or says why training waits: whatever the stages do, or
+    for the busiest of them."""
+
+
+def _nothing(_: Reading) -> Ceiling:
+    return Ceiling(0.0)
+
+
+def _is_empty(r: Reading) -> bool:
+    """Nothing was delivered in a window that says nothing else."""
+    says_more = not r.is_too_short and r.waits >= INPUT_BOUND and not r.num_lost
+    return r.num_delivered == 0 and not says_more
+
+
+def _is_input_bound(r: Reading) -> bool:
+    return r.waits >= INPUT_BOUND
+
+
+def _slows_down(r: Reading) -> bool:
+    return not _is_input_bound(r) and (r.probes.step_slowdown or 0.0) >= _STEP_SLOWDOWN
+
+
+def _takes_the_gil(r: Reading) -> bool:
+    """Its threads want the GIL most of the time, so it is seldom free for the training loop."""
+    is_open = not _is_input_bound(r) and r.probes.step_slowdown is None
+    return is_open and _rule_of_waits(r).cause is Cause.GIL
+
+
+def _is_for_sampler(r: Reading) -> bool:
+    # What the loop does itself takes long, too, where it waits for a GIL that others have.
+    return r.is_for_sampler and (r.has_spare_time or not r.is_gil_taken)
+
+
+def _is_for_hand_over(r: Reading) -> bool:
+    is_for_loader = r.is_for_loader and not r.is_gil_taken
+    is_spare = r.has_spare_time and (r.is_for_loader or r.is_for_all_items)
+    return is_for_loader or is_spare
+
+
+def _is_crew_without_core(r: Reading) -> bool:
+    return r.waits_for_core and not (r.is_for_sampler or r.is_for_loader)
+
+
+_LOOK = "Read the notes, and the first errors in the log of spdl_torch."
+_NOT_BOUND = "Training is not input-bound: it waits for data {waits} of the time"
+_NO_STAGE = "no stage is short of {crew}; "
+
+RULES = (
+    Rule(Cause.UNKNOWN, lambda r: r.stats.elapsed <= 0,
+         "There are no figures: nothing was loaded yet.", "Load for a while, and look again.",
+         _nothing, "window"),
+    Rule(Cause.UNKNOWN, lambda r: _is_empty(r) and 0 < r.num_lost < r.stages[0].tasks.num_tasks,
+         "Nothing was delivered in {seconds}: {lost} failed or were dropped, and no other has come "
+         "through yet.", _LOOK, _nothing, "window"),  # others may be under way
+    Rule(Cause.UNKNOWN, lambda r: _is_empty(r) and r.num_lost > 0,
+         "Nothing was delivered in {seconds}: every item failed or was dropped.", _LOOK,
+         _nothing, "window"),
+    Rule(Cause.UNKNOWN, lambda r: _is_empty(r) and any(s.tasks.num_tasks for s in r.stages),
+         "Nothing was delivered in {seconds}: the first item is still under way.",
+         "Wait for it, and look again.", _nothing, "window"),
+    Rule(Cause.UNKNOWN, _is_empty,
+         "Nothing was delivered in {seconds}: no stage was given any item.",
+         "Look at the source: it may be empty, or make its first item still.", _nothing, "window"),
+    Rule(Cause.SHORT, lambda r: r.is_too_short,
+         "Training waited for data {waits} of {seconds}, which is too short to say why.",
+         f"Load for {SHORT_SECONDS:g} seconds or more, and look again.", _nothing, "window"),
+    Rule(Cause.INTERFERENCE, lambda r: _slows_down(r) and r.probes.own_gil,
+         f"{_NOT_BOUND}, but its steps take {{slowdown}} longer than with cached batches.",
+         "Use fewer workers: they take cores, or memory bandwidth, from the step.",
+         lambda r: Ceiling(r.probes.step_slowdown or 0.0), "window"),
+    Rule(Cause.INTERFERENCE, _slows_down,
+         f"{_NOT_BOUND}, but its steps take {{slowdown}} longer than with cached batches.",
+         "Use fewer threads, or ops that hold the GIL less (whole batches in one call).",
+         lambda r: Ceiling(r.probes.step_slowdown or 0.0), "window"),
+    Rule(Cause.INTERFERENCE, _takes_the_gil,
+         f"{_NOT_BOUND}, but its own Python waits for the GIL, which stage {{stage}} takes.",
+         "Compare the step with cached batches (headspace). If it is faster with them, load in "
+         "{processes}, or by ops that hold the GIL less (whole batches in one call).",
+         lambda _: Ceiling(math.inf), "window"),
+    Rule(Cause.CONSUMER, lambda r: not _is_input_bound(r), f"{_NOT_BOUND}.",
+         "Do nothing: a faster loader would not be noticed.", _nothing, "window"),
+
+    Rule(Cause.UNKNOWN, lambda r: r.lacks_statistics,
+         "the stages keep no statistics, so nothing tells why",
+         "Leave stats=False out, and look again.", without_start),
+    Rule(Cause.START, lambda r: not r.stages, f"{_NO_STAGE}the wait is the start of the pass",
+         "Use longer epochs{or_persistent}.", without_start),
+    Rule(Cause.SOURCE, lambda r: r.waits_for_source,
+         "the source is the bottleneck; every stage waits for it",
+         "Make the source cheaper: let it yield paths or indices, and read in a stage.",
+         without_start),
+    Rule(Cause.CPU, lambda r: _is_crew_without_core(r) and r.others_have_cores,
+         f"{_NO_STAGE}the workers wait for a core, which other programs have",
+         "End other programs that take the cores, or use larger batches: a worker waits for a core "
+         "once for each.", without_start),
+    Rule(Cause.CPU, _is_crew_without_core, f"{_NO_STAGE}the workers wait for a core",
+         "Use fewer workers, or larger batches: a worker waits for a core once for each.",
+         without_start),
+    Rule(Cause.SAMPLER, _is_for_sampler,
+         "the sampler is the bottleneck, from which the loop itself draws",
+         "Make the sampler cheaper: more workers will not help, as they do not draw from it. Find "
+         "the order before training, or for many indices at once, and let the dataset do the "
+         "reading.", lambda r: without_waits(r.sampling, "the dataset", r.waits_for_others)),
+    Rule(Cause.HAND_OVER, lambda r: r.is_inline and r.has_spare_time,
+         "most of it is what the loader itself does for every batch, however small",
+         "Use larger batches: each takes the loop the same, whatever is in it."),
+    Rule(Cause.HAND_OVER, lambda r: r.is_loader and _is_for_hand_over(r),
+         f"{_NO_STAGE}the wait is for many small results to be handed over",
+         "Use larger batches, or num_workers=0, with which none is handed over."),
+    Rule(Cause.HAND_OVER, _is_for_hand_over,
+         f"{_NO_STAGE}the wait is for many small results to be handed over",
+         "Hand over more at once: aggregate items, or let each op do the work of several."),
+    Rule(Cause.START, lambda r: r.has_spare_time,
+         f"{_NO_STAGE}the wait is the start of the pass",
+         "Use longer epochs{or_persistent}.", without_start),
+
+    Rule(Cause.GIL, lambda r: r.is_gil_taken, ", and its {crew} wait for the GIL", of="stage"),
+    Rule(Cause.CPU, lambda r: r.is_short_of_cores and r.others_have_cores,
+         ", and its {crew} wait for a core, which other programs have", of="stage"),
+    Rule(Cause.CPU, lambda r: r.is_short_of_cores, ", and its {crew} wait for a core", of="stage"),
+    Rule(Cause.UNKNOWN, lambda r: r.may_wait_for_gil, ", and its {crew} may wait for the GIL",
+         of="stage"),
+    Rule(Cause.IO, lambda r: r.waits_for_storage, ", and it waits for storage or a network",
+         of="stage"),
+    Rule(Cause.UNKNOWN, lambda r: r.load.waits, ", and it waits; for what was not measured",
+         of="stage"),
+    Rule(Cause.THREADS, lambda r: r.computes and r.load.is_done_by_helpers,
+         ", and it computes all the time, on threads of its own", of="stage"),
+    Rule(Cause.THREADS, lambda r: r.computes, ", and it computes all the time", of="stage"),
+    Rule(Cause.UNKNOWN, lambda _: True, "", of="stage"),
+)  # fmt: skip
+"""The first that holds decides: the window says too little or training does not wait; what it waits
+for is no stage; or its busiest stage is the bottleneck."""
 
 
 def judge(
@@ -73,112 +216,76 @@ def judge(
         requests, not for a source; () = every stage has threads of its own, as in a pipeline.
     """
     probes = probes or Probes(switch_interval=sys.getswitchinterval(), own_gil=not has_gil())
-    waiting = stats.consumer_wait_ratio
-    if stats.elapsed <= 0:
-        return _NOTHING_MEASURED
-    remarks = tuple(_remarks(stats, probes))
-    has_nothing, is_short = num_delivered(stats.stages) == 0, is_too_short(stats)
-    if has_nothing and (is_short or waiting < _INPUT_BOUND or _num_lost(stats)):
-        return _nothing_delivered(stats, remarks)
-    if is_short:
-        return _too_short(stats, remarks)
-    if waiting < _INPUT_BOUND:
-        return _not_input_bound(stats, probes, pooled, remarks)
-    level = "HIGHLY" if waiting >= _HIGHLY_INPUT_BOUND else "moderately"
-    finding = f"Training waits for data {percent(waiting)} of the time ({level} input-bound)"
-    if has_nothing:
-        finding = f"Nothing was delivered. {finding}"
-    found = find(stats, probes, pooled)
-    advice = advise(stats, probes, pooled, found)
+    reading = Reading(stats, probes, pooled)
+    rule = next(rule for rule in RULES if rule.holds(reading))
+    words = _Words(reading, rule)
+    finding = rule.why.format_map(words)
+    if rule.of == "stage":
+        finding = f"stage {words['stage']} is the bottleneck{finding}"
+        advice = advise(reading, rule.cause)
+    else:
+        advice = Advice(rule.action.format_map(words), rule.gain(reading))
+    if rule.of != "window":
+        level = "HIGHLY" if reading.waits >= _HIGHLY_INPUT_BOUND else "moderately"
+        nothing = "Nothing was delivered. " * (reading.num_delivered == 0)
+        finding = (
+            f"{nothing}Training waits for data {words['waits']} of the time ({level} input-bound): "
+            f"{finding}."
+        )
+    is_measured = stats.elapsed > 0
     return Verdict(
-        cause=found.cause,
-        stage=found.stage.name if found.stage else None,
-        wait_ratio=waiting,
-        finding=f"{finding}: {found.why}.",
+        cause=rule.cause,
+        stage=reading.bottleneck.name if rule.of == "stage" else None,
+        wait_ratio=reading.waits if is_measured else 0.0,
+        finding=finding,
         action=advice.action,
         gain=advice.ceiling.gain,
-        remarks=remarks,
+        remarks=tuple(_remarks(reading)) if is_measured else (),
         limit=advice.ceiling.limit,
     )
 
 
-def _too_short(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
-    waited = percent(stats.consumer_wait_ratio)
-    return Verdict(
-        cause=Cause.SHORT,
-        stage=None,
-        wait_ratio=stats.consumer_wait_ratio,
-        finding=f"Training waited for data {waited} of {shown_seconds(stats.elapsed)}, "
-        "which is too short to say why.",
-        action=f"Load for {SHORT_SECONDS:g} seconds or more, and look again.",
-        gain=0.0,
-        remarks=remarks,
-    )
+def cause_of_waits(reading: Reading) -> Cause:
+    """Return what would hold back a training that waits, however long the window is."""
+    return _rule_of_waits(reading).cause
 
 
-def _num_lost(stats: PipelineStats) -> int:
-    return sum(stage.tasks.num_failures + stage.num_dropped for stage in stats.stages)
+def _rule_of_waits(reading: Reading) -> Rule:
+    return next(rule for rule in RULES if rule.of != "window" and rule.holds(reading))
 
 
-def _nothing_delivered(stats: PipelineStats, remarks: tuple[str, ...]) -> Verdict:
-    num_lost = _num_lost(stats)
-    if num_lost:
-        why = "every item failed or was dropped"
-        if num_lost < stats.stages[0].tasks.num_tasks:  # others may be under way
-            why = f"{num_lost} failed or were dropped, and no other has come through yet"
-        action = "Read the notes, and the first errors in the log of spdl_torch."
-    elif any(stage.tasks.num_tasks for stage in stats.stages):
-        why, action = "the first item is still under way", "Wait for it, and look again."
-    else:
-        why = "no stage was given any item"
-        action = "Look at the source: it may be empty, or make its first item still."
-    return Verdict(
-        cause=Cause.UNKNOWN,
-        stage=None,
-        wait_ratio=stats.consumer_wait_ratio,
-        finding=f"Nothing was delivered in {shown_seconds(stats.elapsed)}: {why}.",
-        action=action,
-        gain=0.0,
-        remarks=remarks,
-    )
+class _Words(dict[str, str]):
+    """The words for the fields of a rule's texts, each found when it is asked for."""
+
+    def __init__(self, reading: Reading, rule: Rule) -> None:
+        super().__init__()
+        self._reading, self._rule = reading, rule
+
+    def __missing__(self, name: str) -> str:
+        r = self._reading
+        match name:
+            case "crew":
+                of_workers = r.is_of_workers if self._rule.of == "stage" else r.is_loader
+                return "workers" if of_workers else "threads"
+            case "stage":
+                return repr(r.bottleneck.name)
+            case "waits":
+                return percent(r.waits)
+            case "slowdown":
+                return percent(r.probes.step_slowdown or 0.0)
+            case "seconds":
+                return shown_seconds(r.stats.elapsed)
+            case "lost":
+                return str(r.num_lost)
+            case "processes":
+                return 'processes (isolation="process")' if r.is_loader else "a subprocess"
+        assert name == "or_persistent", name
+        return " or persistent_workers=True" * r.is_loader
 
 
-def _not_input_bound(
-    stats: PipelineStats, probes: Probes, pooled: Sequence[str], remarks: tuple[str, ...]
-) -> Verdict:
-    waiting, slowdown = stats.consumer_wait_ratio, probes.step_slowdown
-    finding = f"Training is not input-bound: it waits for data {percent(waiting)} of the time"
-    cause, gain = Cause.CONSUMER, 0.0
-    action = "Do nothing: a faster loader would not be noticed."
-    if slowdown is not None and slowdown >= _STEP_SLOWDOWN:
-        cause, gain = Cause.INTERFERENCE, slowdown
-        finding += f", but its steps take {percent(slowdown)} longer than with cached batches"
-        action = "Use fewer threads, or ops that hold the GIL less (whole batches in one call)."
-        if probes.own_gil:
-            action = "Use fewer workers: they take cores, or memory bandwidth, from the step."
-    elif slowdown is None and (found := find(stats, probes, pooled)).keeps_the_gil_taken:
-        assert found.stage is not None, "guaranteed by keeps_the_gil_taken"
-        cause, gain = Cause.INTERFERENCE, math.inf
-        finding += f", but its own Python waits for the GIL, which stage {found.stage.name!r} takes"
-        processes = 'processes (isolation="process")' if pooled else "a subprocess"
-        action = (
-            "Compare the step with cached batches (headspace). If it is faster with them, load in "
-            f"{processes}, or by ops that hold the GIL less (whole batches in one call)."
-        )
-    return Verdict(
-        cause=cause,
-        stage=None,
-        wait_ratio=waiting,
-        finding=f"{finding}.",
-        action=action,
-        gain=gain,
-        remarks=remarks,
-    )
-
-
-def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
+def _remarks(reading: Reading) -> list[str]:
     remarks = []
-    for stage in stats.stages:
+    for stage in reading.stages:
         tasks = stage.tasks
         if tasks.num_failures:
             share = tasks.num_failures / tasks.num_tasks
@@ -189,9 +296,9 @@ def _remarks(stats: PipelineStats, probes: Probes) -> list[str]:
             )
         if stage.num_dropped:
             remarks.append(f"{stage.name}: the op dropped {stage.num_dropped} items (None).")
-    collecting = probes.gc_ratio or 0.0
+    collecting = reading.probes.gc_ratio or 0.0
     # Of a short window a single collection may be most.
-    if collecting >= 0.01 and not is_too_short(stats):
+    if collecting >= 0.01 and not reading.is_too_short:
         remarks.append(
             f"Garbage collection takes {percent(collecting)} of the time: call "
             "gc.freeze() before training."

@@ -1,0 +1,139 @@
+"""Reports as one HTML file that needs no network: sentences, tables, and pictures of charts.
+
+The template is Jinja2's, which torch brings; it is imported here alone and only in functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...shown_text import printable_line
+from ...whole_files import write_text
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+_MOST_ROWS = 500
+
+_TITLES = {
+    "decision": "Decisions of tuning",
+    "failure": "Failures",
+    "skipped": "Skipped samples",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What a page says of one report: sentences, each with a word before it, and a table."""
+
+    heading: str = ""
+    said: Sequence[tuple[str, str]] = ()
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """Of headings, shown when the pointer is on one."""
+    marked: str | None = None
+    """The first cell of the row that stands out."""
+
+
+class Event(NamedTuple):
+    """Something that happened at one moment."""
+
+    time: float
+    """Seconds since the run's start."""
+    name: str
+    details: Mapping[str, Any]
+
+
+class Table(NamedTuple):
+    """Rows of texts."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+
+def html_of(
+    title: str,
+    parts: Sequence[Part],
+    *,
+    charts: Sequence[tuple[str, str]] = (),
+    tables: Sequence[Table] = (),
+    is_fragment: bool = False,
+) -> str:
+    """Return a page, or its content alone for a notebook's cell.
+
+    charts: the address of each image, with a sentence on it.
+    """
+    content = {"title": title, "parts": parts, "charts": charts, "tables": tables}
+    return str(_template().render(**content, is_fragment=is_fragment))
+
+
+def write_page(path: str | os.PathLike[str], html: str) -> Path:
+    """Write a page to a file, which takes its name once it is complete; return its path. Missing
+    folders are created.
+
+    Raises: ValueError: a folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: a page must be a file, and this is a folder. Add a name to it.")
+    write_text(path, html)
+    return path
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment
+
+    # What is from elsewhere, such as names of files and errors, is text; letters that control a
+    # terminal are shown as such: a page may be looked at in one.
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable_line(value) if type(value) is str else value,
+    )
+    return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
+
+
+def event_tables(events: Iterable[Event]) -> list[Table]:
+    """Return a table for each event name, with a column for each of its details."""
+    by_name: dict[str, list[Event]] = {}
+    for event in sorted(events, key=lambda each: each.time):
+        by_name.setdefault(event.name, []).append(event)
+    return [_table(name, those) for name, those in sorted(by_name.items())]
+
+
+def _table(name: str, events: Sequence[Event]) -> Table:
+    # A detail that no event has, such as a remedy where there is none, gets no column.
+    given = [item for each in events for item in each.details.items()]
+    keys = list(dict.fromkeys(str(key) for key, value in given if value not in ("", None)))
+    shown = events[-_MOST_ROWS:]
+    left_out = len(events) - len(shown)
+    return Table(
+        _TITLES.get(name) or _words(name),
+        ["at s", *map(_words, keys)],
+        [
+            [f"{event.time:,.3f}", *(_shown(event.details.get(key)) for key in keys)]
+            for event in shown
+        ],
+        f"The last {len(shown)}; {left_out} earlier ones are left out." if left_out else "",
+    )
+
+
+def _words(name: str) -> str:
+    """Return a name as words: ``moved_to`` becomes ``Moved to``."""
+    words = name.replace("_", " ").strip()
+    return words[:1].upper() + words[1:]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "\N{EN DASH}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,195 @@
+"""What a loader does from one look to the next: its intervals, the samples that it leaves out, and
+the decisions of its tuning. Recording looks by a thread, Lightning's monitor at its hooks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..verdict.placement import PLACEMENT_EVENT
+from ..verdict.report import Report, make_report
+from ..verdict.skipped import SKIPPED, key_text
+from .entries import EventLogEntry, interval_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ...engine.statistics import PipelineStats
+    from ..verdict.placement import Placement
+    from .entries import LogEntry
+
+DECISION_EVENT = "decision"
+"""The name of the event that records a decision of tuning."""
+
+_LOADED_AHEAD = ("num_tasks", "num_failures", "num_dropped", "num_items", "good_ns", "cpu_ns",
+                 "calls")  # fmt: skip
+
+
+class Interval(NamedTuple):
+    """What a loader did between two looks."""
+
+    stats: PipelineStats
+    report: Report
+    """On its pass so far, as it was at the interval's end."""
+    begins: bool
+    """Whether it is the first of the pass."""
+
+
+class Follower:
+    """Looks at one loader, again and again. One thread at a time calls it, unless it writes."""
+
+    def __init__(
+        self,
+        source: Any,
+        number: int,
+        name: str,
+        *,
+        log: Callable[[LogEntry], Any] | None = None,
+        listeners: Sequence[Callable[[Interval], Any]] = (),
+        from_now: bool = False,
+    ) -> None:
+        """``number``, ``name``: of the loader among those of the run. ``log``: gets the entries for
+        a file. ``listeners``: get each interval. ``from_now``: what it did up to now is not new."""
+        self.source, self.number, self.name = source, number, name
+        self._log, self._listeners = log, listeners
+        report = report_of(source) if from_now else None
+        self._before = None if report is None else report.stats
+        self._ahead: PipelineStats | None = None  # of a pause: what counts though its time does not
+        self._last_skipped: Any = next(reversed(_skipped_of(source)), None) if from_now else None
+        self._last_decision = time.time() if from_now else 0.0
+        self._placement: Placement | None = None
+        # Held from the end of one pass to the start of the next: a reading in between would be of
+        # the old pass again, and be taken for the first of the new one. Re-entrant: on one thread,
+        # a pass may begin while another is being begun.
+        self.lock = threading.RLock()
+
+    def news(self) -> Interval | None:
+        """Return the interval since the last one ended; None = nothing is new."""
+        report, before = report_of(self.source), self._before
+        if report is None or not report.stats.stages:
+            return None
+        if before is not None and report.stats.elapsed_ns <= before.elapsed_ns:
+            # The pass is over, and its statistics no longer change. They may be a little older
+            # than the last reading, if that was taken while the loop's thread took the final.
+            return None
+        stats = report.stats.since(before)
+        begins = stats is report.stats
+        if self._ahead is not None and not begins:
+            stats = self._ahead + stats
+        return Interval(stats, report, begins)
+
+    def write(self) -> None:
+        """End the interval here: hand it, and what else is new, to whoever wants it."""
+        with self.lock:
+            interval = self.news()
+            if interval is not None:
+                self._before, self._ahead = interval.report.stats, None
+                for entry in self._entries_of(interval):
+                    self._write(entry)
+                for listener in self._listeners:
+                    listener(interval)
+            for entry in self._events():
+                self._write(entry)
+
+    def begin_pass(self) -> None:
+        """Let the next reading be of a new pass, which begins at zero."""
+        self._before = self._ahead = None
+
+    def end_pause(self) -> None:
+        """Leave out the time since the last look. Items loaded ahead in it count, so that the sum
+        misses none."""
+        report = report_of(self.source)
+        if report is not None:
+            paused, self._before = report.stats.since(self._before), report.stats
+            self._ahead = None if paused is report.stats else _without_time(paused)
+
+    def _write(self, entry: LogEntry) -> None:
+        if self._log is not None:
+            self._log(entry)
+
+    def _entries_of(self, interval: Interval) -> Iterator[LogEntry]:
+        now, report = time.time(), interval.report
+        yield interval_entry(
+            report,
+            interval.stats,
+            begins=interval.begins,
+            number=self.number,
+            name=self.name,
+            timestamp=now,
+        )
+        for each in report.placements:
+            if not each.is_as(self._placement):
+                self._placement = each
+                details = {"pipeline": self.number, "name": self.name, **each.as_details()}
+                moment = now if each.since is None else each.since
+                yield EventLogEntry(moment, PLACEMENT_EVENT, details)
+
+    def _events(self) -> Iterator[EventLogEntry]:
+        """Yield an event for each sample that was left out, and each decision, since the last
+        look."""
+        of_own = {"pipeline": self.number}
+        samples = _skipped_of(self.source)
+        # The list keeps only the last thousand, and begins anew with each epoch: its length says
+        # nothing.
+        places = (place for place, each in enumerate(samples, 1) if each is self._last_skipped)
+        for sample in samples[next(places, 0) :]:
+            details = {"key": key_text(sample.key), "stage": sample.stage}
+            details["error"] = str(sample.error)
+            yield EventLogEntry(time.time(), SKIPPED, of_own | details)
+            self._last_skipped = sample
+        for decision in getattr(self.source, "decisions", ()):
+            if decision.timestamp > self._last_decision:
+                self._last_decision = decision.timestamp
+                yield EventLogEntry(
+                    decision.timestamp, DECISION_EVENT, of_own | decision.as_details()
+                )
+
+
+class Tally:
+    """The sum of intervals, and the report on it."""
+
+    def __init__(self) -> None:
+        self._stats: PipelineStats | None = None
+        self._last: Report | None = None
+
+    def add(self, interval: Interval) -> None:
+        """Add an interval; one of other stages begins anew."""
+        before, stats = self._stats, interval.stats
+        alike = before is not None and [s.name for s in before.stages] == [
+            s.name for s in stats.stages
+        ]
+        self._stats = before + stats if before is not None and alike else stats
+        self._last = interval.report
+
+    def report(self) -> Report | None:
+        """Return the report on the sum; None = there is nothing in it."""
+        stats, last = self._stats, self._last
+        if stats is None or last is None:
+            return None
+        report = make_report(stats, last.probes, pooled=last.pooled)
+        return replace(report, placements=last.placements)
+
+
+def report_of(source: Any) -> Report | None:
+    """Return a loader's report; None = nothing was loaded yet, or it keeps no statistics."""
+    try:
+        report: Report = source.report()
+    except RuntimeError:
+        return None
+    return report
+
+
+def _without_time(stats: PipelineStats) -> PipelineStats:
+    """Return what was done alone, which took no time."""
+    stages = []
+    for stage in stats.stages:
+        values = {each.name: getattr(stage, each.name) for each in fields(stage)}
+        kept = {name: values[name] for name in ("name", "concurrency", *_LOADED_AHEAD)}
+        stages.append(type(stage)(**kept))
+    return replace(stats, elapsed_ns=0, waited_ns=0, stages=tuple(stages))
+
+
+def _skipped_of(loader: Any) -> Sequence[Any]:
+    return getattr(loader, "skipped", ())
