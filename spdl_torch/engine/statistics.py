@@ -7,6 +7,7 @@ and percentiles are computed from those when somebody asks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..machine.histogram import percentile
@@ -127,7 +128,7 @@ def _combined(later: Any, other: Any, sign: int) -> Any:
     return type(later)(**values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StageStats(Totals):
     """The statistics of one stage, and of the queue that it fills; times in nanoseconds."""
 
@@ -211,7 +212,7 @@ class StageStats(Totals):
         }
         return cls(**{**content, **counted})
 
-    @property
+    @cached_property
     def tasks(self) -> TaskPerfStats:
         """The statistics of the calls."""
         p50, p90, p99 = (percentile(self.calls, share) / 1e9 for share in (0.5, 0.9, 0.99))
@@ -227,7 +228,7 @@ class StageStats(Totals):
             busy_time=self.busy_ns / 1e9,
         )
 
-    @property
+    @cached_property
     def queue(self) -> QueuePerfStats:
         """The statistics of the queue that this stage fills."""
         # Who did not wait is in no histogram.
