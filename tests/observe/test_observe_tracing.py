@@ -3,8 +3,6 @@
 import gzip
 import json
 import logging
-import os
-import signal
 import threading
 from fractions import Fraction
 
@@ -397,17 +395,6 @@ def test_an_exception_leaves_a_trace_behind(dumps):
         fail_in_loop(loader, Boom("no"))
     (path,) = dumps("exception-Boom")
     assert check_trace(path).num_slices > 0
-
-
-def test_a_signal_asks_for_a_trace(dumps):
-    """``kill -USR2`` writes one, as often as it is sent; the handler before is put back."""
-    before = signal.getsignal(signal.SIGUSR2)
-    with flight_recorder(dumps.folder):
-        for _ in DataLoader(MapData(8), batch_size=4, num_workers=2):
-            os.kill(os.getpid(), signal.SIGUSR2)
-            paths = dumps("signal")
-            assert check_trace(paths[0]).num_slices > 0
-    assert signal.getsignal(signal.SIGUSR2) is before
 
 
 def test_nothing_is_written_when_all_is_well(dumps):
