@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import limits_given
-from ..observe.store.entries import EventLogEntry
+from ..observe.store.entries import DECISION_EVENT, EventLogEntry
 from .tuner import Bounds, Tuner
 from .window import Meter
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from .tuner import Decision, Window
 
 _logger = logging.getLogger("spdl_torch.autotune")
-
-DECISION_EVENT = "decision"
-"""The name of the event that records a decision."""
 
 _MOST_DECISIONS = 1000
 
@@ -167,9 +164,9 @@ class TuningState:
         }
 
 
-def decision_entry(decision: Decision, **more: Any) -> EventLogEntry:
+def decision_entry(decision: Decision) -> EventLogEntry:
     """Return the event ``decision`` of a statistics file."""
-    return EventLogEntry(decision.timestamp, DECISION_EVENT, {**more, **decision.as_details()})
+    return EventLogEntry(decision.timestamp, DECISION_EVENT, decision.as_details())
 
 
 def manual_call(

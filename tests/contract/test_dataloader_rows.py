@@ -294,7 +294,7 @@ class SquaredAtOnce(Squared):
 def test_report_of_a_run_recommends_getitems(num_workers, monkeypatch):
     """It names the dataset, and says nothing more once the dataset has the method."""
     monkeypatch.setattr("spdl_torch.data.workers.remarks._SHORT_SAMPLE_SECONDS", 1.0)
-    for module in ("causes", "demands", "verdict"):  # an epoch here takes a third of a second
+    for module in ("causes", "model"):  # an epoch here takes a third of a second
         monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
     reports = []
     for dataset in (Squared(), SquaredAtOnce()):

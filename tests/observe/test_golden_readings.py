@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from _readings import PipelineStats, StageStats
 
 from spdl_torch.observe import Cause, Probes, judge
+from spdl_torch.observe.verdict.verdict import RULES
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 READINGS = json.loads(Path(__file__).with_name("golden_readings.json").read_bytes())
@@ -66,6 +68,15 @@ def test_rule(rule):
     assert finding in verdict.finding
     assert action in verdict.action
     assert verdict.gain == pytest.approx(float(rule["gain"]), rel=1e-4)
+
+
+def test_causes_are_those_of_the_reference_and_of_the_rules():
+    """Each has a row there, and is named by a rule."""
+    page = Path(__file__).parents[2] / "docs/reference/reports.md"
+    (table,) = re.findall(r"\| `Cause` \|.*?\n\n", page.read_text("utf-8"), re.DOTALL)
+    rows = re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE)
+    assert sorted(rows) == sorted(cause.name for cause in Cause)
+    assert {rule.cause for rule in RULES} == {*Cause}
 
 
 def test_readings_have_every_cause():

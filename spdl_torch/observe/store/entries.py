@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ...machine.readings import Probes
     from ..verdict.report import Report
 
+DECISION_EVENT = "decision"
+"""Name of the event that records a decision of tuning."""
+
 PROBES_EVENT = "probes"
 """Name of the event with the probes' readings, for one pipeline whose hooks log its statistics."""
 

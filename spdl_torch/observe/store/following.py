@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..verdict.placement import PLACEMENT_EVENT
 from ..verdict.report import Report, make_report
 from ..verdict.skipped import SKIPPED, key_text
-from .entries import EventLogEntry, interval_entry
+from .entries import DECISION_EVENT, EventLogEntry, interval_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats
     from ..verdict.placement import Placement
     from .entries import LogEntry
-
-DECISION_EVENT = "decision"
-"""The name of the event that records a decision of tuning."""
 
 _LOADED_AHEAD = ("num_tasks", "num_failures", "num_dropped", "num_items", "good_ns", "cpu_ns",
                  "calls")  # fmt: skip
