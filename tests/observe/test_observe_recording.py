@@ -91,7 +91,7 @@ LOADERS = {
 
 def begins(path):
     """Whether each interval is the first of its pass."""
-    return [each["details"]["begins"] for each in StoredRun.read(path).intervals]
+    return [bool(each["begins"]) for each in StoredRun.read(path).intervals]
 
 
 def num_fetched(path, **of):

@@ -70,7 +70,12 @@ class IntervalLogEntry:
     pipeline: int
     """Its number among those of the run."""
     name: str
+    begins: bool
+    """Whether it is the first of its pass."""
+    totals: Mapping[str, Any]
+    """The statistics, which add up."""
     details: Mapping[str, Any]
+    """The readings of the pass so far, and the rows that SPDL's queries ask for."""
 
 
 LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry | IntervalLogEntry
@@ -126,12 +131,9 @@ def interval_entry(
         for place, stage in enumerate(stats.stages, start=1)
     ]
     details = {
-        "begins": begins,
         "seconds": report.stats.elapsed,
         "probes": asdict(report.probes),
         "pooled": list(report.pooled),
-        "totals": stats.as_dict(),
-        # What SPDL's queries ask for.
         "tasks": [
             {**_of(info), **asdict(stage.tasks), "num_dropped": stage.num_dropped}
             for info, stage in zip(infos, stats.stages, strict=True)
@@ -141,7 +143,7 @@ def interval_entry(
             for info, queue in _queues(number, stats, report.pooled)
         ],
     }
-    return IntervalLogEntry(timestamp, number, name, details)
+    return IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
 
 
 def _of(info: StageInfo, kind: str = "") -> dict[str, Any]:

@@ -146,8 +146,8 @@ _COLUMNS = {
     "queue_stats": tuple(QueueStatsRow.__annotations__),
     "event_stats": ("timestamp", "event_name", "details"),
 }
-_NAMES = ("name", "label", "kind", "host", "event_name")  # that are shown wherever the row is
-_JSON = ("details", "versions", "config")
+_TEXTS = ("name", "label", "kind", "host", "event_name", "text")  # shown wherever the row is
+_JSON = ("details", "totals", "versions", "config")
 _MAY_BE_NULL = ("pipeline", "stage_number", "num_dropped", "ended")
 
 
@@ -158,7 +158,7 @@ def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[di
     for each in connection.execute(query, values):
         row = dict(each)
         for column, value in row.items():
-            if column in _NAMES:
+            if column in _TEXTS:
                 row[column] = printable_line(value)
             elif column in _JSON:
                 row[column] = dict(**json.loads(value))

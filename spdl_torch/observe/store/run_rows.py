@@ -167,8 +167,8 @@ class RunRows:
                 return "queue_window", (self._stage_id("queue", name), *figures)
             case EventLogEntry(timestamp, name, details):
                 return "event", (self._run_id, timestamp, name, _as_json(dict(details)))
-            case IntervalLogEntry(timestamp, pipeline, name, details):
-                figures = (timestamp, pipeline, name, _as_json(details))
+            case IntervalLogEntry(timestamp, pipeline, name, begins, totals, details):
+                figures = (timestamp, pipeline, name, begins, _as_json(totals), _as_json(details))
                 return "interval", (self._run_id, *figures)
         raise TypeError(f"expected a TaskStats-, QueueStats- or EventLogEntry, got {type(entry)}")
 

@@ -104,7 +104,9 @@ CREATE TABLE interval (
     timestamp REAL NOT NULL,     -- end of the interval
     pipeline INTEGER NOT NULL,   -- the number of the loader in its run
     name TEXT NOT NULL,          -- train; "" = none
-    details TEXT NOT NULL        -- JSON: totals, probes, and the rows of the views
+    begins INTEGER NOT NULL,     -- 1: it is the first of its pass
+    totals TEXT NOT NULL,        -- JSON: what adds up
+    details TEXT NOT NULL        -- JSON: probes of the pass so far, and the rows of the views
 );
 CREATE INDEX interval_time ON interval (timestamp);
 CREATE INDEX task_window_time ON task_window (timestamp);

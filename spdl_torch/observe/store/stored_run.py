@@ -3,6 +3,7 @@ and the report on it."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -95,7 +96,9 @@ class StoredRun:
                         f"{of_run[0]}", chosen)
                 for kind in ("task", "queue")
             )  # fmt: skip
-            intervals = rows_of(connection, f"SELECT * FROM interval {of_run[0]}", chosen)
+            # Most of the details are never asked for: they stay a text.
+            columns = "timestamp, pipeline, name, begins, totals, details AS text"
+            intervals = rows_of(connection, f"SELECT {columns} FROM interval {of_run[0]}", chosen)
             events = rows_of(connection, f"SELECT * FROM event {of_run[0]}", chosen)
         if not run_ids:
             raise ValueError(f"{path}: no figures of a stage or a queue were logged to it.")
@@ -159,16 +162,17 @@ class StoredRun:
             raise ValueError(f"{self.path} is damaged: {error!r}.") from error
 
     def _report(self, pipeline: int | None) -> Report:
-        own = [row["details"] for row in self.intervals if row["pipeline"] == pipeline]
+        own = [row for row in self.intervals if row["pipeline"] == pipeline]
         events = [e for e in self.events if e.details.get("pipeline", pipeline) == pipeline]
         if own:
-            stats, pooled = _sum_of(each["totals"] for each in own), tuple(own[-1]["pooled"])
-            probes = _probes_of(own)
+            stats = _sum_of(each["totals"] for each in own)
+            passes = [json.loads(each["text"]) for each in _last_of_passes(own)]
+            probes, pooled = _probes_of(passes), tuple(passes[-1]["pooled"])
         else:
             stats, pooled = self._stats_of_windows(pipeline), ()
             noted = [each.details for each in events if each.event_name == PROBES_EVENT]
             probes = _probes_of(
-                [{"begins": d["begins"], "seconds": d["elapsed"], "probes": d} for d in noted]
+                [{"seconds": each["elapsed"], "probes": each} for each in _last_of_passes(noted)]
             )
         report = make_report(stats, probes, pooled=pooled)
         remarks = _remarks_on_skipped(events, stats)
@@ -276,16 +280,18 @@ def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole[key] = whole.get(key, 0) + value
 
 
-def _probes_of(readings: Iterable[Mapping[str, Any]]) -> Probes | None:
-    """Return the probes over all passes of a pipeline; None = none were logged.
-
-    readings: oldest first, each over its pass so far, so the last one of a pass counts.
-    """
-    passes: list[Mapping[str, Any]] = []
-    for reading_ in readings:
-        if passes and not reading_["begins"]:
+def _last_of_passes(rows: Iterable[Row]) -> list[Row]:
+    """Return the last row of each pass: readings are of the pass so far."""
+    passes: list[Row] = []
+    for row in rows:
+        if passes and not row["begins"]:
             passes.pop()
-        passes.append(reading_)
+        passes.append(row)
+    return passes
+
+
+def _probes_of(passes: Sequence[Mapping[str, Any]]) -> Probes | None:
+    """Return the probes over all passes of a pipeline; None = none were logged."""
     if not passes:
         return None
     values: dict[str, Any] = {}
