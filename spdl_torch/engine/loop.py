@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LOOP_NAME = "loop"
+
 AnyContext = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 
 
@@ -51,14 +53,15 @@ class LoopThread:
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._end = asyncio.Event()  # set on the loop alone, as the next one
         self._cpu_ns = 0
-        self.thread: threading.Thread | None = None
+        self._has_begun = self._is_over = False
 
     def hold(self) -> None:
         """Have it run until ``release`` was called as often."""
         with self._lock:
             self._num_users += 1
-            if self.thread is None:
-                self.thread = self._threads.spawn("loop", self._run)
+            if not self._has_begun:
+                self._has_begun = True
+                self._threads.spawn(LOOP_NAME, self._run)
         self._loop.result()
 
     def release(self) -> None:
@@ -66,11 +69,12 @@ class LoopThread:
         with self._lock:
             self._num_users -= 1
             is_over = self._num_users == 0
-        if is_over and self.thread is not None:
+        if is_over:
             self.end()
 
     def end(self) -> None:
         """End: nobody needs it any more. Never blocks."""
+        self._is_over = True  # the loop looks for it once it can be called
         self.call(self._end.set)
 
     def _run(self) -> None:
@@ -84,7 +88,8 @@ class LoopThread:
 
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
-        await self._end.wait()
+        if not self._is_over:
+            await self._end.wait()
 
     def call(self, function: Any, *args: Any) -> None:
         """Call a function there, soon, if somebody holds the loop. Never blocks."""

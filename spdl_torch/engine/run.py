@@ -20,7 +20,7 @@ from .async_stage import AsyncStage
 from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
 from .hooks import StageInfo, TaskHook, TaskStatsHook
-from .loop import LoopThread
+from .loop import LOOP_NAME, LoopThread
 from .queues import queue_maker
 from .reporter import Reporter, Reports, check_interval
 from .source import Source
@@ -354,9 +354,9 @@ class Run:
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def _join_workers(self, timeout: float | None = None) -> bool:
-        """Join all threads but the source's. The loop's ends with those that need it, if Ctrl-C has
-        let them begin."""
-        loop = [] if self.loop.thread is None else [self.loop.thread]
+        """Join all threads but the source's. The loop's ends with those that need it, unless Ctrl-C
+        came before they began; by its name, as nobody may know its thread then."""
+        loop = [each for each in self._threads.threads() if each.name == f"spdl-{LOOP_NAME}"]
         if not self._threads.join(timeout, without=[*self._source_threads(), *loop]):
             return False
         self.loop.end()
