@@ -292,6 +292,22 @@ def test_packets_that_are_all_marked_as_keyframes_are_looked_at(container, codec
     check_against_plain(remuxed(video, container, keys=True))
 
 
+def test_packets_of_a_window_are_read_again_where_they_do_not_suffice_but_not_after_a_pickle():
+    """There the file may not be: the error says what to do."""
+    video = write_video(Kind("matroska", "ffv1", {"g": "8"}, size=(176, 144)))
+    content = remuxed(video, "mp4", keys=True)
+    expected = decode_plainly(content)[0][13:15]
+    packets = demux_video(content, timestamp=(0.52, 0.6))
+    again = pickle.loads(pickle.dumps(packets))
+    assert len(packets) == len(again) == 2
+    with pytest.raises(DecodeError, match=r"^<bytes>: .*cannot be read again here: demux all of"):
+        decode_packets(again)
+    assert torch.equal(convert_frames(decode_packets(packets.clone())), expected)
+    assert torch.equal(convert_frames(decode_packets(packets)), expected)
+    whole = pickle.loads(pickle.dumps(demux_video(content)))
+    assert torch.equal(convert_frames(sample_decode_video(whole, [13, 14])), expected)
+
+
 class Pipe(io.RawIOBase):
     """Bytes that come once, as over a connection."""
 

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import threading
+from bisect import bisect_right
 from collections import deque
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -149,13 +150,15 @@ def _runs(packets: VideoPackets, times: dict[int, int]) -> list[tuple[int, list[
     back = packets.back / packets.time_base
     runs: list[tuple[int, list[int]]] = []
     for number in sorted(times):
+        place = bisect_right(entries, number) - 1
         # Frames displayed before an entry may refer to those before it.
-        before = (
-            k for k in reversed(entries) if k <= number and (own[k] or 0) <= times[number] - back
-        )
-        start = next(before, 0)
+        while place > 0 and (own[entries[place]] or 0) > times[number] - back:
+            place -= 1
+        start = entries[max(0, place)]
         if runs and start <= runs[-1][1][-1]:
-            runs[-1] = min(start, runs[-1][0]), [*runs[-1][1], number]
+            start, numbers = min(start, runs[-1][0]), runs.pop()[1]
+            numbers.append(number)
+            runs.append((start, numbers))
         else:
             runs.append((start, [number]))
     return runs
