@@ -122,7 +122,8 @@ class Video:
         for start, end in spans:
             if not math.isinf(start):
                 self._seek(tick_until(start - back, self.codec.tick))
-            for packet in self._until(to_ticks(end, self.codec.tick)):
+            ticks = to_ticks(end, self.codec.tick)
+            for packet in self._until(ticks, most=2 if self.is_counted else _MOST_AHEAD):
                 # The way from an entry far back may begin in the span before.
                 identity = packet.pos, packet.pts, packet.dts if self.is_counted else packet.size
                 if identity not in seen:
