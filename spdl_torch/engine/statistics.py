@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..machine.histogram import percentile
@@ -325,7 +326,7 @@ class PipelineStats(Totals):
 
 def _counted(histogram: Sequence[int]) -> dict[int, float]:
     """Return the buckets that are not empty."""
-    return {bucket: count for bucket, count in enumerate(histogram) if count}
+    return dict(compress(enumerate(histogram), histogram))
 
 
 def _cpu_ns(tasks: TaskCounters) -> int:
