@@ -19,29 +19,18 @@ from torch.multiprocessing.reductions import reduce_tensor
 from ...engine.failures import attach_note
 from ...objects.kinds import is_plain_tensor
 from ..fetching.collating import LARGE_BYTES
-from .messages import Span
+from .messages import Packed, Span
 
 if TYPE_CHECKING:
     from ..workers.jobs import Loaded
     from .mappings import Mappings
-    from .shared_memory import Lease, SlabPool, Ticket
+    from .shared_memory import Lease, SlabPool
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 _ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
 _INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
-
-
-class Packed(NamedTuple):
-    """A batch in the form in which it is sent."""
-
-    ticket: Ticket | None
-    """The slab's ticket; None = the batch needs no slab."""
-    body: bytes | Span
-    """The pickle, or where it lies in the slab."""
-    blocks: tuple[Span, ...]
-    """The spans of the large tensors and arrays, in the pickle's order."""
 
 
 class PackedBatch(NamedTuple):
@@ -226,6 +215,8 @@ def _reduced_tensor(tensor: torch.Tensor) -> Any:
         tensor.untyped_storage(), tensor.storage_offset() * tensor.itemsize, (tensor.nbytes,), (1,)
     )
     inner = tuple(tensor.shape)
+    if inner == shape and tensor.is_contiguous():
+        return _load_dense, (_buffer_of(flat), tensor.dtype, shape)
     return _load_tensor, (_buffer_of(flat), tensor.dtype, inner, tensor.stride(), shape)
 
 
@@ -265,6 +256,11 @@ def _storage_of(buffer: Any) -> torch.UntypedStorage:
     if not len(buffer):
         return torch.empty(0, dtype=torch.uint8).untyped_storage()
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _load_dense(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # Not view(), which would make it a view to autograd: resize_() finds room enough.
+    return torch.frombuffer(buffer, dtype=dtype).resize_(shape)
 
 
 def _load_tensor(

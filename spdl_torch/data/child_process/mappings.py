@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from .shared_memory import Ticket
+    from .messages import Ticket
     from .wire import File
 
 _NOTHING_FREED = Free((), ())

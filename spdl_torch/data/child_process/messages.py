@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..workers.jobs import Loaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +50,26 @@ class Span(NamedTuple):
     size: int
 
 
+class Ticket(NamedTuple):
+    """The description of a slab in a message."""
+
+    slab: int
+    size: int
+    is_new: bool
+    """Whether the trainer has yet to map it; the descriptor then follows the message."""
+
+
+class Packed(NamedTuple):
+    """A batch in the form in which it is sent."""
+
+    ticket: Ticket | None
+    """The slab's ticket; None = the batch needs no slab."""
+    body: bytes | Span
+    """The pickle, or where it lies in the slab."""
+    blocks: tuple[Span, ...]
+    """The spans of the large tensors and arrays, in the pickle's order."""
+
+
 class Up(NamedTuple):
     """From the child, its first message, with the file of its ``CountsPage``: signals to the
     trainer's group no longer end it."""
@@ -61,6 +84,36 @@ class Answer(NamedTuple):
     """The slabs that will not be used again, because they were too small."""
     done_ns: int
     """When the child sent it, by ``perf_counter_ns``, which is one clock for all processes."""
+
+
+def content_of(answer: Answer) -> bytes:
+    """Return the pickle of an answer. That of a batch alone has plain tuples: to find a class takes
+    the loop's thread as long as all the rest."""
+    result = answer.result
+    if type(result) is not Loaded or result.progress is not None or result.tries is not None:
+        return pickle.dumps(answer, 5)
+    ticket, body, blocks = result.batch
+    is_span = type(body) is Span
+    found = (
+        *(answer.epoch, result.number, ticket and tuple(ticket)),
+        *(is_span, tuple(body) if is_span else body, tuple(map(tuple, blocks))),
+        *(answer.retired, answer.done_ns),
+    )
+    return pickle.dumps(found, 5)
+
+
+def message_of(content: Any) -> Any:
+    """Return the message of a pickle. Raises: what a class in it raises when rebuilt."""
+    message = pickle.loads(content)
+    if type(message) is not tuple:
+        return message
+    epoch, number, ticket, is_span, body, blocks, retired, done_ns = message
+    packed = Packed(
+        ticket and Ticket(*ticket),
+        Span(*body) if is_span else body,
+        tuple([Span(*each) for each in blocks]),
+    )
+    return Answer(epoch, Loaded(number, packed), retired, done_ns)
 
 
 class LogLine(NamedTuple):

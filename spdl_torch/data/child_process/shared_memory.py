@@ -20,26 +20,17 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ...io._transfer.region import Region
 from ...io._transfer.slabs import rounded_up
-from .messages import Span
+from .messages import Span, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Ticket(NamedTuple):
-    """The description of a slab in a message."""
-
-    slab: int
-    size: int
-    is_new: bool
-    """Whether the trainer has yet to map it; the descriptor then follows the message."""
 
 
 class _Slab:

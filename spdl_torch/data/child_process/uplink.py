@@ -13,7 +13,7 @@ from ..error_notes import Reason
 from ..workers.jobs import Failed, Loaded
 from .counts_page import CountsPage
 from .error_pickle import pack_error, pack_errors_of
-from .messages import Answer, Fatal, Free, LogLine, Up
+from .messages import Answer, Fatal, Free, LogLine, Up, content_of
 from .wire import File
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ class Uplink:
         if lease is not None and lease.slab.is_new:
             files = (File(os.dup(lease.slab.descriptor)),)
         try:
-            content = pickle.dumps(self._answer(result, retired), 5)
+            content = content_of(self._answer(result, retired))
         except BaseException as error:  # an object's own __reduce__ may raise anything
             result, is_whole = _without_what_cannot_be_sent(result, error)
             lease, files = (lease, files) if is_whole else (None, ())
-            content = pickle.dumps(self._answer(result, retired), 5)
+            content = content_of(self._answer(result, retired))
         self._say(content, *files)
         if lease is not None:
             lease.sent()

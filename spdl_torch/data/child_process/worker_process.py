@@ -25,7 +25,7 @@ from .child import Beginning, main
 from .counts_page import CountsPage
 from .ending import NO_GUARD, Ending
 from .mappings import Mappings
-from .messages import Answer, Fatal, LogLine, Restart, Up
+from .messages import Answer, Fatal, LogLine, Restart, Up, message_of
 from .process import ChildProcess, start_child
 from .questions import Questions
 from .start_methods import context_of, forks
@@ -228,7 +228,7 @@ class WorkerProcess:
         wire.read()
         try:
             while (found := wire.next()) is not None:
-                answer = self._taken(pickle.loads(found[0]), found[1])
+                answer = self._taken(message_of(found[0]), found[1])
                 if answer is not None:
                     yield answer
         except Exception as error:  # what it sent cannot be received
