@@ -87,20 +87,6 @@ def test_thread_that_trains_never_waits_for_the_device(backends, num_workers, wa
     assert ("spdl-transfer" in waiters) is not waits
 
 
-@pytest.mark.parametrize("waited_for", ["event", "stream"])
-def test_thread_that_waits_for_the_device_is_found(backends, monkeypatch, waited_for):
-    """The test before can fail, whatever the hand-over waits for."""
-    hand_over = LazyBackend.hand_over
-
-    def waiting(backend, event, blocks):
-        (event if waited_for == "event" else backend.own_stream).synchronize()
-        return hand_over(backend, event, blocks)
-
-    monkeypatch.setattr(LazyBackend, "hand_over", waiting)
-    next(iter(DataLoader(MapData(4), batch_size=2, num_workers=2, device="cuda")))
-    assert threading.current_thread().name in machine().waiters
-
-
 class Operations(TorchDispatchMode):
     """torch's, on this thread."""
 
@@ -276,26 +262,6 @@ def test_threads_end_when_the_model_is_far_behind(stuck, load):
     del batches
     assert_threads_end(threads)
     assert stuck.is_model_stuck
-
-
-def test_thread_does_not_end_when_cuda_waits_for_the_model(stuck, monkeypatch):
-    """The test before can fail: CUDA's own wait cannot be ended."""
-    is_over = threading.Event()
-
-    def wait(is_wanted, event):
-        stuck.waiting.set()
-        assert is_over.wait(PATIENCE_SECONDS)
-
-    monkeypatch.setattr(transfer, "wait_while", wait)
-    batches = iter(loader_to_the_device())
-    take_until_far_behind(batches, stuck)
-    threads = loader_threads()
-    del batches
-    gc.collect()
-    assert_threads_end([thread for thread in threads if thread.name != "spdl-transfer"])
-    assert [thread.name for thread in loader_threads()] == ["spdl-transfer"]
-    is_over.set()
-    assert_threads_end(threads)
 
 
 def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):

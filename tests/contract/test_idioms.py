@@ -15,7 +15,6 @@ from _idioms import CRASHING, IDIOMS
 from _idioms_runs import NUM_WORKERS, load
 
 import spdl_torch
-from spdl_torch.engine import threads as thread_group
 from spdl_torch.testing._both_ways import threads_interleaved
 
 NUM_RUNS = int(os.environ.get("SPDL_TORCH_IDIOM_RUNS", "1"))
@@ -99,16 +98,6 @@ def test_threads_take_over_what_the_program_set_for_its_own(name, tmp_path):
     """Context variables and the grad mode, which new threads do not have by themselves."""
     _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
     assert not faults
-
-
-@pytest.mark.parametrize(
-    "name", ["precision_of_decimals", "errors_of_numpy", "grad_mode_of_program"]
-)
-def test_threads_get_wrong_what_they_do_not_take_over(name, tmp_path, monkeypatch):
-    """The control of the test above."""
-    monkeypatch.setattr(thread_group, "_taken_over", [])
-    _, faults = load(spdl_torch.DataLoader, name, tmp_path / "x", isolation="thread")
-    assert faults
 
 
 @pytest.mark.parametrize("name", ["ScratchTensor", "deque_emptied", "loop_changes_a_list"])

@@ -82,15 +82,6 @@ def test_batches_are_those_of_any_fixed_number(options, at_random):
     assert num_fds() == before
 
 
-class SafeAugmented(Augmented):
-    """Loads on threads at first."""
-
-    thread_safe = True
-
-    def __len__(self):
-        return 200
-
-
 class WhoWaits(Dataset):
     """A sample says which process and worker made it. The first five wait until ``open`` is called;
     pipes, because a process may be killed while it waits."""

@@ -22,7 +22,6 @@ from torch.utils.data import Dataset, RandomSampler
 
 import spdl_torch
 from spdl_torch.data.child_process import process as child_process, worker_process
-from spdl_torch.data.child_process.mappings import MappedSlabs
 from spdl_torch.data.child_process.process import start_child
 from spdl_torch.data.workers import fork_rest
 from spdl_torch.data.workers.activity import Activity
@@ -80,13 +79,6 @@ def test_batch_stays_what_it_was_in_a_forked_process():
         assert later == at_first
 
 
-def test_batch_changes_in_a_forked_process_when_its_slab_is_used_again(monkeypatch):
-    """The test before can fail."""
-    monkeypatch.setattr(MappedSlabs, "spend", lambda slabs: None)
-    at_first, later = seen_ten_batches_later(isolated(Images(64), 4))
-    assert later != at_first
-
-
 def test_memory_is_not_held_for_forks_that_are_many():
     """Freed slabs are unmapped: as many are mapped as without forks."""
     for number, batch in enumerate(isolated(Images(120), 4)):
@@ -122,19 +114,6 @@ def test_worker_keeps_what_the_program_keeps_for_its_thread(num_workers, kept):
     """The worker is a copy of the thread that asks for batches, as torch's is."""
     for make in (torch_loader, isolated):
         assert len(list(make(Images(8), 4, num_workers=num_workers))) == 2
-
-
-def test_copy_of_another_thread_would_wait_for_ever(kept):
-    """The test before can fail: whatever forks on another thread never has its child."""
-    pids = []
-
-    thread = threading.Thread(target=lambda: pids.append(fork(int)))
-    thread.start()
-    thread.join()
-    has_ended = [os.waitpid(pids[0], os.WNOHANG)[0] for _ in range(1000) if not os.sched_yield()]
-    assert not any(has_ended)
-    os.kill(pids[0], signal.SIGKILL)
-    os.waitpid(pids[0], 0)
 
 
 class Seen(Images):

@@ -41,12 +41,6 @@ def test_handlers_run_after_the_block(heard):
     assert handlers() == before
 
 
-def test_signals_reach_their_handlers_without_it(heard):
-    """The test before can fail."""
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert heard == [signal.SIGUSR1]
-
-
 def test_ctrl_c_is_raised_after_the_block():
     """By Python's own handler, and what the block was to do is done."""
     before, done = handlers(), []
