@@ -303,6 +303,25 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(monkeypat
     assert found + list(map(bits, batches)) == expected
 
 
+def test_epoch_begins_while_a_killed_child_has_no_successor_yet(monkeypatch):
+    """What the successor is told waits until it can be told: first what it begins with."""
+    options = {"seed": 1, "timeout": PATIENCE_SECONDS, "multiprocessing_context": "forkserver"}
+    loader = divided(Images(40), 2, processes=2, persistent_workers=True, **options)
+    first = next(batches := iter(loader))
+    begin, started = threading.Event(), child_process.start_child
+
+    def late(*args):
+        return begin.wait(PATIENCE_SECONDS) and started(*args)
+
+    monkeypatch.setattr(worker_process, "start_child", late)
+    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
+    found = [list(map(bits, (first, *batches)))]
+    batches = iter(loader)
+    begin.set()
+    until(lambda: are_up(batches) or crew_of(batches)._look_after())
+    assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
+
+
 def test_log_of_a_killed_child_without_batches_says_so(caplog):
     """Nothing is made again then, and no number is given."""
     options = {"processes": 2, "prefetch_factor": 1, "timeout": PATIENCE_SECONDS}

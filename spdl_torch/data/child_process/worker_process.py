@@ -121,8 +121,8 @@ class WorkerProcess:
         self.questions = Questions()
         self._context = equipment.context
         self._owner = os.getpid()
-        self._is_open = False
         self._first: bytes | None = None  # the message before all others
+        self._unsent: list[bytes] | None = []  # those that wait for it; None = it was sent
         self._process: ChildProcess | None = None
         ours, theirs = socket.socketpair()
         self.wire = Wire(ours)
@@ -160,14 +160,14 @@ class WorkerProcess:
             self.hang_up()
 
     def open(self) -> None:
-        """Begin to send to the process, which has been started: what it begins with, and the jobs
-        that it has been given until now."""
+        """Begin to send to the process, which has been started: what it begins with, and what it
+        has been told until now."""
         self.questions.open(self._control)
-        if self._first is not None:
-            self.wire.send(self._first)
-        self._first, self._is_open = None, True
-        for job in self.jobs.values():
-            self.send((*job, (), ()))
+        unsent, self._unsent = self._unsent or [], None
+        for content in (self._first, *unsent):
+            if content is not None:
+                self.wire.send(content)
+        self._first = None
 
     @property
     def pid(self) -> int:
@@ -200,13 +200,18 @@ class WorkerProcess:
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
-        if self._is_open:
-            self.wire.send(content)
+        self._say(content)
         return None
 
     def send(self, message: Any) -> None:
         """Send a message. Never waits."""
-        self.wire.send(pickle.dumps(message, 5))
+        self._say(pickle.dumps(message, 5))
+
+    def _say(self, content: bytes) -> None:
+        if self._unsent is None:
+            self.wire.send(content)
+        else:
+            self._unsent.append(content)
 
     def send_freed(self) -> None:
         """Send the slabs that have become free, if there are any."""
@@ -217,6 +222,8 @@ class WorkerProcess:
         """Begin another epoch: outstanding jobs are dropped."""
         self.epoch += 1
         self.jobs.clear()
+        if self._unsent is not None:
+            self._unsent.clear()
         self.send(Restart(self.epoch, key, tuple(workers)))
 
     # Answers:
