@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import socket
+import sys
 import threading
 from collections import deque
 from time import monotonic, perf_counter_ns
@@ -20,6 +21,7 @@ from ..workers.epoch import record
 from ..workers.jobs import NO_BATCHES, Failed, Loaded
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
+from .wire import OwnedSocket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +77,7 @@ class Hearing:
         """Whether what is there was read since this was last set to False."""
         self._polled: Mapping[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, WorkerProcess] = {}
-        self._waker, self._woken = socket.socketpair()
+        self._waker, self._woken = map(OwnedSocket, socket.socketpair())
         self._poll = self._new_poll()
 
     def _new_poll(self) -> select.poll:
@@ -137,13 +139,6 @@ class Hearing:
             self._waker.send(b".", socket.MSG_DONTWAIT)
         except OSError:
             pass  # enough of them are there
-
-    def close(self) -> None:
-        """Close its own sockets, in the process that has them."""
-        self._waker.close()
-        self._woken.close()
-
-    __del__ = close
 
 
 def _give_back(child: WorkerProcess | None, result: Result) -> None:
@@ -306,6 +301,8 @@ class Incoming:
         self._ended_ns = self._ended_ns or perf_counter_ns()
         self._hearing.wake()
 
-    def __del__(self) -> None:
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_exiting():
+            return
         for child, result, _ in (*self.heard, *self._early.values(), *self._ready):
             _give_back(child, result)

@@ -53,6 +53,17 @@ class File:
     __del__ = close
 
 
+class OwnedSocket(socket.socket):
+    """A socket that is closed with its last reference, without the warning of Python's: one that
+    lives until the interpreter is taken down has done nothing wrong."""
+
+    def __init__(self, found: socket.socket) -> None:
+        super().__init__(fileno=found.detach())
+        self.settimeout(None)  # a new socket has the process's default timeout
+
+    __del__ = socket.socket.close
+
+
 def _in_file(content: bytes) -> File:
     file = File(anonymous_file("spdl-torch-message"))
     with open(file.descriptor, "wb", closefd=False) as writer:
@@ -71,8 +82,7 @@ class Wire:
     """One side's end of the socket. One thread at a time reads, and one writes."""
 
     def __init__(self, end: socket.socket) -> None:
-        end.settimeout(None)  # a new socket has the process's default timeout
-        self.socket = end
+        self.socket = OwnedSocket(end)
         self.is_over = False
         """Whether the other side has hung up, or is gone, and all that it sent was read."""
         self._came = bytearray()
