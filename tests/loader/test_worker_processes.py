@@ -221,8 +221,8 @@ def test_messages_read_in_any_parts_have_their_own_files(seed, wires, tmp_path):
     for (size, path), (content, files) in zip(sent, found, strict=True):
         assert (len(content), len(files)) == (size, path is not None)
         for file in files:
-            assert os.path.samestat(os.fstat(file.descriptor), os.stat(path))
-            assert not os.get_inheritable(file.descriptor)
+            assert os.path.samestat(os.fstat(file), os.stat(path))
+            assert not os.get_inheritable(file)
     ours.close()
     assert all_of(theirs) == []
     assert theirs.is_over

@@ -30,13 +30,13 @@ class CountsPage:
     """The memory, on either side."""
 
     def __init__(self, file: File) -> None:
-        self._memory = mmap.mmap(file.descriptor, _BYTES)
+        self._memory = mmap.mmap(file, _BYTES)
 
     @classmethod
     def new(cls) -> tuple[Self, File]:
         """Return a page of this process, and its file for the trainer."""
         file = File(anonymous_file("spdl-torch-counts"))
-        os.ftruncate(file.descriptor, _BYTES)
+        os.ftruncate(file, _BYTES)
         return cls(file), file
 
     @property

@@ -91,7 +91,7 @@ class Mappings:
         be waiting here."""
         find = mmap.mmap if self._region_of is Region else mapped_file
         try:
-            memory = find(file.descriptor, ticket.size)
+            memory = find(file, ticket.size)
         finally:
             file.close()
         self._slabs.regions[ticket.slab] = self._region_of(memory)

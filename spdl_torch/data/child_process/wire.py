@@ -38,17 +38,17 @@ _AT_ONCE = int(socket.MSG_DONTWAIT)
 _SENDING = _AT_ONCE | int(getattr(socket, "MSG_NOSIGNAL", 0))
 
 
-class File:
-    """A descriptor that is closed once, and with its last reference."""
+class File(int):
+    """A descriptor that is closed once, and with its last reference. A number, so that making one
+    runs no line of Python, where Ctrl-C might come and the descriptor be lost."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    is_closed = False
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
         """Close it."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            close(descriptor)
+        if not self.is_closed:
+            self.is_closed = True
+            close(self)
 
     __del__ = close
 
@@ -66,14 +66,14 @@ class OwnedSocket(socket.socket):
 
 def _in_file(content: bytes) -> File:
     file = File(anonymous_file("spdl-torch-message"))
-    with open(file.descriptor, "wb", closefd=False) as writer:
+    with open(file, "wb", closefd=False) as writer:
         writer.write(content)
     return file
 
 
 def _content_of(file: File, size: int) -> mmap.mmap:
     try:
-        return mmap.mmap(file.descriptor, size, access=mmap.ACCESS_READ)
+        return mmap.mmap(file, size, access=mmap.ACCESS_READ)
     finally:
         file.close()
 
@@ -112,7 +112,7 @@ class Wire:
             content, files = unsent[0]
             ancillary: Sequence[Any] = ()
             if files:
-                numbers = array.array("i", [each.descriptor for each in files])
+                numbers = array.array("i", files)
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
             try:
                 sent = self.socket.sendmsg([content], ancillary, _SENDING)
