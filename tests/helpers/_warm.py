@@ -111,6 +111,7 @@ def start_for_adoption(arguments, descriptors, *, preload=()):
         "descriptors": descriptors,
     }
     ours, theirs = socket.socketpair()
+    theirs.settimeout(None)  # with a program's default timeout the server's end would not wait
     with ours:
         with theirs, open(os.devnull) as nothing:
             passed = [theirs.fileno(), nothing.fileno(), 1, 2, *descriptors]
@@ -128,6 +129,7 @@ class Process:
         self.returncode = None
         self._readers = {}
         self._channel, theirs = socket.socketpair()
+        theirs.settimeout(None)  # see start_for_adoption
         with theirs, open(os.devnull) as nothing:
             self.stdout, out = self._stream(stdout)
             self.stderr, err = (None, out) if stderr == STDOUT else self._stream(stderr)

@@ -78,9 +78,6 @@ def children():
     return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
 
 
-# -- the batches -----------------------------------------------------------------------------------
-
-
 @each_number
 def test_batches_are_those_without_workers(processes):
     """Two shuffled epochs: order, samples, and draws of three libraries; out of order the same."""
@@ -132,9 +129,6 @@ def test_figures_count_every_sample(num_workers, isolation):
     loader = DataLoader(Images(), 4, num_workers=num_workers, isolation=isolation)
     list(loader)
     assert [stage.tasks.num_tasks for stage in loader.snapshot().stages] == [24, 6]
-
-
-# -- children that are killed ----------------------------------------------------------------------
 
 
 class DiesOnce(Images):
@@ -322,6 +316,14 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(monkeypatch):
     assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
 
 
+def test_close_waits_for_processes_of_a_loop_that_was_left():
+    """And nothing of them stays: no zombie, no descriptor."""
+    loader, before = divided(Images(40), 4, processes=2), num_fds()
+    next(iter(loader))
+    loader.close()
+    assert (children(), num_fds()) == ([], before)
+
+
 def test_log_of_a_killed_child_without_batches_says_so(caplog):
     """Nothing is made again then, and no number is given."""
     options = {"processes": 2, "prefetch_factor": 1, "timeout": PATIENCE_SECONDS}
@@ -364,9 +366,6 @@ class DyingStream(IterableDataset):
     def __iter__(self):
         yield from range(2)
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-# -- ends ------------------------------------------------------------------------------------------
 
 
 def failing_step(batch):
@@ -447,9 +446,6 @@ class Stuck(Dataset):
         if index >= 2:
             sum(range(20_000_000))
         return index
-
-
-# -- placement -------------------------------------------------------------------------------------
 
 
 class Declared(Images):
@@ -647,9 +643,6 @@ def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
         assert len(list(DataLoader(list(range(4)), on_error="skip", **options))) == 4
 
 
-# -- a worker is what torch's is -------------------------------------------------------------------
-
-
 class Unpicklable(Dataset):
     """Holds an open file, a lambda and a lock."""
 
@@ -750,9 +743,6 @@ def test_every_worker_has_a_process():
         assert set(zip(ids, names, strict=True)) == {(n, f"spdl-worker-{n}") for n in range(3)}
 
 
-# -- errors ----------------------------------------------------------------------------------------
-
-
 def failing_collate(samples):
     """A collate_fn that raises."""
     raise Coded(len(samples), "collate")
@@ -804,9 +794,6 @@ def test_error_of_worker_init_fn_is_heard_whichever_worker_it_is(processes):
         assert f"in worker_init_fn({number})" in heard[0].__notes__[0]
 
 
-# -- Ctrl-C ----------------------------------------------------------------------------------------
-
-
 def test_nothing_is_left_after_ctrl_c():
     """At random moments, of one to four processes."""
     program = HELPERS / "_interrupts.py"
@@ -839,9 +826,6 @@ def test_what_workers_did_is_known_after_their_epoch():
     num_turns = sum(len(row.turns) for row in rows)
     assert num_batches - 2 <= num_turns <= num_batches  # a batch is sent before its turn is noted
     assert not multiprocessing.active_children()
-
-
-# -- jobs larger than the pipe ---------------------------------------------------------------------
 
 
 class Gated(Dataset):

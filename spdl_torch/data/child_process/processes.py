@@ -251,6 +251,7 @@ class Processes(Crew):
         reap(JOIN_SECONDS)
         for child in self.children.values():
             child.mappings.close()
+            child.close()
 
     def _new_child(
         self, number: int, key: StreamKey, workers: Sequence[WorkerState], num_lives: int = 1

@@ -15,20 +15,19 @@ from ...engine.recorder import FlightRecorder
 from ...errors import PipelineStopped
 from ..workers.activity import Activity, describe_activities
 from .messages import Ask
+from .wire import OwnedSocket
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-def socket_of(connection: Connection) -> socket.socket:
+def socket_of(connection: Connection) -> OwnedSocket:
     """Return another descriptor of a connection, as a socket.
 
     Call it while nobody reads or writes. A new socket takes the process's default timeout; until it
-    is reset, here, reads and writes of ``Connection`` fail instead of waiting.
+    is reset, in here, reads and writes of ``Connection`` fail instead of waiting.
     """
-    found = socket.socket(fileno=os.dup(connection.fileno()))
-    found.settimeout(None)
-    return found
+    return OwnedSocket(socket.socket(fileno=os.dup(connection.fileno())))
 
 
 _PART_BYTES = 8_000

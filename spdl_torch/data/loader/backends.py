@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -64,6 +65,12 @@ def open_backend(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | N
         from ..workers.threads import Threads
 
     return Threads(spec, stage, placement)
+
+
+def await_ended(seconds: float) -> None:
+    """Wait so long for the worker processes that were told to end."""
+    if (process := sys.modules.get("spdl_torch.data.child_process.process")) is not None:
+        process.reap(seconds)
 
 
 def torchs_iterator(loader: BaseLoader[Any]) -> _MultiProcessingDataLoaderIter:

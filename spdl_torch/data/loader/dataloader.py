@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 _MOST_DECISIONS = 5  # in a report
+_END_SECONDS = 5.0  # for the samples under way
 
 
 @tells_epochs
@@ -246,6 +247,7 @@ class DataLoader(BaseLoader[T_co]):
         self._close_persistent()
         for iterator in self._state.iterators():
             iterator.close()
+        backends.await_ended(_END_SECONDS)  # those of dropped iterators, too
 
     def _close_persistent(self) -> None:
         """End persistent workers; the next epoch begins with new ones."""
