@@ -381,11 +381,11 @@ def in_python(_):
     return sum(range(300_000))
 
 
-_BLOB = os.urandom(300_000)
+_BLOB = os.urandom(1_500_000)
 
 
 def in_c(_):
-    """Computes without the GIL for some milliseconds."""
+    """Computes without the GIL, long enough for a thread that wakes to get the next item."""
     return len(zlib.compress(_BLOB, 1))
 
 
