@@ -318,6 +318,7 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(monkeypatch):
 
 def test_close_waits_for_processes_of_a_loop_that_was_left():
     """And nothing of them stays: no zombie, no descriptor."""
+    release_what_has_ended()
     loader, before = divided(Images(40), 4, processes=2), num_fds()
     next(iter(loader))
     loader.close()
