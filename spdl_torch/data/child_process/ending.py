@@ -20,8 +20,8 @@ NO_GUARD = (
 
 
 class Ending:
-    """What is known of a process's end. The receiver's thread writes it, and the loop's where it
-    starts a process.
+    """What is known of a process's end. The thread that reads what it sends writes it, the loop's
+    and one that starts it.
     """
 
     def __init__(self) -> None:

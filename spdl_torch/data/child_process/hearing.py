@@ -119,7 +119,7 @@ class Hearing:
 
     def _hear(self, child: WorkerProcess, has_ended: bool) -> None:
         for answer in child.heard(has_ended=has_ended):
-            # In this order, as ``begin`` of the seats has it: what is of the epoch before never
+            # In this order, as ``Processes`` begins an epoch: what is of the epoch before never
             # reaches the next one.
             results, result = self.results, answer.result
             job = child.jobs.pop(result.number, None) if answer.epoch == child.epoch else None

@@ -73,8 +73,8 @@ class MappedSlabs:
 class Mappings:
     """The trainer's views of the slabs.
 
-    The receiver lends slabs; their last tensor, and with it the slab, may be freed on any thread;
-    the trainer's thread collects those that are free again.
+    Whoever reads batches lends slabs; their last tensor, and with it the slab, may be freed on any
+    thread; the trainer's thread collects those that are free again.
     """
 
     def __init__(

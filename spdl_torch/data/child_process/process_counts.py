@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import pickle
-import threading
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ...machine.probes import ProbeCounters
 from ..workers.counts import Readings
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator, Mapping, Sequence
 
     from ...engine.rings import RowCopy
@@ -36,7 +36,7 @@ _Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
 
 class ProcessCounts:
-    """The counts of the worker processes of a crew, as of the last batch received from each.
+    """The counts of the worker processes of a crew, as each has last written them.
 
     The probes' readings are the children's: their GIL, their cores. It outlives the processes.
     """
@@ -47,10 +47,8 @@ class ProcessCounts:
         self.workers = ThreadCount(num_workers)
         self.rows: ProcessRows | None = None
         """The rows of the epoch that began last."""
-        # Changed under the lock, by the loop's thread and the receivers; replaced as a whole, so
-        # that other threads may iterate over it without the lock.
+        # Replaced as a whole by the loop's thread, so that others may iterate over it.
         self._children: tuple[weakref.ref[WorkerProcess], ...] = ()
-        self._changing = threading.RLock()
         self._lost: list[bytes] = []  # the last readings of children that were killed
         self._left: list[bytes] = []  # and of those that left
 
@@ -66,8 +64,7 @@ class ProcessCounts:
 
     def add(self, child: WorkerProcess) -> None:
         """Include a child's statistics."""
-        with self._changing:
-            self._children = (*self._children, weakref.ref(child))
+        self._children = (*self._children, weakref.ref(child))
 
     def replaced(self, child: WorkerProcess) -> None:
         """Keep what a child that was killed has counted."""
@@ -82,8 +79,7 @@ class ProcessCounts:
         self._drop(child)
 
     def _drop(self, child: WorkerProcess) -> None:
-        with self._changing:
-            self._children = tuple(each for each in self._children if each() not in (None, child))
+        self._children = tuple(each for each in self._children if each() not in (None, child))
 
     def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""

@@ -48,8 +48,8 @@ def answer(pipe: Connection, number: int, value: Any) -> None:
 class Questions:
     """The questions to one process. Any thread may ask, one after the other.
 
-    The thread that asks also reads the answer. It must not come through the receiver, which may be
-    waiting for a lock: a signal handler that asks may have interrupted the thread that holds it.
+    The thread that asks also reads the answer. It must not come by the wire: a signal handler that
+    asks may have interrupted the thread that reads there.
     """
 
     def __init__(self) -> None:
