@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from spdl_torch import pipeline
 from spdl_torch.machine.histogram import bucket_of
 from spdl_torch.observe.verdict.causes import Reading
-from spdl_torch.observe.verdict.verdict import cause_of_waits
+from spdl_torch.observe.verdict.verdict import rule_of_waits
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 
@@ -143,7 +143,7 @@ def reading(wait, *stages, own=0.0):
 def found_in(report):
     """The cause of the waits and the stage to name, however long the window is."""
     found = Reading(report.stats, report.probes, report.pooled)
-    return cause_of_waits(found), found.bottleneck.name
+    return rule_of_waits(found).cause, found.bottleneck.name
 
 
 def shown(report):

@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import tarfile
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from _gates import until
 from _stores import HttpStore, S3Store
 from _videos import KINDS, write_video
 from hypothesis import given, strategies as st
@@ -492,8 +492,7 @@ def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
     arguments = web.url("a.tar"), {}, tmp_path, context.SimpleQueue()
     program = context.Process(target=read_copy, args=arguments)
     program.start()
-    while web.store.num_gets == 0:
-        time.sleep(0.01)
+    until(lambda: web.store.num_gets > 0)
     program.kill()
     program.join()
     (part,) = (tmp_path / "shards").iterdir()
@@ -509,7 +508,7 @@ def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_p
     with pytest.raises(Exception, match=r"a\.tar"):
         list(TarShards(web.url("a.tar"), cache=tmp_path, retries=0))
     assert not [*(tmp_path / "shards").glob("*.tar")]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"none\.tar"):
         list(TarShards(web.url("none.tar"), cache=tmp_path))
 
 

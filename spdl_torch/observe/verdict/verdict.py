@@ -95,7 +95,7 @@ def _slows_down(r: Reading) -> bool:
 def _takes_the_gil(r: Reading) -> bool:
     """Its threads want the GIL most of the time, so it is seldom free for the training loop."""
     is_open = not _is_input_bound(r) and r.probes.step_slowdown is None
-    return is_open and _rule_of_waits(r).cause is Cause.GIL
+    return is_open and rule_of_waits(r).cause is Cause.GIL
 
 
 def _is_for_sampler(r: Reading) -> bool:
@@ -245,12 +245,8 @@ def judge(
     )
 
 
-def cause_of_waits(reading: Reading) -> Cause:
-    """Return what would hold back a training that waits, however long the window is."""
-    return _rule_of_waits(reading).cause
-
-
-def _rule_of_waits(reading: Reading) -> Rule:
+def rule_of_waits(reading: Reading) -> Rule:
+    """Return the rule of what holds up a training that waits, however long the window is."""
     return next(rule for rule in RULES if rule.of != "window" and rule.holds(reading))
 
 
