@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from .data.dataset import PipelineDataset as PipelineDataset
     from .data.folder import ImageFolder as ImageFolder
-    from .data.loader.dataloader import DataLoader as DataLoader
-    from .data.sampling.distributed_sampler import DistributedSampler as DistributedSampler
+    from .loader.dataloader import DataLoader as DataLoader
+    from .loader.sampling.distributed_sampler import DistributedSampler as DistributedSampler
 
 hand_on()

@@ -15,9 +15,9 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
-from .data.loader.chosen import choosing_as
-from .data.loader.dataloader import DataLoader
-from .data.sampling.sampler_chain import divides_itself, is_shared_out
+from .loader.chosen import choosing_as
+from .loader.dataloader import DataLoader
+from .loader.sampling.sampler_chain import divides_itself, is_shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,8 +17,8 @@ except ModuleNotFoundError as error:
         "spdl_torch.lightning needs Lightning: pip install lightning (the extra lightning)."
     ) from error
 
-from .data.loader.dataloader import DataLoader
-from .data.loader.for_trainers import go_back_to, pass_of
+from .loader.dataloader import DataLoader
+from .loader.for_trainers import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
 from .observe.store.following import Follower, Tally, report_of
 from .observe.store.metrics import legal_name, metrics_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .data.loader.chosen import choosing_as
+from .loader.chosen import choosing_as
 
 if TYPE_CHECKING:
-    from .data.loader.dataloader import DataLoader
+    from .loader.dataloader import DataLoader
 
 __all__ = ["prepare_data_loader"]
 

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from .accelerate import loader_like
-from .data.loader.dataloader import DataLoader
+from .loader.dataloader import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from _gates import quiet_log
 from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
 
-from spdl_torch.data.rng.patches import of_thread
+from spdl_torch.loader.rng.patches import of_thread
 
 NEEDED_BYTES = 2 * 10**9
 """The bytes of temporary files that all tests together may take."""
@@ -41,7 +41,7 @@ settings.load_profile("same")
 _spawned.fork_the_fork_servers()
 multiprocessing.set_forkserver_preload(
     [
-        *("spdl_torch.data.child_process.child", "torchvision", "pytest", "hypothesis"),
+        *("spdl_torch.loader.backends.processes.child", "torchvision", "pytest", "hypothesis"),
         "tests.helpers._served",
     ]
 )

@@ -124,8 +124,8 @@ def _plain_and_streams(call: Call, seconds: float) -> tuple[float, float]:
     """Return the seconds a sample takes without streams and with them, on the thread's CPU clock:
     the least of several passes in turns, since other programs only add to it.
     """
-    from spdl_torch.data.rng.keys import StreamKey
-    from spdl_torch.data.rng.streams import SampleStreams
+    from spdl_torch.loader.rng.keys import StreamKey
+    from spdl_torch.loader.rng.streams import SampleStreams
 
     key, streams = StreamKey(0), SampleStreams(0)
     batches = max(2, int(seconds / 4 / _PASSES / _BATCH / _plain(call, 4)))
@@ -170,7 +170,7 @@ def _numpys_rand() -> Call:
 
 def _measure_functions(make_call: Callable[[], Call], seconds: float) -> dict[str, float]:
     """Measure a function on a thread that runs no loader, before the patches and with them."""
-    from spdl_torch.data.rng.patches import install
+    from spdl_torch.loader.rng.patches import install
 
     figures = {}
     for key in ("before_us", "after_us"):

@@ -125,7 +125,7 @@ class Idle:
 
 def ours(dataset: Any, num_workers: int, isolation: Any, device: str | None) -> Any:
     """Return our loader."""
-    from spdl_torch.data.loader.dataloader import DataLoader
+    from spdl_torch.loader.dataloader import DataLoader
 
     options = {"num_workers": num_workers, "isolation": isolation, "device": device}
     return DataLoader(dataset, BATCH, **options)

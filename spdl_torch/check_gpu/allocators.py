@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..data.loader.dataloader import DataLoader
+from ..loader.dataloader import DataLoader
 from .programs import json_of
 from .races import MEBI, Filled, num_wrong
 

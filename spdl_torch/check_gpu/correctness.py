@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
-from ..data.loader.dataloader import DataLoader
 from ..io._transfer.transfer import Transfer
+from ..loader.dataloader import DataLoader
 
 if TYPE_CHECKING:
     from torch import Tensor

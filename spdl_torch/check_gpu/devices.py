@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.dataset import PipelineDataset
-from ..data.loader.dataloader import DataLoader
+from ..loader.dataloader import DataLoader
 from ..pipeline.builder import PipelineBuilder
 from .programs import json_of
 from .races import MEBI, Filled

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
-from ..data.loader.dataloader import DataLoader
 from ..io._transfer.transfer import Transfer
+from ..loader.dataloader import DataLoader
 from .gpu import STREAMS, unguarded
 
 if TYPE_CHECKING:

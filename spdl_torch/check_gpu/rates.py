@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader, Dataset, RandomSampler
 
 from ..data.folder import ImageFolder
-from ..data.loader.dataloader import DataLoader
-from ..data.workers.device import most_pieces
 from ..io._transfer import cuda
 from ..io._transfer.transfer import Staged, Transfer
+from ..loader.backends.device import most_pieces
+from ..loader.dataloader import DataLoader
 from ..machine.limits import whole_cores
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP, hand_overs
 from ..measuring.quantiles import quantile

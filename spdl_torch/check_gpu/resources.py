@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.loader.dataloader import DataLoader
 from ..engine.failures import notes_of
 from ..io._transfer.region import locked_bytes
+from ..loader.dataloader import DataLoader
 from .races import KIBI, MEBI, Filled, num_wrong, sizes_between
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data.dataset import PipelineDataset
-from ..data.loader.dataloader import DataLoader
 from ..io._transfer.region import locked_regions
 from ..io._transfer.transfer import transfer_tensor
+from ..loader.dataloader import DataLoader
 from ..pipeline.builder import PipelineBuilder
 from .races import MEBI, Filled, num_wrong
 

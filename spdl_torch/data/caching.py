@@ -14,7 +14,7 @@ from ..io._cache.memory import check_cache, open_store
 from ..io._cache.samples import sample_from, sample_parts
 from ..io._image.reading import read_sources
 from ..io._remote import is_url
-from .differences import path_of_difference
+from ..loader.differences import path_of_difference
 from .sources import TarShards
 
 if TYPE_CHECKING:

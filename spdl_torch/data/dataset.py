@@ -17,15 +17,15 @@ from ..engine.ops import OpKind
 from ..engine.recorder import FlightRecorder, new_pipeline_number
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
+from ..loader.backends.device import AHEAD, check_device, most_pieces
+from ..loader.checkpoint.lightning_states import follow_trainer
+from ..loader.fetching.collating import collate_into, is_torchs_collate
+from ..loader.sampling.parts import length_of_shard, padding_of_shard
+from ..loader.sampling.sharding import OwnRank, check_tail
+from ..loader.stats.remarks import with_remarks_of
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..pipeline.pipeline import Pipeline
 from .dataset_state import DatasetState
-from .fetching.collating import collate_into, is_torchs_collate
-from .lightning_states import follow_trainer
-from .sampling.parts import length_of_shard, padding_of_shard
-from .sampling.sharding import OwnRank, check_tail
-from .workers.device import AHEAD, check_device, most_pieces
-from .workers.remarks import with_remarks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.transfer import Transfer
+    from ..loader.checkpoint.pass_progress import PassProgress
+    from ..loader.sampling.sharding import Tail
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
-    from .checkpoint.pass_progress import PassProgress
-    from .sampling.sharding import Tail
 
 _logger = logging.getLogger("spdl_torch.data")
 

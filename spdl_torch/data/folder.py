@@ -19,9 +19,9 @@ from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage
 
+from ..loader.rng.dispatch import not_redirected
+from ..loader.rng.streams import torch_seeds
 from .caching import CachedFiles
-from .rng.dispatch import not_redirected
-from .rng.streams import torch_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spdl_torch.io._image.geometry import Generators
     from spdl_torch.io._image.kernel import PicturePlan
 
-    from .rng.streams import SampleContext
+    from ..loader.rng.streams import SampleContext
 
 
 class CollatedSamples(list[tuple[Any, Any]]):

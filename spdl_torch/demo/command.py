@@ -209,7 +209,7 @@ def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
     """
     if sys.platform != "linux":
         return work(*arguments)
-    from ..data.child_process.signals import handlers_deferred
+    from ..loader.backends.processes.signals import handlers_deferred
 
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)

@@ -273,7 +273,7 @@ def check_gpu(num_workers: int) -> str:
     """
     if not torch.cuda.is_available():
         return ""
-    from ..data.loader.dataloader import DataLoader
+    from ..loader.dataloader import DataLoader
 
     data, lines = _Filled(), list[str]()
     expected = [sum(index % 251 << 20 for index in range(n, n + 4)) for n in range(0, len(data), 4)]

@@ -21,14 +21,11 @@ _PACKAGE = Path(__file__).parents[1]
 OURS = (
     threading.__file__,
     *(f"{_PACKAGE / layer}{os.sep}" for layer in ("engine", "pipeline")),
-    *(
-        f"{_PACKAGE / 'data' / room}{os.sep}"
-        for room in ("child_process", "fetching", "rng", "workers")
-    ),
+    *(f"{_PACKAGE / 'loader' / room}{os.sep}" for room in ("backends", "fetching", "rng")),
     # A worker that has a process to itself is its main thread.
     f"{Path(multiprocessing.__file__).parent}{os.sep}",
 )
-_CHILD = str(_PACKAGE / "data" / "child_process" / "child.py")
+_CHILD = str(_PACKAGE / "loader" / "backends" / "processes" / "child.py")
 # Files in which a thread waits for others of its run, or only watches.
 WAITING = {
     str(_PACKAGE / "engine" / "channel.py"),

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from ..data.fetching.batch import BatchRecipe
-from ..data.fetching.batch_maker import BatchMaker
-from ..data.fetching.items import EndOfIterable
-from ..data.loader.dataloader import DataLoader
-from ..data.rng.keys import StreamKey, epoch_seed
-from ..data.rng.owned import OwnedGenerators
-from ..data.rng.streams import SampleStreams
-from ..data.workers.dataset_copies import own_copy
-from ..data.workers.worker_info import acting_as_worker, rebound
+from ..loader.backends.dataset_copies import own_copy
+from ..loader.backends.worker_info import acting_as_worker, rebound
+from ..loader.dataloader import DataLoader
+from ..loader.fetching.batch import BatchRecipe
+from ..loader.fetching.batch_maker import BatchMaker
+from ..loader.fetching.items import EndOfIterable
+from ..loader.rng.keys import StreamKey, epoch_seed
+from ..loader.rng.owned import OwnedGenerators
+from ..loader.rng.streams import SampleStreams
 from ..objects.copies import deep_copy
 from ..objects.members import Unfinished, members, walk
 from ..scopes import scope

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..data.differences import path_of_difference
-from ..data.rng.owned import OwnedGenerators, ids_of_the_process, set_state, state_digest, state_of
-from ..data.workers.worker_info import acting_as_worker
+from ..loader.backends.worker_info import acting_as_worker
+from ..loader.differences import path_of_difference
+from ..loader.rng.owned import (
+    OwnedGenerators,
+    ids_of_the_process,
+    set_state,
+    state_digest,
+    state_of,
+)
 from ..objects.copies import deep_copy
 from ..objects.generator_states import GeneratorStates
 from ..objects.kinds import GENERATORS

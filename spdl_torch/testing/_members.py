@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..data.workers.dataset_copies import own_copy, own_function
+from ..loader.backends.dataset_copies import own_copy, own_function
 from ..objects.kinds import GENERATORS, SEQUENCES, is_immutable, is_value
 from ..objects.members import Unfinished, members, text_of, walk
 

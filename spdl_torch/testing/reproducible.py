@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..data.differences import first_difference, path_of_difference
+from ..loader.differences import first_difference, path_of_difference
 from ..objects.copies import deep_copy
 from ..objects.generator_states import GeneratorStates, generators_kept
 from ._generators import OwnGenerators, alike_on_workers, changed_since, seed_all

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.differences import first_difference
+from ..loader.differences import first_difference
 from ..objects.generator_states import GeneratorStates, generators_kept
 from ._generators import seed_all
 

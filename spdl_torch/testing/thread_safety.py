@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from ..data.differences import path_of_difference
+from ..loader.differences import path_of_difference
 from ..objects.generator_states import generators_kept
 from ..progress_bar import ProgressBar
 from ._both_ways import BothWays, private_copy

@@ -52,8 +52,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from spdl_torch.data.workers.epoch import Epoch
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.loader.backends.epoch import Epoch
 from spdl_torch.observe import recording
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

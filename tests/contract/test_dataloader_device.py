@@ -35,8 +35,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
-from spdl_torch.data.workers import transfer_stage
 from spdl_torch.io._transfer import transfer
+from spdl_torch.loader.backends import transfer_stage
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left"]

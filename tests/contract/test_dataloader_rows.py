@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from spdl_torch.data.fetching.rows import row_reader
-from spdl_torch.data.fetching.samples import is_read_at_once
-from spdl_torch.data.workers.remarks import with_remarks_of
+from spdl_torch.loader.fetching.rows import row_reader
+from spdl_torch.loader.fetching.samples import is_read_at_once
+from spdl_torch.loader.stats.remarks import with_remarks_of
 from spdl_torch.observe.verdict.report import make_report
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
@@ -293,7 +293,7 @@ class SquaredAtOnce(Squared):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_report_of_a_run_recommends_getitems(num_workers, monkeypatch):
     """It names the dataset, and says nothing more once the dataset has the method."""
-    monkeypatch.setattr("spdl_torch.data.workers.remarks._SHORT_SAMPLE_SECONDS", 1.0)
+    monkeypatch.setattr("spdl_torch.loader.stats.remarks._SHORT_SAMPLE_SECONDS", 1.0)
     for module in ("causes", "model"):  # an epoch here takes a third of a second
         monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
     reports = []

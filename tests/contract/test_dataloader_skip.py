@@ -20,9 +20,9 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
 
 import spdl_torch
-from spdl_torch.data.child_process import process_counts
-from spdl_torch.data.workers.epoch import Epoch
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
+from spdl_torch.loader.backends.epoch import Epoch
+from spdl_torch.loader.backends.processes import process_counts
 from spdl_torch.testing import assert_resume_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

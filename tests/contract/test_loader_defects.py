@@ -30,9 +30,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from spdl_torch.data.rng.keys import Purpose, StreamKey
-from spdl_torch.data.workers import worker_thread as worker_module
-from spdl_torch.data.workers.dataset_copies import own_copy
+from spdl_torch.loader.backends import worker_thread as worker_module
+from spdl_torch.loader.backends.dataset_copies import own_copy
+from spdl_torch.loader.rng.keys import Purpose, StreamKey
 from spdl_torch.testing import assert_reproducible
 
 __all__ = ["no_thread_left"]

@@ -12,9 +12,9 @@ from _isolation_data import Ragged, RaggedStream
 from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
-from spdl_torch.data import user_warnings
-from spdl_torch.data.workers import remarks
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.loader import user_warnings
+from spdl_torch.loader.stats import remarks
 
 SAMPLES = range(12)
 

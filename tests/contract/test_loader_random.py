@@ -29,8 +29,8 @@ from torch.utils.data import (
 )
 from torchvision.transforms import v2
 
-from spdl_torch.data.rng.keys import Purpose, StreamKey
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.loader.rng.keys import Purpose, StreamKey
 from spdl_torch.testing import assert_reproducible
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -27,8 +27,8 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from spdl_torch import PipelineDataset
-from spdl_torch.data.checkpoint import user_state as own_state
-from spdl_torch.data.checkpoint.user_state import OwnState, WorkerState
+from spdl_torch.loader.checkpoint import user_state as own_state
+from spdl_torch.loader.checkpoint.user_state import OwnState, WorkerState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 

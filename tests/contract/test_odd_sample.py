@@ -5,7 +5,7 @@ import torch
 from _datasets import Rows
 from _seats import in_every_seat
 
-from spdl_torch.data.fetching.odd_sample import odd_sample
+from spdl_torch.loader.fetching.odd_sample import odd_sample
 
 pytestmark = [
     pytest.mark.usefixtures("forks_by_default"),

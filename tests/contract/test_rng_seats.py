@@ -18,7 +18,7 @@ from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats, with_workers
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from spdl_torch.data.rng.patches import install
+from spdl_torch.loader.rng.patches import install
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

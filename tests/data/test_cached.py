@@ -35,13 +35,13 @@ from torch.utils.data import Subset
 import spdl_torch
 from spdl_torch.data import cached, caching as caching_module
 from spdl_torch.data.caching import CachedFiles
-from spdl_torch.data.differences import path_of_difference
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory, store as store_module
 from spdl_torch.io._cache.memory import MemoryLimit
 from spdl_torch.io._cache.samples import sample_from, sample_parts
 from spdl_torch.io._cache.store import Store
+from spdl_torch.loader.differences import path_of_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

@@ -14,11 +14,11 @@ from torchvision import datasets, transforms as v1
 from torchvision.transforms import v2
 
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
-from spdl_torch.data.rng.keys import StreamKey
-from spdl_torch.data.rng.streams import SampleContexts, SampleStreams, contexts_of_part
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_loader
 from spdl_torch.io._image import kernel
+from spdl_torch.loader.rng.keys import StreamKey
+from spdl_torch.loader.rng.streams import SampleContexts, SampleStreams, contexts_of_part
 
 SIZES = [(75, 100), (100, 75), (60, 60), (30, 90), (20, 20), (300, 200)]
 

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import spdl_torch
-from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
+from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
 
 lengths = st.integers(0, 60)
 worlds = st.integers(1, 7)

@@ -17,17 +17,17 @@ from _inside import regions_of
 from _lazy_device import LazyDevice, install, machine
 
 from spdl_torch.data import dataset
-from spdl_torch.data.child_process import mappings
-from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
-from spdl_torch.data.child_process.mappings import Mappings
-from spdl_torch.data.child_process.shared_memory import SlabPool
-from spdl_torch.data.child_process.wire import File
-from spdl_torch.data.loader import delivery
-from spdl_torch.data.workers.jobs import Loaded
-from spdl_torch.data.workers.transfer_stage import DeviceStage
 from spdl_torch.engine.channel import Channel, ChannelClosed
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, slabs, transfer
+from spdl_torch.loader import delivery
+from spdl_torch.loader.backends.jobs import Loaded
+from spdl_torch.loader.backends.processes import mappings
+from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
+from spdl_torch.loader.backends.processes.mappings import Mappings
+from spdl_torch.loader.backends.processes.shared_memory import SlabPool
+from spdl_torch.loader.backends.processes.wire import File
+from spdl_torch.loader.backends.transfer_stage import DeviceStage
 
 LARGE = slabs.SMALL_BYTES
 

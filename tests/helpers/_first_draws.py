@@ -18,7 +18,7 @@ from _forks import found_in_fork
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng.patches import can_see_draws
+from spdl_torch.loader.rng.patches import can_see_draws
 
 MANY = 6_000
 """More samples for each of two workers than are made before draws are looked for."""

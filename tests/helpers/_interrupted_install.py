@@ -16,7 +16,7 @@ from _at_call import AtCall
 from _forks import found_in_fork
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng.patches import install
+from spdl_torch.loader.rng.patches import install
 
 STEP = 83
 """Between two places that are tried: a prime, so that loops are not met at one place alone."""

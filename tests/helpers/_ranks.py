@@ -22,7 +22,7 @@ from _inside import kept_by
 
 import spdl_torch
 from spdl_torch.data import cached
-from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
+from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
 from spdl_torch.pipeline import PipelineBuilder
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 22, 3, 2

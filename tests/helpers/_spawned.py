@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import _warm
 
-PRELOADED = ("spdl_torch.data.child_process.child", "pytest", "hypothesis")
+PRELOADED = ("spdl_torch.loader.backends.processes.child", "pytest", "hypothesis")
 _ADOPTS_ORPHANS = 36  # Linux's PR_SET_CHILD_SUBREAPER
 _one_at_a_time = threading.Lock()
 start_python = util.spawnv_passfds

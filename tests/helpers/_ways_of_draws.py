@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spdl_torch.data.rng.patches import install
+from spdl_torch.loader.rng.patches import install
 
 if TYPE_CHECKING:
     import pytest
@@ -24,10 +24,10 @@ def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         are_seen = True
         return install()
 
-    streams = "spdl_torch.data.rng.streams"
+    streams = "spdl_torch.loader.rng.streams"
     monkeypatch.setattr(f"{streams}.install", see)
     monkeypatch.setattr(f"{streams}.can_see_draws", lambda: are_seen)
-    generators = "spdl_torch.data.rng.thread_generators"
+    generators = "spdl_torch.loader.rng.thread_generators"
     monkeypatch.setattr(f"{generators}._num_unseen", 0)
     if "then" in way:
         monkeypatch.setattr(f"{generators}._MOST_UNSEEN", FEW_SAMPLES)

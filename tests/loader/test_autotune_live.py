@@ -24,8 +24,8 @@ from spdl_torch.autotune import PerfParams, tuning as tuning_module
 from spdl_torch.autotune.pipelines import _is_free
 from spdl_torch.autotune.tuner import Bounds
 from spdl_torch.data.dataset import _transfer_stage
-from spdl_torch.data.loader.auto_workers import LoaderTuner
 from spdl_torch.io import transfer_tensor
+from spdl_torch.loader.auto_workers import LoaderTuner
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
 from spdl_torch.pipeline import Pipe, PipelineBuilder
 

@@ -21,7 +21,7 @@ from test_autotune_live import Augmented, auto
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from spdl_torch.autotune import tuning as tuning_module
-from spdl_torch.data.child_process import process as child_process
+from spdl_torch.loader.backends.processes import process as child_process
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

@@ -22,11 +22,6 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from spdl_torch import ImageFolder, PipelineDataset
-from spdl_torch.data.child_process import worker_process
-from spdl_torch.data.child_process.batch_packing import SlabWriter
-from spdl_torch.data.child_process.shared_memory import _Slab
-from spdl_torch.data.fetching.collating import collate_into
-from spdl_torch.data.workers import transfer_stage
 from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames
 from spdl_torch.io._storage import room_in_batch
 from spdl_torch.io._transfer import transfer
@@ -34,6 +29,11 @@ from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
+from spdl_torch.loader.backends import transfer_stage
+from spdl_torch.loader.backends.processes import worker_process
+from spdl_torch.loader.backends.processes.batch_packing import SlabWriter
+from spdl_torch.loader.backends.processes.shared_memory import _Slab
+from spdl_torch.loader.fetching.collating import collate_into
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left"]

@@ -30,7 +30,7 @@ from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, assert
 from _readings import shown
 from torch.utils.data import DataLoader as TorchLoader
 
-from spdl_torch.data.child_process import process_counts, processes
+from spdl_torch.loader.backends.processes import process_counts, processes
 from spdl_torch.observe.trace.tracing import profile_of_run
 
 __all__ = ["nothing_left"]

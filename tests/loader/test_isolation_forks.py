@@ -21,10 +21,10 @@ from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_
 from torch.utils.data import Dataset, RandomSampler
 
 import spdl_torch
-from spdl_torch.data.child_process import process as child_process, worker_process
-from spdl_torch.data.child_process.process import start_child
-from spdl_torch.data.workers import fork_rest
-from spdl_torch.data.workers.activity import Activity
+from spdl_torch.loader.backends import fork_rest
+from spdl_torch.loader.backends.activity import Activity
+from spdl_torch.loader.backends.processes import process as child_process, worker_process
+from spdl_torch.loader.backends.processes.process import start_child
 
 __all__ = ["nothing_left"]
 

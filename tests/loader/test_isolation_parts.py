@@ -19,16 +19,16 @@ from _isolation_data import Coded, Images, Unportable
 from hypothesis import given, settings, strategies as st
 from torchvision import tv_tensors
 
-from spdl_torch.data.child_process.batch_packing import SlabWriter, unpack
-from spdl_torch.data.child_process.child import _seed_process
-from spdl_torch.data.child_process.error_pickle import pack_error, unpack_error
-from spdl_torch.data.child_process.mappings import Mappings
-from spdl_torch.data.child_process.shared_memory import SlabPool
-from spdl_torch.data.child_process.wire import File
-from spdl_torch.data.fetching.collating import LARGE_BYTES
-from spdl_torch.data.workers.jobs import Loaded
 from spdl_torch.errors import PipelineFailure
 from spdl_torch.io import Transfer
+from spdl_torch.loader.backends.jobs import Loaded
+from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
+from spdl_torch.loader.backends.processes.child import _seed_process
+from spdl_torch.loader.backends.processes.error_pickle import pack_error, unpack_error
+from spdl_torch.loader.backends.processes.mappings import Mappings
+from spdl_torch.loader.backends.processes.shared_memory import SlabPool
+from spdl_torch.loader.backends.processes.wire import File
+from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
 

@@ -32,7 +32,7 @@ PROGRAM = """
     from _inside import pids_of
     from _isolation_data import Images, image_of
     from spdl_torch import DataLoader
-    from spdl_torch.data.child_process import worker_process as line
+    from spdl_torch.loader.backends.processes import worker_process as line
 
     SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
     handled = []
@@ -126,7 +126,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
 
 
 AT_THE_START = """
-        from spdl_torch.data.child_process import worker_process as line
+        from spdl_torch.loader.backends.processes import worker_process as line
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
         start_child = line.start_child
         def start_and_die(*arguments):

@@ -20,8 +20,8 @@ from _gates import quiet_log
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng.dispatch import is_led
-from spdl_torch.data.rng.patches import of_thread
+from spdl_torch.loader.rng.dispatch import is_led
+from spdl_torch.loader.rng.patches import of_thread
 from spdl_torch.machine.starting import start
 from spdl_torch.pipeline import PipelineStopped
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
-from spdl_torch.data import user_warnings
+from spdl_torch.loader import user_warnings
 from spdl_torch.machine import limits
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between

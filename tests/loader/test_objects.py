@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from spdl_torch.data.child_process.dataset_pickle import find_unpicklable
+from spdl_torch.loader.backends.processes.dataset_pickle import find_unpicklable
 from spdl_torch.objects.kinds import is_immutable
 from spdl_torch.objects.members import (
     Unfinished,

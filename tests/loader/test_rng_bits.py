@@ -16,7 +16,7 @@ from _datasets import Drawing
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng.keys import Purpose, StreamKey, epoch_seed
+from spdl_torch.loader.rng.keys import Purpose, StreamKey, epoch_seed
 
 KEPT = Path(__file__).with_name("rng_bits.json")
 NOTE = (

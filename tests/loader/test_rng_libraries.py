@@ -7,7 +7,7 @@ from _loader_helpers import library
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng.owned import OwnedGenerators
+from spdl_torch.loader.rng.owned import OwnedGenerators
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own, of many kinds
 

@@ -19,9 +19,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import DataLoader
-from spdl_torch.data.rng import dispatch
-from spdl_torch.data.rng.keys import StreamKey
-from spdl_torch.data.rng.streams import SampleStreams
+from spdl_torch.loader.rng import dispatch
+from spdl_torch.loader.rng.keys import StreamKey
+from spdl_torch.loader.rng.streams import SampleStreams
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -129,7 +129,7 @@ def test_table_of_operators_is_what_torch_has():
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """The streams take the program for one without other threads: libraries leave some here."""
-    monkeypatch.setattr("spdl_torch.data.rng.thread_generators._others_may_draw", lambda: False)
+    monkeypatch.setattr("spdl_torch.loader.rng.thread_generators._others_may_draw", lambda: False)
 
 
 def drawn_by_samples(streams, draw):
@@ -323,7 +323,7 @@ def test_torch_without_a_name_that_the_key_needs_leaves_nothing_behind():
     program = f"""
         import threading, torch
         from unittest import mock
-        from spdl_torch.data.rng import dispatch
+        from spdl_torch.loader.rng import dispatch
 
         class Thread(threading.local):
             streams = None

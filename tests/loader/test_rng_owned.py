@@ -13,8 +13,8 @@ import torch
 from _loader_helpers import MixedLoader as DataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from spdl_torch.data.rng.keys import Purpose, StreamKey
-from spdl_torch.data.rng.owned import OwnedGenerators
+from spdl_torch.loader.rng.keys import Purpose, StreamKey
+from spdl_torch.loader.rng.owned import OwnedGenerators
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -285,7 +285,7 @@ def test_walk_is_bounded():
 @pytest.mark.parametrize("depth", [10, 3_000])
 def test_search_that_ends_early_says_so_once(depth, caplog, monkeypatch):
     """With what to do; not where it has seen everything."""
-    monkeypatch.setattr("spdl_torch.data.rng.owned._has_warned", False)
+    monkeypatch.setattr("spdl_torch.loader.rng.owned._has_warned", False)
     chain = [random.Random(1)]
     for _ in range(depth):
         chain = [chain]

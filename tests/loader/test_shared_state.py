@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from _readings import reading, stage
 
-from spdl_torch.data.loader import held_up
-from spdl_torch.data.workers.activity import Activity
-from spdl_torch.data.workers.fork_rest import begin_job, take_part, workers_at_rest
-from spdl_torch.data.workers.jobs import Job
 from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
+from spdl_torch.loader import held_up
+from spdl_torch.loader.backends.activity import Activity
+from spdl_torch.loader.backends.fork_rest import begin_job, take_part, workers_at_rest
+from spdl_torch.loader.backends.jobs import Job
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.testing._both_ways import threads_interleaved

@@ -7,7 +7,7 @@ import threading
 import pytest
 from _forks import found_in_fork
 
-from spdl_torch.data.child_process.signals import handlers_deferred
+from spdl_torch.loader.backends.processes.signals import handlers_deferred
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
 

@@ -50,10 +50,10 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import functional as F, v2
 
 from spdl_torch import DistributedSampler, ImageFolder
-from spdl_torch.data.child_process import process as child_process, worker_process
-from spdl_torch.data.child_process.wire import LONG_BYTES, File, Wire
-from spdl_torch.data.loader import backends, vouching
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.loader import opening as backends, vouching
+from spdl_torch.loader.backends.processes import process as child_process, worker_process
+from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire
 from spdl_torch.objects.stateless import is_stateless
 from spdl_torch.observe import tracing
 

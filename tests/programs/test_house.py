@@ -37,6 +37,7 @@ LAYERS = [
         "pipeline",
         "autotune",
         "io",
+        "loader",
         "data",
         "spdl",
         "nn",
@@ -61,6 +62,7 @@ ROOMS = {
         "__init__",
     ],
     "objects": [
+        "differences",
         "generator_states",
         "kinds",
         "members",
@@ -90,21 +92,15 @@ ROOMS = {
         *("_config", "_remote", "_resuming", "_source", "_tar", "_array"),
         *("_video", "_image", "__init__"),
     ],
+    "loader": [
+        *("user_warnings", "error_notes", "state_fields", "rng", "differences", "sampling"),
+        *("checkpoint", "fetching", "stats", "backends", "arguments", "auto_workers", "vouching"),
+        *("placing", "held_up", "loader_state", "base_loader", "opening", "dealing", "delivery"),
+        *("epoch_iterator", "iterator", "dataloader", "chosen", "for_trainers", "__init__"),
+    ],
     "data": [
-        *(
-            "state_fields",
-            "user_warnings",
-            "error_notes",
-            "dataset_stats",
-            "rng",
-            "differences",
-            "sampling",
-        ),
-        "checkpoint",
-        "lightning_states",
-        *("fetching", "workers", "child_process"),
         *("sources", "mixing", "caching", "folder", "dataset_state", "dataset", "packing"),
-        *("loader", "subprocesses", "__init__"),
+        *("subprocesses", "__init__"),
     ],
 }
 

@@ -18,7 +18,7 @@ from _folders import HELPERS
 from _ranks import BATCH_SIZE, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
 
 from spdl_torch import DataLoader
-from spdl_torch.data.sampling.distributed_sampler import DistributedSampler
+from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
 
 PROGRAM = HELPERS / "_ranks.py"
 PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
@@ -225,7 +225,7 @@ def test_lightning_ranks_share_one_cache_in_memory(lightning_ranks):
 
 def test_lightning_keeps_our_loader(lightning_ranks):
     """The copy that it makes to put its sampler in loads on threads too."""
-    assert lightning_ranks[0]["classes"] == ["spdl_torch.data.loader.dataloader"]
+    assert lightning_ranks[0]["classes"] == ["spdl_torch.loader.dataloader"]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_fabric_shares_out_once(tmp_path):
         for epoch in range(NUM_EPOCHS):
             assert together(ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES)]
         for seen in ranks:
-            assert seen[f"{loader} class"] == "spdl_torch.data.loader.dataloader"
+            assert seen[f"{loader} class"] == "spdl_torch.loader.dataloader"
             if loader != "pipeline":
                 assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
 
@@ -275,7 +275,7 @@ def test_accelerate_shares_out_once(accelerate_ranks, loader):
     for epoch in range(NUM_EPOCHS):
         assert together(accelerate_ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES + 2)]
     for seen in accelerate_ranks:
-        assert seen[f"{loader} class"] == "spdl_torch.data.loader.dataloader"
+        assert seen[f"{loader} class"] == "spdl_torch.loader.dataloader"
         if loader in ("plain", "torch's sampler", "our sampler"):
             assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
     assert accelerate_ranks[0][f"{loader} stages"] > 0, "no figures"
@@ -329,7 +329,7 @@ def test_ray_shares_out_once(ray_ranks, loader):
         assert together(ray_ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES)]
     if loader != "pipeline":
         assert ray_ranks[0][f"{loader} 0"] != ray_ranks[0][f"{loader} 1"]
-        assert ray_ranks[0]["prepared class"] == "spdl_torch.data.loader.dataloader"
+        assert ray_ranks[0]["prepared class"] == "spdl_torch.loader.dataloader"
 
 
 def test_ray_shares_out_what_it_prepares_itself(ray_ranks):
@@ -340,4 +340,4 @@ def test_ray_shares_out_what_it_prepares_itself(ray_ranks):
     for epoch in range(NUM_EPOCHS):
         assert together(ray_ranks, f"kept {epoch}") == [*range(NUM_SAMPLES)]
     assert ray_ranks[0]["kept 0"] == ray_ranks[0]["by Ray itself"] != ray_ranks[0]["kept 1"]
-    assert ray_ranks[0]["kept class"] == "spdl_torch.data.loader.dataloader"
+    assert ray_ranks[0]["kept class"] == "spdl_torch.loader.dataloader"

@@ -14,7 +14,7 @@ from _loader_helpers import DataLoader
 from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 from spdl_torch import PipelineDataset
-from spdl_torch.data.checkpoint import user_state
+from spdl_torch.loader.checkpoint import user_state
 from spdl_torch.pipeline import PipelineBuilder
 
 lightning, modules, callbacks, utilities, ours = later(

@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 
 import spdl_torch
-from spdl_torch.data.differences import path_of_difference
+from spdl_torch.loader.differences import path_of_difference
 
 from ..passes import measure_pass
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import IterableDataset
 
-from ..sampling.sampler_chain import divides_itself
+from ...loader.sampling.sampler_chain import divides_itself
 from ..sources import as_source
 from ..sources._base import seed_of
 from ..sources._stream import is_map_style

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from torch.utils.data import IterableDataset
 
 from ...errors import UnsupportedOptionError
-from ..checkpoint.user_state import EndedEarly, ended_early, give_state, keeps_state, state_of
-from ..error_notes import add_thread_note
+from ...loader.checkpoint.user_state import (
+    EndedEarly,
+    ended_early,
+    give_state,
+    keeps_state,
+    state_of,
+)
+from ...loader.error_notes import add_thread_note
+from ...loader.state_fields import Field, check_fields, check_version, is_whole_number
 from ..sources._base import DataSource, check_start
 from ..sources._stream import Stream
-from ..state_fields import Field, check_fields, check_version, is_whole_number
 from .plan import MixturePlan
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ...errors import UnsupportedOptionError
-from ..error_notes import add_thread_note
-from ..fetching.samples import takes_batches
-from ..rng.streams import borrowers_in, contexts_of_part
-from ..sampling.distributed_sampler import DistributedSampler
+from ...loader.error_notes import add_thread_note
+from ...loader.fetching.samples import takes_batches
+from ...loader.rng.streams import borrowers_in, contexts_of_part
+from ...loader.sampling.distributed_sampler import DistributedSampler
 from ..sources._base import DataSource, check_start, checked_epoch, seed_of
 from .plan import MAX_POSITIONS, MixturePlan
 from .positions import Positions
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..rng.streams import SampleContext
-    from ..sampling.sharding import Tail
+    from ...loader.rng.streams import SampleContext
+    from ...loader.sampling.sharding import Tail
     from .weights import Shares
 
 T_co = TypeVar("T_co", covariant=True)

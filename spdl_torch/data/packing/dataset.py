@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from ..error_notes import add_thread_note
-from ..fetching.samples import takes_batches
+from ...loader.error_notes import add_thread_note
+from ...loader.fetching.samples import takes_batches
+from ...loader.rng.streams import borrowers_in
+from ...loader.sampling.distributed_sampler import DistributedSampler
+from ...loader.state_fields import is_whole_number
 from ..mixing.mixture import Mixture
-from ..rng.streams import borrowers_in
-from ..sampling.distributed_sampler import DistributedSampler
-from ..state_fields import is_whole_number
 from .collate import Document, PackCollate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..sampling.sharding import Tail
+    from ...loader.sampling.sharding import Tail
     from .plan import GroupPlan, Groups
     from .sizes import Pieces
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...loader.sampling.sharding import OwnRank
 from ..mixing.mixture import Mixture
-from ..sampling.sharding import OwnRank
 from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset

@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from ..checkpoint.source_behind import source_behind
-from ..checkpoint.user_state import ended_early
+from ...loader.checkpoint.source_behind import source_behind
+from ...loader.checkpoint.user_state import ended_early
+from ...loader.sampling.sharding import worker_shard
+from ...loader.state_fields import Field, check_fields, check_version, is_whole_number
 from ..dataset import PipelineDataset
-from ..sampling.sharding import worker_shard
 from ..sources import as_source
 from ..sources._base import seed_of
-from ..state_fields import Field, check_fields, check_version, is_whole_number
 from .collate import Document, PackCollate
 from .sizes import as_sizes, volumes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..sampling.sharding import OwnRank, Shard
+    from ...loader.sampling.sharding import OwnRank, Shard
     from .sizes import Rule, Size
 
 _VERSION = 1

@@ -22,13 +22,13 @@ import torch
 
 from ...engine.definition import BuildOptions
 from ...errors import UnsupportedOptionError
+from ...loader.backends.processes.dataset_pickle import find_unpicklable
+from ...loader.backends.processes.process import server_is_anothers
+from ...loader.dataloader import DataLoader
 from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
 from ...shown_text import short_repr
-from ..child_process.dataset_pickle import find_unpicklable
-from ..child_process.process import server_is_anothers
-from ..loader.dataloader import DataLoader
 from .items import NOTHING, Passes, Sent, SubprocessItems
 
 if TYPE_CHECKING:

@@ -1,0 +1,182 @@
+"""Refuse arguments that cannot be honoured."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+
+from ..autotune.workers import AutoWorkers
+from ..errors import UnsupportedOptionError
+from .backends.device import check_device
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_arguments(
+    dataset: object,
+    *,
+    num_workers: Any,
+    timeout: Any,
+    prefetch_factor: Any,
+    sampler: object,
+    batch_sampler: object,
+    collate_fn: object,
+    worker_init_fn: object,
+    generator: object,
+    stats: object,
+    snapshot_every_n_steps: Any,
+) -> None:
+    """Refuse values of the wrong type on which torch would fail later, or less clearly.
+
+    Values that torch refuses with a clear message, such as ``num_workers=-1``, are left to it.
+    Raises: TypeError; UnsupportedOptionError.
+    """
+    if not (isinstance(num_workers, AutoWorkers) or _is_integer(num_workers)):
+        raise TypeError(
+            f'DataLoader: num_workers must be an integer >= 0 or "auto", got {num_workers!r}. '
+            "0 loads in the calling thread."
+        )
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(
+            f"DataLoader: timeout must be a number of seconds >= 0, got {timeout!r}. "
+            "0 waits for ever."
+        )
+    if prefetch_factor is not None and not _is_integer(prefetch_factor):
+        raise TypeError(
+            "DataLoader: prefetch_factor must be an integer >= 1 (batches for each worker) or "
+            f"None, got {prefetch_factor!r}."
+        )
+    for name, order in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        # Accept any object that may stand in for one, such as a mock in a trainer's tests.
+        if isinstance(order, type | numbers.Number) or inspect.isfunction(order):
+            raise TypeError(f"DataLoader: {name} must be iterable, got {order!r}.")
+    for name, function in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+        if function is not None and not callable(function):
+            raise TypeError(f"DataLoader: {name} must be a function or None, got {function!r}.")
+    if isinstance(generator, numbers.Number | str):
+        raise TypeError(
+            f"DataLoader: generator must be a torch.Generator or None, got {generator!r}. Pass "
+            "torch.Generator().manual_seed(number), or the number as seed=."
+        )
+    if not isinstance(stats, bool):
+        raise TypeError(f"DataLoader: stats must be True or False, got {stats!r}.")
+    if not isinstance(dataset, IterableDataset) and not any(
+        hasattr(dataset, name) for name in ("__getitem__", "__getitems__", "__len__")
+    ):
+        raise TypeError(
+            "DataLoader: dataset must have __getitem__ and __len__, or be an IterableDataset, got "
+            f"{type(dataset).__name__}. Put an iterator into an IterableDataset that makes it anew "
+            "in each __iter__."
+        )
+    if snapshot_every_n_steps != 1:
+        raise UnsupportedOptionError(
+            f"DataLoader: snapshot_every_n_steps={snapshot_every_n_steps!r} is torchdata's. Leave "
+            "it out: state_dict() is exact after every batch, and no snapshots are taken."
+        )
+
+
+def check_options(
+    dataset: object,
+    num_workers: object,
+    device: torch.device | str | int | None,
+    isolation: object,
+    seed: object,
+    rng: object,
+) -> None:
+    """Refuse what this release cannot honour, and say what to do instead.
+
+    Raises: UnsupportedOptionError; what ``check_device`` raises.
+    """
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise UnsupportedOptionError(
+            f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "
+            "deprecated DataPipes; pass a Dataset or an IterableDataset."
+        )
+    check_device(device)
+    _check_isolation(num_workers, isolation)
+    _check_random_options(num_workers, seed, rng)
+
+
+def _check_isolation(num_workers: object, isolation: object) -> None:
+    if isolation not in ("auto", "thread", "process"):
+        raise UnsupportedOptionError(
+            f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
+        )
+    if isolation == "process" and num_workers == 0:
+        raise UnsupportedOptionError(
+            'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
+            "calling thread. Pass num_workers=1 or more, or leave isolation out."
+        )
+
+
+def check_error_options(
+    dataset: object, on_error: object, error_budget: Any, replace: bool
+) -> None:
+    """Refuse options for bad samples that contradict each other. Raises: UnsupportedOptionError."""
+    if on_error not in ("raise", "skip"):
+        raise UnsupportedOptionError(
+            f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
+        )
+    if on_error == "raise" and (error_budget is not None or replace):
+        given = f"error_budget={error_budget!r}" if error_budget is not None else "replace=True"
+        raise UnsupportedOptionError(
+            f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
+            "leave it out."
+        )
+    is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
+    is_right = error_budget is None or (error_budget >= 0 if is_count else _is_share(error_budget))
+    if not is_right:
+        raise UnsupportedOptionError(
+            "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
+            f"{error_budget!r}."
+        )
+    if replace and not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
+        raise UnsupportedOptionError(
+            "DataLoader: replace=True needs a dataset with a length, to know which sample is the "
+            f"next; {type(dataset).__name__} has none. Give it __len__, or leave replace out."
+        )
+
+
+def _is_share(value: Any) -> bool:
+    from fractions import Fraction  # imports decimal, for an option that few give
+
+    return isinstance(value, float | Fraction) and 0 < value <= 1
+
+
+def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
+    if rng not in ("sample", "worker"):
+        raise UnsupportedOptionError(
+            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
+            "gives every sample a random stream of its own."
+        )
+    if seed is None:
+        return
+    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+        raise UnsupportedOptionError(
+            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
+            "streams are seeded from generator=, as in torch."
+        )
+    if rng == "worker" and num_workers == 0:
+        raise UnsupportedOptionError(
+            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
+            "torch draws from the global generators. Leave rng out, or seed with "
+            "torch.manual_seed()."
+        )
+
+
+def refuse_foreign_state(state: object) -> None:
+    """Refuse a state of torchdata's loader, and say what to do instead. Raises: ValueError."""
+    if isinstance(state, Mapping) and not {"_snapshot", "_num_yielded"}.isdisjoint(state):
+        raise ValueError(
+            "load_state_dict: this is a state of torchdata's StatefulDataLoader. Finish its epoch "
+            "with that loader, or begin the epoch anew with this one."
+        )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral)

@@ -1,0 +1,81 @@
+"""Who makes the batches of a loader's iterator: the loop's thread itself, threads, or processes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Sized
+
+    from ...engine.rings import ConsumerRing
+    from ..checkpoint.progress import Progress
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..stats.stats import EpochStats
+    from .jobs import Failed, Given, Over, Result
+
+
+class Backend(ABC):
+    """It gets jobs, and gives their results in order. The loop's thread calls the methods, but for
+    ``request_stop``. It does not refer to the iterator, so dropping that ends the workers.
+    """
+
+    stats: EpochStats
+
+    @property
+    def num_processes(self) -> int:
+        """The number of worker processes; 0 = they are threads, or there are none."""
+        return 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether there are workers that belong to this process: a forked child has none of its
+        parent's, and the end of the main thread has stopped those that were made for it."""
+        return True
+
+    @abstractmethod
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress
+    ) -> tuple[ConsumerRing, Sized]:
+        """Begin an epoch, the first or another one; jobs of the last one are dropped. ``workers``:
+        the states to which their iterables advance before their first batch; () = map-style.
+
+        Return the ring in which the loop's waits are recorded, and the queue that it takes from.
+        """
+
+    @abstractmethod
+    def give(self, job: Given) -> Exception | None:
+        """Give out a job; never blocks. Jobs are numbered from 0 on in each epoch. Return the error
+        for which its index cannot be sent; None = none."""
+
+    @abstractmethod
+    def answer(self, result: Failed) -> None:
+        """Let this be the result of a job that could not be given out."""
+
+    @abstractmethod
+    def take(self, seconds: float) -> Result | Over | None:
+        """Return the next result, in order if the spec says so; None = the time is over."""
+
+    @abstractmethod
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of workers that get the jobs, and return the new number: the old one if
+        it stays. Waits until those that join have started."""
+
+    @abstractmethod
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the workers do; ``awaited``: the batch that the loop waits for. Blocks up
+        to 2 s for the answer of a worker process."""
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Keep the statistics of an epoch that is over; the workers stay for the next one."""
+
+    @abstractmethod
+    def request_stop(self) -> None:
+        """End every wait and with it the workers. Never blocks; safe in a finalizer, on any thread,
+        any number of times."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """``request_stop``, and wait a moment for the workers, who have nothing left to do."""

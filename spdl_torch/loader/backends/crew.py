@@ -1,0 +1,275 @@
+"""The workers of one iterator as the loop sees them, threads or processes: it gives out jobs, and
+takes batches.
+
+A *job* is the work of one batch. Whoever makes it, its batch comes through the one outlet of the
+epoch, which puts batches in order.
+
+Nothing here refers to the iterator that the trainer holds, so dropping it ends the workers.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ...engine.channel import Channel, ChannelClosed, WaitIsOver
+from ...engine.recorder import FlightRecorder
+from ...engine.shared import weakly
+from ...engine.threads import ThreadGroup
+from ...errors import PipelineStopped
+from ..stats.stats import CrewStats
+from .activity import describe_activities
+from .backend import Backend
+from .device import AHEAD
+from .epoch import Epoch
+from .jobs import NO_BATCHES, Over, Result
+from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Sized
+
+    from ...engine.rings import ConsumerRing
+    from ...observe.verdict.placement import Placement
+    from ..checkpoint.user_state import WorkerState
+    from ..rng.keys import StreamKey
+    from ..stats.stats import Source
+    from .activity import Activity
+    from .jobs import Failed
+    from .load_spec import LoadSpec
+    from .transfer_stage import Forwarder
+
+JOIN_SECONDS = 1.0  # idle workers end at once; a longer wait would hide a hang
+
+_MAX_EPOCHS_WAITING = 1_000  # that a persistent loader may begin before a thread looks
+
+
+class Crew(Backend):
+    """The workers of one iterator, and the epoch that they work on.
+
+    ``break``, an exception and Ctrl-C call ``request_stop``: every wait ends at once; a worker that
+    is fetching a sample finishes it and then ends.
+
+    Owners of its state: the loop's thread. ``request_stop``, on any thread, in the middle of
+    anything, sets ``_epoch`` to None, for good.
+    """
+
+    counts: Source
+    """What the workers count."""
+    failure: BaseException | None = None
+    """The error of a worker that could not start, which comes before the next batch; None = all
+    have started, or theirs comes in place of a batch."""
+    look_seconds = inf
+    """The interval at which a waiting loop calls ``_tend``."""
+
+    def __init__(
+        self, spec: LoadSpec, stage: Forwarder | None, placement: Placement | None
+    ) -> None:
+        """``stage``: what passes the batches on, on a thread of its own; None = the loop takes them
+        from the workers. ``placement``: where the workers are, and why."""
+        self._spec = spec
+        self._stage = stage
+        self.placement = placement
+        self.stats: CrewStats = CrewStats(stage)
+        self._epoch: Epoch | None = None
+        self.is_stopped = False
+        # A weak reference: with a strong one only a garbage collection would free the workers, and
+        # the dataset with them.
+        self._threads = ThreadGroup(weakly(self.request_stop))
+        self._staged: Channel[Epoch] | None = None  # the epochs of the stage, once it has a thread
+
+    # What threads and processes do each in their way:
+
+    @abstractmethod
+    def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:
+        """Return the queue in which an epoch's results come."""
+
+    @abstractmethod
+    def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Have the workers there for an epoch that is about to begin; drop what is outstanding."""
+
+    @abstractmethod
+    def _begin(self, epoch: Epoch) -> None:
+        """Deliver to this epoch from now on."""
+
+    def _tend(self, epoch: Epoch) -> None:
+        """Do what is due before the loop waits for a batch."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the workers. Never blocks; safe in a finalizer; any number of times."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> BaseException | None:
+        """The error for which no batch comes any more in this epoch; None = all is well."""
+
+    # As Backend says:
+
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], _: object = None
+    ) -> tuple[ConsumerRing, Sized]:
+        """Begin an epoch; see ``Backend``. Workers that are there stay, and others start.
+
+        This is not part of ``__init__``, so that the holder can register ``request_stop`` before
+        there is anything to stop: Ctrl-C may come at any moment in here.
+
+        Raises: RuntimeError: the system has no more threads or processes; those that were started
+            end.
+        """
+        if self._epoch is not None or self.is_stopped:
+            self._running().close()
+        try:
+            epoch = self._new_epoch(key, workers)
+            before = self.stats.queues_of(epoch)
+            self.stats.starts.time(partial(self._prepare, key, workers))
+            self.stats.begin(epoch, before, self.counts, self.placement)
+            # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in
+            # an epoch that request_stop cannot close.
+            self._epoch = epoch
+            self.stats.starts.time(partial(self._begin, epoch))
+            if self._stage is not None:
+                self._pass_on(self._stage, epoch)
+            return epoch.consumer, epoch.outlet
+        except BaseException:  # Ctrl-C too
+            self.request_stop()
+            raise
+
+    def _new_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+        spec, stage = self._spec, self._stage
+        recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
+        recorder.belongs_to(self.stats)
+        results = outlet = self._new_results(recorder)
+        recorder.add_queue(1, "batches", results.capacity)
+        if stage is not None:
+            is_copied = stage.hook is not None
+            outlet = Channel(AHEAD if is_copied else spec.max_outstanding, marks=NO_BATCHES)
+            if is_copied:
+                recorder.add_queue(2, "device batches", outlet.capacity)
+        return Epoch(
+            results=results,
+            outlet=outlet,
+            in_order=spec.in_order,
+            key=key,
+            workers=tuple(workers),
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
+        )
+
+    def answer(self, result: Failed) -> None:
+        """Let this be the result of a job; see ``Backend``."""
+        self._running().deliver(result)
+
+    def take(self, seconds: float) -> Result | Over | None:
+        """Return the next result; see ``Backend``."""
+        deadline = monotonic() + seconds
+        while True:
+            if (failure := self.failure) is not None:
+                return Over(failure)
+            epoch, wait = self._epoch, None
+            if epoch is None or not self._threads.is_here:
+                return Over(PipelineStopped(self._gone()))
+            if not epoch.outlet.has_next:  # a batch that is there comes first
+                self._tend(epoch)
+                wait = max(0.0, min(self.look_seconds, deadline - monotonic()))
+            try:
+                # No variable holds the result: an error's traceback may lead here.
+                return self._handed(epoch.outlet.get_numbered(wait)[1])
+            except WaitIsOver:
+                if monotonic() >= deadline:
+                    return None
+            except ChannelClosed:
+                return Over(self.loss or PipelineStopped(self._gone()))
+
+    def _handed(self, result: Result) -> Result:
+        return result if self._stage is None else self._stage.hand_over(result)
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the workers do; see ``Backend``."""
+        return self._describe((), awaited)
+
+    def _describe(self, activities: Sequence[Activity], awaited: int | None) -> str:
+        threads = self._threads.threads()
+        return describe_activities(activities, threads, awaited) if threads else ""
+
+    def rest(self) -> None:
+        """Keep the statistics of an epoch that is over; the workers stay for the next one."""
+        self.stats.end()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether there are workers that belong to this process: a forked child has none of its
+        parent's, and the end of the main thread has stopped those that were made for it.
+        """
+        return self._threads.is_here and not self.is_stopped
+
+    @property
+    def num_processes(self) -> int:
+        """The number of worker processes; see ``Backend``."""
+        return 0 if self.placement is None else self.placement.num_processes
+
+    def request_stop(self) -> None:
+        """End every wait and with it the workers; see ``Backend``."""
+        if not self._threads.is_here:
+            return  # a forked child has none of the threads, and locks may stay held for ever
+        try:
+            self._stop_all()
+        except BaseException:  # Ctrl-C: in a finalizer nobody would try again, so do it here
+            self._stop_all()
+            raise
+
+    def _stop_all(self) -> None:
+        self.is_stopped = True
+        epoch = self._epoch
+        try:
+            self.stats.end()
+        finally:  # the workers end even if the statistics fail
+            if epoch is not None:
+                epoch.close()
+            if self._staged is not None:
+                self._staged.close()
+            self._epoch = None
+            self._end()
+
+    def stop(self) -> None:
+        """``request_stop``, and wait a moment for the workers, who have nothing left to do."""
+        self.stats.end()
+        self.request_stop()
+        self._threads.join(JOIN_SECONDS)
+
+    def _running(self) -> Epoch:
+        epoch = self._epoch
+        if epoch is None or not self._threads.is_here:
+            raise PipelineStopped(self._gone())
+        return epoch
+
+    def _gone(self) -> str:
+        fork = "" if self._threads.is_here else "; they did not follow into a forked process"
+        return (
+            f"DataLoader: the workers of this iterator have ended{fork}. Call iter(loader) for new "
+            "ones, and end a thread that loads before the program ends."
+        )
+
+    def _pass_on(self, stage: Forwarder, epoch: Epoch) -> None:
+        """Let the stage's thread have the epoch; start it before the first one."""
+        if self._staged is not None:
+            self._staged.put(epoch)
+            return
+        self._staged = epochs = Channel[Epoch](_MAX_EPOCHS_WAITING)
+        epochs.put(epoch)
+        ready = Channel[None](1)
+        with intra_op_threads_kept():
+            run = partial(_run_stage, stage, epochs, ready, self._threads)
+            self._threads.spawn(stage.name, run)
+            ready.get()
+
+
+def _run_stage(
+    stage: Forwarder, epochs: Channel[Epoch], ready: Channel[None], group: ThreadGroup
+) -> None:
+    """Pass on the batches of each epoch. ``group`` stays alive meanwhile: the exit waits for it."""
+    use_one_intra_op_thread()
+    ready.put(None)
+    stage.run(epochs)

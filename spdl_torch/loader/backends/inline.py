@@ -1,0 +1,164 @@
+"""The backend of a loader without workers: the loop's thread makes each batch when asked for it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...engine.recorder import FlightRecorder
+from ..fetching.bad_samples import record_bad
+from ..fetching.batch_maker import BatchMaker
+from ..fetching.timing import record_parts
+from ..rng.owned import OwnedGenerators
+from ..rng.patches import of_thread
+from ..rng.streams import Lending, SampleStreams, borrowers_in
+from ..stats.stats import InlineStats
+from .backend import Backend
+from .jobs import Failed, Given, Loaded, result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence, Sized
+
+    from ...engine.rings import ConsumerRing
+    from ..checkpoint.progress import Progress
+    from ..checkpoint.user_state import WorkerState
+    from ..fetching.items import Items
+    from ..rng.keys import StreamKey
+    from .jobs import Result
+    from .load_spec import LoadSpec
+    from .transfer_stage import DeviceStage
+
+T = TypeVar("T")
+
+
+class InlineWorker(Backend):
+    """See ``Backend``. It has one job at a time."""
+
+    def __init__(self, spec: LoadSpec, stage: DeviceStage | None) -> None:
+        recipe = spec.recipe
+        self._spec = spec
+        self._stage = stage
+        self._recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
+        self.stats: InlineStats = InlineStats(self._recorder, recipe.dataset, stage)
+        # Without streams, user code draws from the process's generators.
+        self._streams: SampleStreams | None = None
+        self._owned: OwnedGenerators | None = None
+        self._borrowers = borrowers_in(recipe.dataset)
+        if spec.draws.per_sample:
+            self._streams = SampleStreams(spec.draws.base_seed)
+            owned = OwnedGenerators(recipe.dataset, recipe.collate_fn)
+            self._owned = owned or None
+            self._streams.seed_owned(owned)
+        self._job: Given | None = None
+
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress
+    ) -> tuple[ConsumerRing, Sized]:
+        """Begin an epoch; see ``Backend``. Raises: what ``iter(dataset)`` raises."""
+        fetch_cell, collate_cell = self.stats.new_cells(enabled=self._spec.stats)
+        record_parts(self.stats.consumer, fetch=fetch_cell, collate=collate_cell)
+        self._maker = self._within_streams(
+            BatchMaker,
+            self._spec.recipe,
+            streams=self._streams,
+            key=key,
+            resume=next(iter(workers), None),
+            # Two outstanding: the one that is being made, and the one that the loop has.
+            memory=None if self._stage is None else self._stage.batch_memory(2),
+            fetch_cell=fetch_cell,
+            collate_cell=collate_cell,
+        )
+        if (items := self._maker.items) is not None:
+            self._keep_state_of(items, progress)
+        return self.stats.consumer, ()
+
+    def _keep_state_of(self, items: Items, progress: Progress) -> None:
+        # Nothing is loaded ahead, so the iterable is asked for its state when the loader is. Keep
+        # the state's owner only: what dropping the iterator has to end must not outlive it.
+        progress.workers[0] = beginning = items.progress(wanted=False)
+        if beginning.keeper is not None:
+            progress.own = items.own_state
+        if self._streams is not None:
+            weakref.finalize(self, _end_within, self._streams, items).atexit = False
+
+    def give(self, job: Given) -> None:
+        """Keep the job until its batch is taken."""
+        self._job = job
+
+    def take(self, _seconds: float) -> Result:
+        """Make the batch."""
+        job = self._job
+        assert job is not None, "guaranteed by the iterator"
+        # An error's traceback leads here: no variable holds the result.
+        try:
+            # Nothing is drawn for a batch in which no code of the user's takes part.
+            if (plain := self._maker.make_plain(job.index)) is not None:
+                return self._sent(Loaded(job.number, plain))
+            # Not Ctrl-C: resuming after that makes the batch again.
+            return self._sent(self._within_streams(result_of, self._maker, job, None, Exception))
+        except Exception as error:
+            return Failed(job.number, error)
+
+    def _sent(self, result: Result) -> Result:
+        """Return a result as the loop gets it, its batch pinned or on its device."""
+        if result.tries is not None:
+            record_bad(self._recorder, result.number, result.tries)
+        if isinstance(result, Failed):
+            self._recorder.failed("worker", result.number, result.error)
+        finalize, stage = self._spec.finalize, self._stage
+        if not isinstance(result, Loaded) or (finalize is None and stage is None):
+            return result
+        number, batch, progress, tries = result
+        try:
+            if finalize is not None:
+                batch = finalize(batch)
+            if stage is not None:
+                batch = stage.transfer(batch, number)
+        except Exception as error:
+            return Failed(number, error, progress, tries)
+        return Loaded(number, batch, progress, tries)
+
+    def _within_streams(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run user code with the sample streams; between batches the trainer's code keeps the
+        process's generators.
+        """
+        streams, before = self._streams, of_thread.streams
+        if streams is None:
+            return call(*args, **kwargs)
+        lending = None
+        try:
+            with streams:
+                if not self._borrowers and self._owned is None:
+                    return call(*args, **kwargs)
+                lending = Lending(streams, self._borrowers, self._owned)
+                with lending:
+                    return call(*args, **kwargs)
+        finally:  # Ctrl-C may have come where an __exit__ began
+            if lending is not None and lending.is_open:
+                lending.__exit__()
+            if of_thread.streams is not before:
+                streams.__exit__(None, None, None)
+
+    def answer(self, result: Failed) -> None:
+        """Never called: every index can be given."""
+        raise AssertionError("guaranteed by give()")
+
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Stay the only worker."""
+        return 1
+
+    def at_work(self, awaited: int | None) -> str:
+        """Return "": what the loop's own thread does is on its stack."""
+        return ""
+
+    def request_stop(self) -> None:
+        """End the epoch's clock."""
+        self.stats.end()
+
+    stop = rest = request_stop
+
+
+def _end_within(streams: SampleStreams, items: Items) -> None:
+    """Let a generator of the dataset's end where what it draws as it ends belongs."""
+    with streams:
+        items.end()

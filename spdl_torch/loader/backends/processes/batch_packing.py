@@ -1,0 +1,309 @@
+"""Pack a batch into a small pickle and large blocks, which are copied once: into a slab.
+
+Tensors and arrays of 64 KiB or more lie in the slab, and the trainer's batch views them. Smaller
+ones are in the pickle and get their own memory, so keeping labels keeps no images alive.
+Everything else that pickle can handle is in the pickle too. torch's ``default_collate``, the rows
+of a ``TensorDataset`` and the batch kernel write straight into the slab.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+
+from ....engine.failures import attach_note
+from ....objects.kinds import is_plain_tensor
+from ...fetching.collating import LARGE_BYTES
+from .messages import Packed, Span
+
+if TYPE_CHECKING:
+    from ..jobs import Loaded
+    from .mappings import Mappings
+    from .shared_memory import Lease, SlabPool
+
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+
+_ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
+_INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
+
+
+class PackedBatch(NamedTuple):
+    """A packed batch before it is sent, with the lease of its slab."""
+
+    lease: Lease | None
+    body: bytes | Span
+    blocks: tuple[Span, ...]
+
+    def as_message(self) -> Packed:
+        ticket = None if self.lease is None else self.lease.ticket()
+        return Packed(ticket, self.body, self.blocks)
+
+
+class SlabWriter:
+    """Offers space in slabs for batches, and packs them, one at a time: the worker, on its own
+    thread, calls ``begin``, ``room`` for each large tensor, and ``pack``.
+    """
+
+    def __init__(self, slabs: SlabPool) -> None:
+        self._slabs = slabs
+        self._lease: Lease | None = None
+        self._end = 0  # of what lies in the slab
+        self._expected = 0  # the bytes of the previous batch
+
+    def begin(self) -> None:
+        """Begin a batch; one that was not packed frees its slab."""
+        self._lease, self._end = None, 0
+
+    def room(self, num_bytes: int) -> torch.Tensor | None:
+        """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = use other
+        memory: the tensor is small, or does not fit.
+        """
+        if num_bytes < LARGE_BYTES:
+            return None
+        if self._lease is None:
+            # The first batch cannot know how many tensors follow.
+            is_guess = self._expected == 0
+            self._lease = self._slabs.take(max(self._expected, num_bytes), is_guess=is_guess)
+        start = self._end
+        if start + num_bytes > self._lease.slab.size:
+            return None
+        self._end = _aligned(start + num_bytes)
+        return self._lease.room(start, num_bytes)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in the slab of the batch."""
+        address = tensor.untyped_storage().data_ptr()
+        return self._lease is not None and self._lease.slab.has(address)
+
+    def end(self) -> None:
+        """Do nothing: ``pack`` ends the batch."""
+
+    def pack(self, batch: Any) -> PackedBatch:
+        """Pack a batch on the worker that made it. Large copies release the GIL.
+
+        Raises: what pickle raises on a part that cannot be pickled.
+        """
+        body, contents = _pickled(batch)
+        if len(body) > _INLINE_BYTES:
+            contents.append(np.frombuffer(body, np.uint8))
+        lease, spans = self._placed(contents)
+        self._lease = None
+        if len(body) > _INLINE_BYTES:
+            return PackedBatch(lease, spans[-1], tuple(spans[:-1]))
+        return PackedBatch(lease, bytes(body), tuple(spans))
+
+    def _placed(self, contents: list[Any]) -> tuple[Lease | None, list[Span]]:
+        """Copy into a slab whatever does not lie there yet; return the spans of all."""
+        lease, self._lease = self._lease, None
+        if not contents:
+            return None, []
+        spans = [None if lease is None else lease.slab.span_of(content) for content in contents]
+        rest = sum(
+            _aligned(content.nbytes)
+            for content, span in zip(contents, spans, strict=True)
+            if span is None
+        )
+        if lease is None or self._end + rest > lease.slab.size:
+            # The first batch, or a larger one than before: all of it goes elsewhere.
+            lease, self._end = self._slabs.take(sum(_aligned(each.nbytes) for each in contents)), 0
+            spans = [None] * len(contents)
+        written = []
+        for content, span in zip(contents, spans, strict=True):
+            if span is None:
+                span = Span(self._end, content.nbytes)
+                lease.slab.write(span, content)
+                self._end += _aligned(span.size)
+            written.append(span)
+        self._expected = self._end
+        return lease, written
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pickled(batch: Any) -> tuple[Any, list[Any]]:
+    """Return the pickle of a batch, and the bytes of its large blocks in the pickle's order."""
+    buffers: list[pickle.PickleBuffer] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < LARGE_BYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    file = io.BytesIO()
+    try:
+        _BatchPickler(file, 5, buffer_callback=is_small).dump(batch)
+    except BaseException as error:
+        attach_note(
+            error,
+            f"a batch of type {type(batch).__name__} has to be pickled on its way from the loading "
+            "process. Let collate_fn return what can be pickled, or load on threads: "
+            'isolation="thread".',
+        )
+        raise
+    return file.getbuffer(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+
+
+def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
+    """Rebuild a batch in the trainer. Raises: what a class in the batch raises when rebuilt."""
+    packed: Packed = loaded.batch
+    content: Any = packed.body
+    if packed.ticket is None:
+        return loaded._replace(batch=pickle.loads(content))
+    last = content if isinstance(content, Span) else packed.blocks[-1]
+    owner = mappings.lend(packed.ticket.slab, last.offset + last.size)
+    if isinstance(content, Span):
+        content = _part(owner, content)
+    parts = [_part(owner, span) for span in packed.blocks]
+    return loaded._replace(batch=pickle.loads(content, buffers=parts))
+
+
+def _part(owner: Any, span: Span) -> Any:
+    """Return a span as an array of bytes; an array is a buffer, though numpy's types hide it."""
+    return owner[span.offset : span.offset + span.size]
+
+
+class TensorReducer(pickle.Pickler):
+    """Pickles tensors in host memory as plain bytes, without torch's file format."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce tensors in host memory; leave everything else to pickle."""
+        if isinstance(obj, torch.Tensor):
+            if is_plain_tensor(obj):
+                return _reduced_tensor(obj)
+            return _reduced_sparse(obj) if _is_plain_sparse(obj) else NotImplemented
+        if isinstance(obj, torch.storage.TypedStorage) and _is_on_host(obj._untyped_storage):
+            return _load_typed, (obj._untyped_storage, obj.dtype)
+        if isinstance(obj, torch.UntypedStorage) and _is_on_host(obj):
+            whole = torch.empty(0, dtype=torch.uint8).set_(obj)
+            return _load_storage, (_buffer_of(whole),)
+        return NotImplemented
+
+
+class _BatchPickler(TensorReducer):
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce as ``TensorReducer``. Raises: RuntimeError: torch's own, for a tensor whose graph
+        would be lost between the processes."""
+        if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
+            return cast("Any", reduce_tensor)(obj)  # which refuses
+        return super().reducer_override(obj)
+
+
+def _is_on_host(storage: torch.UntypedStorage) -> bool:
+    return storage.device.type == "cpu"
+
+
+def _reduced_tensor(tensor: torch.Tensor) -> Any:
+    shape = tuple(tensor.shape)
+    if not tensor.numel():
+        return _load_empty, (tensor.dtype, shape, tensor.stride())
+    if 0 in tensor.stride():  # expanded: one of the equal entries is enough
+        steps = zip(shape, tensor.stride(), strict=True)
+        small = [1 if stride == 0 else size for size, stride in steps]
+        tensor = tensor.as_strided(small, tensor.stride())
+    if not tensor.is_contiguous() and tensor.stride() != _dense_strides(tensor):
+        tensor = tensor.clone()
+    flat = torch.empty(0, dtype=torch.uint8).set_(
+        tensor.untyped_storage(), tensor.storage_offset() * tensor.itemsize, (tensor.nbytes,), (1,)
+    )
+    inner = tuple(tensor.shape)
+    if inner == shape and tensor.is_contiguous():
+        return _load_dense, (_buffer_of(flat), tensor.dtype, shape)
+    return _load_tensor, (_buffer_of(flat), tensor.dtype, inner, tensor.stride(), shape)
+
+
+def _is_plain_sparse(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout in (torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
+        and not (tensor.requires_grad or tensor.__dict__)
+    )
+
+
+def _reduced_sparse(tensor: torch.Tensor) -> Any:
+    # torch's own reducer, made for files, keeps every such tensor until the next torch.load.
+    layout, shape = tensor.layout, tuple(tensor.shape)
+    if layout is torch.sparse_coo:
+        parts = tensor._indices(), tensor._values()
+        return _load_coo, (*parts, shape, tensor.is_coalesced())
+    if layout in _BY_ROWS:
+        return _load_sparse, (
+            *(tensor.crow_indices(), tensor.col_indices(), tensor.values(), shape, layout),
+        )
+    return _load_sparse, (
+        *(tensor.ccol_indices(), tensor.row_indices(), tensor.values(), shape, layout),
+    )
+
+
+def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def _buffer_of(flat: torch.Tensor) -> Any:
+    return pickle.PickleBuffer(cast("Any", flat.numpy())) if flat.numel() else b""
+
+
+def _storage_of(buffer: Any) -> torch.UntypedStorage:
+    if not len(buffer):
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _load_dense(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # Not view(), which would make it a view to autograd: resize_() finds room enough.
+    return torch.frombuffer(buffer, dtype=dtype).resize_(shape)
+
+
+def _load_tensor(
+    buffer: Any,
+    dtype: torch.dtype,
+    inner: tuple[int, ...],
+    strides: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype).set_(_storage_of(buffer), 0, inner, strides)
+    return tensor if inner == shape else tensor.expand(shape)
+
+
+def _load_coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
+    )
+
+
+def _load_sparse(
+    compressed: torch.Tensor,
+    plain: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: torch.layout,
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, shape, layout=layout, check_invariants=False
+    )
+
+
+def _load_empty(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _load_storage(buffer: Any) -> torch.UntypedStorage:
+    return _storage_of(buffer)
+
+
+def _load_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    make: Any = torch.storage.TypedStorage
+    return make(wrap_storage=storage, dtype=dtype, _internal=True)

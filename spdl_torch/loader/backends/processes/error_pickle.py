@@ -1,0 +1,275 @@
+"""Exceptions between processes: the user's own type, with its notes, cause and traceback.
+
+A traceback cannot be pickled; it becomes a note. An exception that cannot be pickled, or whose
+pickle gives another one (its constructor takes other arguments), is sent in parts: its class and
+what can be pickled of its arguments and attributes. ``except`` finds it by its class alone.
+
+Causes, and groups inside groups, are sent to a bounded depth: the recursion of pickle is. Of deeper
+groups come the errors in them, without the groups around them; ``except*`` finds them there.
+
+Its methods, and those of what it holds, are the user's, and may raise anything: KeyboardInterrupt,
+SystemExit. The loop waits for this error, and must not get theirs in its place. So BaseException is
+caught around each of them; what cannot be sent for it is named in a note, or sent as text.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ....engine.failures import notes_of, text_of
+from ....objects.members import slots_of
+from ...error_notes import attributes_of, of_parts, set_attribute
+from ..jobs import Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from ..jobs import Result
+
+_OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
+
+_MOST_LEVELS = 8  # of causes and of groups, together
+_MOST_TEXT = 500  # characters of an argument that is sent as text
+
+
+class _PackedClass(NamedTuple):
+    """An exception's class."""
+
+    base: bytes
+    """The pickle of the class or, if it is not found by its name (it was defined in a function), of
+    the first of its bases that is."""
+    module: str
+    name: str
+    """The qualified name."""
+    is_base: bool
+    """Whether ``base`` is the class itself. What a spawned worker calls ``__mp_main__`` has another
+    name here."""
+
+
+class _Parts(NamedTuple):
+    """What is sent of an exception that does not survive pickling."""
+
+    args: tuple[bytes, ...]
+    attributes: dict[str, bytes]
+    members: tuple[PackedError, ...]
+    """The exceptions of a group."""
+
+
+class PackedError(NamedTuple):
+    """An exception in the form in which it is sent."""
+
+    content: bytes | None
+    """The pickle; None = there is none that gives the same exception."""
+    parts: _Parts | None
+    """What takes its place."""
+    kind: _PackedClass
+    text: str
+    """The type and the text."""
+    notes: tuple[str, ...]
+    cause: PackedError | None
+
+
+def pack_error(error: BaseException, depth: int = 0) -> PackedError:
+    """Pack an exception in the process that raised it. Its traceback becomes a note."""
+    notes = (*notes_of(error), *_trace_of(error))
+    cause = error.__cause__
+    packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_LEVELS else None
+    text, content, parts = text_of(error), None, None
+    try:
+        content = _pickled(error)
+    except BaseException:  # of the exception's own methods
+        parts, left_out = _parts_of(error, depth)
+        if left_out:
+            notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
+        if _is_too_deep(error, depth):
+            notes += ("the groups inside it are too deep to be sent: these are their members",)
+    return PackedError(content, parts, _packed_class(type(error)), text, notes, packed_cause)
+
+
+def unpack_error(packed: PackedError) -> BaseException:
+    """Rebuild an exception in the process that will raise it."""
+    error: BaseException
+    try:
+        error = _rebuilt(packed) if packed.content is None else pickle.loads(packed.content)
+    except Exception as reason:  # of the exception's own methods
+        error = _of_text(packed, reason)
+    notes = list(packed.notes)
+    if (text := text_of(error)) != packed.text and packed.text not in text:
+        notes.insert(0, f"in the worker process it was {packed.text}")
+    if notes:
+        set_attribute(error, "__notes__", notes)
+    if packed.cause is not None:
+        set_attribute(error, "__cause__", unpack_error(packed.cause))
+    return error
+
+
+def pack_errors_of(result: Result) -> Result:
+    """Return the result with its errors packed for sending."""
+    return _with_errors(result, pack_error)
+
+
+def unpack_errors_of(result: Result) -> Result:
+    """Return the result with its errors rebuilt."""
+    return _with_errors(result, unpack_error)
+
+
+def _with_errors(result: Result, convert: Any) -> Result:
+    if isinstance(result, Failed):
+        result = result._replace(error=convert(result.error))
+    progress = result.progress
+    if progress is not None and progress.failure is not None:
+        failure = progress.failure.converted(convert)
+        result = result._replace(progress=progress._replace(failure=failure))
+    if result.tries is None or not result.tries.bad:
+        return result
+    bad = tuple(each._replace(error=convert(each.error)) for each in result.tries.bad)
+    return result._replace(tries=result.tries._replace(bad=bad))
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Pickle an exception. Raises: what pickle raises; TypeError: it unpickles as another one."""
+    if isinstance(error, BaseExceptionGroup):
+        raise TypeError("its members are sent one by one")
+    if slots_of(error):
+        raise TypeError("exceptions are pickled without what is in their slots")
+    content = pickle.dumps(error)
+    back = pickle.loads(content)
+    if type(back) is not type(error) or text_of(back) != text_of(error):
+        raise TypeError(f"its pickle gives {text_of(back)}")
+    return content
+
+
+def _parts_of(error: BaseException, depth: int) -> tuple[_Parts, list[str]]:
+    """Return what can be pickled of an exception, and the names of what cannot."""
+    attributes, left_out = {}, []
+    for name, value in attributes_of(error):
+        try:
+            attributes[name] = _checked(value)
+        except BaseException:
+            left_out.append(f"its attribute {name}")
+    args: list[bytes] = []
+    members: tuple[PackedError, ...] = ()
+    given = error.args
+    if isinstance(error, BaseExceptionGroup):
+        inside = _leaves_of(error) if _is_too_deep(error, depth) else error.exceptions
+        given, members = (error.message,), tuple(pack_error(each, depth + 1) for each in inside)
+    for value in given:
+        try:
+            args.append(_checked(value))
+        except BaseException:
+            args.append(pickle.dumps(_shown(value)))
+    return _Parts(tuple(args), attributes, members), left_out
+
+
+def _is_too_deep(error: BaseException, depth: int) -> bool:
+    """Return whether an exception is a group with others inside it, below which none is sent."""
+    if depth < _MOST_LEVELS or not isinstance(error, BaseExceptionGroup):
+        return False
+    return any(isinstance(each, BaseExceptionGroup) for each in error.exceptions)
+
+
+def _leaves_of(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors in a group and in those inside it, in their order, each object once."""
+    todo: list[BaseException] = [group]
+    seen = set()
+    while todo:
+        error = todo.pop()
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        if isinstance(error, BaseExceptionGroup):
+            todo += reversed(error.exceptions)
+        else:
+            yield error
+
+
+def _checked(value: Any) -> bytes:
+    """Pickle a value. Raises: what pickle raises on it, or on its pickle."""
+    content = pickle.dumps(value)
+    pickle.loads(content)
+    return content
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:_MOST_TEXT]
+    except BaseException:
+        return f"{type(value).__name__} object"
+
+
+def _packed_class(kind: type[BaseException]) -> _PackedClass:
+    for base in kind.__mro__:
+        try:
+            content = _checked(base)
+        except Exception:
+            continue  # defined in a function, or in a module that is no longer there
+        return _PackedClass(content, kind.__module__, kind.__qualname__, base is kind)
+    raise AssertionError("guaranteed by BaseException, which is found by its name")
+
+
+def _class_of(packed: _PackedClass) -> type[BaseException]:
+    """Return the class; where this process does not have it, one of its name and its bases."""
+    base: type[BaseException] = pickle.loads(packed.base)
+    if packed.is_base:
+        return base
+    found = [
+        kind
+        for kind in (base, *_subclasses_of(base))
+        if (kind.__module__, kind.__qualname__) == (packed.module, packed.name)
+    ]
+    if found:
+        return found[-1]  # a function that is called again defines another class; this is the last
+    names = {"__module__": packed.module, "__qualname__": packed.name}
+    return type(packed.name.rpartition(".")[2], (base,), names)
+
+
+def _subclasses_of(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _subclasses_of(each)
+
+
+def _rebuilt(packed: PackedError) -> BaseException:
+    """Rebuild an exception from its parts, without its constructor. Raises: what a part raises."""
+    assert packed.parts is not None, "guaranteed by pack_error: there is no pickle"
+    args = tuple(map(pickle.loads, packed.parts.args))
+    if packed.parts.members:
+        args = (*args, list(map(unpack_error, packed.parts.members)))
+    error = of_parts(_class_of(packed.kind), args)
+    for name, content in packed.parts.attributes.items():
+        try:
+            set_attribute(error, name, pickle.loads(content))
+        except Exception:  # of the user's methods
+            continue
+    return error
+
+
+def _of_text(packed: PackedError, reason: BaseException) -> BaseException:
+    """Return an exception with nothing but its type, if there is that here, and its text."""
+    text = f"{packed.text} ({text_of(reason)})"
+    try:
+        return of_parts(_class_of(packed.kind), (text,))
+    except Exception:
+        return RuntimeError(text)
+
+
+def _trace_of(error: BaseException) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    # One object that is raised again has the frames of each time, the last ones first.
+    begins = [n for n, each in enumerate(frames) if _place_of(each) == _place_of(frames[0])]
+    del frames[begins[1] if len(begins) > 1 else len(frames) :]
+    while frames and frames[0].filename.startswith(_OURS):
+        del frames[0]
+    if not frames:
+        return []
+    lines = "".join(traceback.format_list(frames)).rstrip()
+    return [f"raised in the worker process (pid {os.getpid()})\n{lines}"]
+
+
+def _place_of(frame: traceback.FrameSummary) -> tuple[str, str]:
+    return frame.filename, frame.name

@@ -1,0 +1,240 @@
+"""A child process from its start to its end, however multiprocessing starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from contextlib import nullcontext, suppress
+from multiprocessing import connection, process as processes, resource_tracker
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ....machine.starting import num_other_threads
+from ....scopes import scope
+from ..fork_rest import workers_at_rest
+from .signals import trainers_signals_held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
+
+FINISH_SECONDS = 6.0  # for the sample that is being made; the process ends itself after 5
+_LOOK_SECONDS = 0.05  # between two checks of an ending process, where there is no pidfd
+_TELL_SECONDS = 2.0  # for a fork server to report how its child ended
+
+# With a regex comment, so that it equals no filter of the program's own.
+_FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by spdl_torch)"
+
+_UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
+
+
+class ChildProcess:
+    """A child process, used by the thread that started it; forked processes call ``forget``.
+
+    One that was told to end is in nobody's hands any more. ``reap`` releases those that have ended,
+    where loaders begin and end an epoch, and at exit; until then they are zombies.
+    """
+
+    def __init__(self, process: BaseProcess, *, is_served: bool) -> None:
+        self._process = process
+        self._is_served = is_served  # a fork server's child, and not a child of ours
+        assert process.pid is not None, "guaranteed by start()"
+        self.pid = process.pid
+        self.was_terminated = False
+        """Whether this process called ``Process.terminate()`` on it."""
+        # Signals the child's end directly. multiprocessing's own sentinel of a fork server's child
+        # is closed by the server, which may end before the child does.
+        self._pidfd = _pidfd_of(self.pid)
+        # The child leaves SIGTERM to the trainer, but multiprocessing ends processes with it, on
+        # request and at exit: give it another way.
+        popen: Any = getattr(process, "_popen", None)  # private: without it, SIGTERM has no effect
+        if popen is not None:
+            popen.terminate = self._terminate
+
+    @property
+    def ends(self) -> list[Any]:
+        """The objects that ``multiprocessing.connection.wait`` reports when the process ends."""
+        if self._pidfd is not None:
+            return [self._pidfd]
+        return [] if self._is_served else [self._process.sentinel]
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the process to end; return False if it has not within ``seconds``."""
+        if self._pidfd is not None:
+            return bool(connection.wait([self._pidfd], seconds))
+        # A process that the dataset forked may hold the other end of what join() waits for, so
+        # poll.
+        end = monotonic() + seconds
+        while self._process.exitcode is None and monotonic() < end:
+            self._process.join(_LOOK_SECONDS)
+        return self._process.exitcode is not None
+
+    def end_soon(self) -> None:
+        """Note that the process was told to end. Safe in a finalizer, on any thread."""
+        _ending.setdefault(self, monotonic() + FINISH_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        try:
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            else:
+                self._process.kill()
+        except ProcessLookupError:
+            pass  # it has just ended
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, as ``Process.exitcode`` gives it; None = unknown."""
+        if self._process.exitcode is None:
+            self._process.join(_TELL_SECONDS)
+        code = self._process.exitcode
+        if not self._is_served or code not in (None, _UNKNOWN_CODE):
+            return code
+        try:
+            # A process that lost its parent becomes a child of process 1, which may be this one.
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def close(self) -> None:
+        """Release the resources of a process that has ended; nothing happens if they are.
+
+        Not by ``Process.close()``: after that, joining is an error, and at exit multiprocessing
+        joins, on another thread, the children that existed a moment ago.
+        """
+        self.forget()
+        popen: Any = getattr(self._process, "_popen", None)  # private: without it, freed later
+        if popen is not None:
+            vars(popen).pop("terminate", None)  # it refers to this object: break the cycle
+            popen.close()
+
+    def forget(self) -> None:
+        """Close this process's descriptor; in a forked one, the child belongs to the parent.
+
+        multiprocessing, which does not know of ``os.fork()``, would terminate and join it at exit.
+        """
+        _ending.pop(self, None)
+        getattr(processes, "_children", set()).discard(self._process)
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
+
+    def _terminate(self) -> None:
+        self.was_terminated = True
+        self.kill()
+
+
+_ending: dict[ChildProcess, float] = {}
+"""The processes that were told to end, and when they are killed."""
+
+
+def reap(seconds: float = 0.0) -> None:
+    """Release the processes that have ended of those that were told to; wait for the others so
+    long. Those that have had their time are killed."""
+    deadline = monotonic() + seconds
+    for process, end in tuple(_ending.items()):
+        if end <= monotonic():
+            process.kill()
+        if process.join(max(0.0, min(deadline, end) - monotonic())):
+            process.exit_code()  # which has the system forget it
+            process.close()
+
+
+def start_child(
+    context: BaseContext, target: Callable[..., None], arguments: tuple[Any, ...]
+) -> ChildProcess:
+    """Start a process.
+
+    Raises: what pickle raises on an argument; RuntimeError: the fork server is another process's;
+        OSError, EOFError: it could not be started.
+    """
+    process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
+        target=target, args=arguments, name="spdl-loader", daemon=True
+    )
+    try:
+        with _held_for(context):
+            _start(process, context)
+    except ChildProcessError as error:
+        raise RuntimeError(
+            "DataLoader: multiprocessing's fork server belongs to the process from which "
+            'this one was forked. Pass multiprocessing_context="spawn" here.'
+        ) from error
+    return ChildProcess(process, is_served=context.get_start_method() == "forkserver")
+
+
+def _start(process: BaseProcess, context: BaseContext) -> None:
+    if context.get_start_method() != "fork":
+        process.start()
+        return
+    with workers_at_rest(), _warning_of_others_alone():
+        process.start()
+
+
+@scope
+def _warning_of_others_alone() -> Iterator[None]:
+    """Let Python (3.12 and later) warn of forking a multi-threaded process only if some threads are
+    not ours. Ours rest, or wait for what the child never asks for; and with torch's loader, which
+    forks before it has threads, a program without threads of its own gets no warning either.
+    """
+    if sys.version_info < (3, 12):
+        yield
+        return
+    # Not catch_warnings(): the training loop's thread may be in such a block of its own, and its
+    # filters would be put back too late, or never. This takes out the one entry that it puts in,
+    # wherever that is by then.
+    warnings.filterwarnings("ignore", _FORK_WARNING, DeprecationWarning)
+    filters: Any = warnings.filters
+    try:
+        yield
+    finally:
+        for each in (filters, warnings.filters):
+            for entry in tuple(each):
+                if getattr(entry[1], "pattern", None) == _FORK_WARNING:
+                    each.remove(entry)
+    if num_other_threads() > 1:  # counted after the fork, as Python does: some libraries end theirs
+        with suppress(DeprecationWarning):  # nor does os.fork() raise it where warnings are errors
+            warnings.warn(
+                f"This process (pid={os.getpid()}) is multi-threaded, use of fork() may lead to "
+                'deadlocks in the child. Pass multiprocessing_context="forkserver" if it does.',
+                DeprecationWarning,
+                stacklevel=2,
+            )
+
+
+def server_is_anothers() -> bool:
+    """Return whether the fork server belongs to the process from which this one was forked."""
+    forkserver = sys.modules.get("multiprocessing.forkserver")  # starting one has imported it
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is None or not hasattr(os, "waitid"):
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _held_for(context: BaseContext) -> Any:
+    """Return a context that blocks the trainer's signals while a process is started.
+
+    A child that is spawned inherits the block until it handles the signals itself. A fork server,
+    which may be started here, would pass the block on to other code's children, so nothing is
+    blocked for it; one that a signal has killed is started again.
+    """
+    if context.get_start_method() == "forkserver":
+        return nullcontext()
+    if context.get_start_method() == "spawn":
+        resource_tracker.ensure_running()  # starting it inside would unblock the signals
+    return trainers_signals_held()
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """Return a pidfd; None where the system has none, or the process is gone."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except OSError:
+        return None

@@ -1,0 +1,443 @@
+"""Workers in processes of their own.
+
+Each child is one worker. A job goes to the one that has the fewest, or to the one whose turn it is;
+each sends batches as they are done, and whoever waits for a batch reads them: the loop's thread or,
+where batches are pinned or go to a device, a thread that passes them on. If a child is killed, a
+new one takes its place, and its batches are made again: by the new one, or by the others if it
+would have to import everything first. Children may join and leave while an epoch runs: one that
+leaves gets no more jobs, and ends when it has answered those that it has.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ....engine.recorder import is_tracing
+from ....engine.shared import LiveObjects
+from ....engine.threads import exit_has_begun
+from ...rng.patches import install_for_copies
+from ..crew import JOIN_SECONDS, Crew
+from ..transfer_stage import Forwarder
+from .hearing import Hearing, Incoming, Unpacking
+from .process import FINISH_SECONDS, reap
+from .process_counts import ProcessCounts
+from .roster import Losses, Roster
+from .signals import handlers_deferred
+from .worker_process import Equipment, WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence, Sized
+
+    from ....engine.recorder import FlightRecorder
+    from ....engine.rings import ConsumerRing
+    from ....engine.threads import ThreadGroup
+    from ....observe.verdict.placement import Placement
+    from ...checkpoint.user_state import WorkerState
+    from ...rng.keys import StreamKey
+    from ..epoch import Epoch
+    from ..jobs import Given
+    from ..load_spec import LoadSpec
+    from ..transfer_stage import DeviceStage
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_ASK_SECONDS = 2.0
+_MOST_REPLACED = 100
+"""The number of children that are replaced in an epoch."""
+_LOOK_SECONDS = 0.1
+"""The interval at which a loop looks after the children while another thread hears them."""
+
+
+class Processes(Crew):
+    """Worker processes; see ``Crew``.
+
+    ``request_stop`` asks the children to end. Each has 5 s to finish the sample that it is
+    fetching; then it ends itself. Only the interpreter's exit waits for that.
+
+    The loop's thread owns all of this; the stage's thread, if there is one, hears the children.
+    """
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        stage: DeviceStage | None,
+        placement: Placement | None,
+        unpacking: Unpacking,
+        context: Any = None,
+    ) -> None:
+        """``unpacking``: what is known of earlier epochs. ``context``: see ``Equipment``."""
+        self._unpacking = unpacking
+        self._finalize = spec.finalize
+        passed_on = stage or (Forwarder() if spec.finalize or unpacking.is_long else None)
+        super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
+        self._equipment = Equipment(context, self._spec, stage)
+        if passed_on is not None:
+            self.look_seconds = _LOOK_SECONDS
+        self.hearing = Hearing(is_the_loops=passed_on is None)
+        self.counts: ProcessCounts = ProcessCounts(spec.num_workers)
+        self._incoming: Incoming | None = None
+        self.roster = Roster(self.hearing, spec.num_workers, has_turns=spec.has_turns)
+        self._is_whole = True  # False once a child that was to join could not be started
+        self._losses = Losses()
+        _live.add(self)
+
+    def begin(
+        self, key: StreamKey, workers: Sequence[WorkerState], progress: object = None
+    ) -> tuple[ConsumerRing, Sized]:
+        """Begin an epoch; see ``Crew``. From here on a thread unpacks the batches if that took the
+        loop long in the last one: it would not do it while it waits for its device."""
+        if self._unpacking.is_long and self._stage is None:
+            self._stage, self.look_seconds = Forwarder(), _LOOK_SECONDS
+            self.hearing.is_the_loops = False
+        return super().begin(key, workers, progress)
+
+    def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Start the children, or have those that are there begin an epoch; new ones come in place
+        of those that died.
+        """
+        reap()
+        if self.children:
+            self._prepare_again(key, workers)
+            return
+        if self._equipment.are_copies:
+            install_for_copies()
+        new = [self._new_child(number, key, workers) for number in self.roster.numbers]
+        self._start(*new)
+        self.roster.begin_epoch({child.number: child for child in new})
+
+    def _prepare_again(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        if is_tracing() and self._epoch is not None:
+            self.counts.keep_rows()
+        self._hear()
+        self._epoch = None
+        self._losses = Losses()
+        leaving = self.roster.leaving
+        stay = {number: self.children[number] for number in self.roster.numbers}
+        gone = [child for child in stay.values() if child.is_over]
+        new = [self._new_child(child.number, key, workers) for child in gone]
+        if new:
+            self._start(*new)
+        for child in stay.values():
+            if not child.is_over:
+                child.restart(key, workers)
+        self.roster.begin_epoch({**stay, **{child.number: child for child in new}})
+        for child in (*leaving, *gone):
+            child.hang_up()
+
+    def _hear(self) -> None:
+        """Read what the children have sent, the last log lines among it."""
+        if self.hearing.is_the_loops:
+            self.hearing.read(0)
+
+    def _new_results(self, recorder: FlightRecorder) -> Any:
+        spec = self._spec
+        if self._incoming is not None:
+            self._incoming.close()
+        self._incoming = Incoming(
+            self.hearing,
+            spec.max_outstanding,
+            recorder,
+            self._finalize,
+            self._unpacking,
+            in_order=spec.in_order,
+        )
+        return self._incoming
+
+    def _begin(self, epoch: Epoch) -> None:
+        assert self._incoming is not None, "guaranteed by _new_results()"
+        self.counts.begin(epoch)
+        self.hearing.results = self._incoming.heard  # after the children were told: see there
+
+    def give(self, job: Given) -> Exception | None:
+        """Give out a job; see ``Backend``. Return what pickle raises on its index. One that finds
+        the workers gone is lost: so is the epoch, as ``take`` says."""
+        roster, hearing = self.roster, self.hearing
+        if self._epoch is None:
+            return None
+        if not hearing.is_read:
+            self._hear()  # to know who has the fewest jobs
+        hearing.is_read = False
+        self._look_after()
+        if len(self.children) > len(roster.numbers):
+            self._part()
+        return roster.submit(job)
+
+    def _tend(self, epoch: Epoch) -> None:
+        """Replace the children that have ended, and give a worker its slabs back."""
+        self._look_after()
+        for child in () if self.hearing.is_the_loops else self.children.values():
+            child.wire.flush()
+        if len(self.children) == 1 and not len(epoch.outlet):
+            # The worker may need the freed slabs for the very batch that the loop waits for. (Of
+            # several children each gets its own back with its next job, which is soon.)
+            for child in self.children.values():
+                child.send_freed()
+
+    def _look_after(self) -> None:
+        """Replace the children that have ended, and send to those that were started late."""
+        news = self.hearing.news
+        while news and not self.is_stopped:
+            child = news.popleft()
+            if child.is_over:
+                self._child_has_ended(child)
+            else:
+                child.open()
+                self.hearing.children = {**self.hearing.children}  # its end is to be heard, too
+
+    def at_work(self, awaited: int | None) -> str:
+        """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
+        self._hear()
+        asked = self.roster.with_batch(awaited) if self._epoch is not None else []
+        described = [self._at_work_in(child, awaited) for child in asked]
+        return "\n".join(filter(None, [*described, super().at_work(awaited)]))
+
+    def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
+        described = None
+        if child.is_up:
+            described = child.questions.ask("at_work", awaited, timeout=_ASK_SECONDS)
+        if described is None:
+            return (
+                f"The worker process (pid {child.pid}) is being started, or did not "
+                f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
+            )
+        return str(described)
+
+    @property
+    def children(self) -> Mapping[int, WorkerProcess]:
+        """The children by number, with those that are about to leave."""
+        return self.hearing.children
+
+    @property
+    def loss(self) -> BaseException | None:
+        """The error that a child's end means for the epoch; see ``Crew.loss``."""
+        return self._losses.error
+
+    def rest(self) -> None:
+        """Note that an epoch is over; see ``Backend``."""
+        super().rest()
+        self._hear()
+        self._part()
+
+    def _end(self) -> None:
+        """Let the children end; while tracing, only once a thread has kept their rows."""
+        children, rows = list(self.children.values()), self.counts.rows
+        is_left_to_thread = False
+        try:
+            if rows is not None and is_tracing() and not exit_has_begun():
+                rows.keep_before_the_end(children, self._threads)
+                is_left_to_thread = rows.is_keeping
+        finally:  # Ctrl-C too
+            if not is_left_to_thread:
+                for child in children:
+                    child.hang_up()
+
+    def __del__(self) -> None:
+        # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
+        if hasattr(self, "_losses"):
+            self.request_stop()
+
+    def stop(self) -> None:
+        """Keep what the children recorded, call ``request_stop`` and wait for them: they have
+        nothing left to do.
+        """
+        if self._epoch is not None:
+            self.counts.keep_rows()
+            self._hear()
+        super().stop()
+        reap(JOIN_SECONDS)
+        for child in self.children.values():
+            child.mappings.close()
+            child.close()
+
+    def _new_child(
+        self, number: int, key: StreamKey, workers: Sequence[WorkerState], num_lives: int = 1
+    ) -> WorkerProcess:
+        """Return a child that is yet to be started."""
+        child = WorkerProcess(
+            number, self._spec, self._equipment, key, workers, num_lives=num_lives
+        )
+        self.counts.add(child)
+        return child
+
+    def _start(self, *children: WorkerProcess) -> None:
+        """Start processes, and return when they exist.
+
+        They are forked on this thread, as torch forks its workers: the child's main thread is then
+        a copy of the caller's, with the thread-local and context variables that the dataset finds
+        there (the precision of decimals, numpy's error handling, torch's grad mode). Signal
+        handlers run after that. A fork server may take seconds to start: another thread waits for
+        it, so that Ctrl-C need not.
+        """
+        try:
+            if self._equipment.are_copies:
+                with handlers_deferred():
+                    for child in children:
+                        child.start()
+            else:
+                start_elsewhere(children, self._threads)
+            for child in children:
+                child.open()
+        except BaseException:  # Ctrl-C too
+            for child in children:
+                child.hang_up()
+            raise
+
+    def resize(self, num_workers: int, max_outstanding: int) -> int:
+        """Change the number of children; see ``Backend``.
+
+        Waits until the processes of those that join exist, some milliseconds each. If one cannot be
+        started, this is logged, and the number no longer changes.
+        """
+        epoch = self._running()
+        if not self._is_whole or num_workers < 1 or max_outstanding < 1:
+            return len(self.roster.numbers)
+        epoch.results.grow(max_outstanding)
+        self._spec = self._spec._replace(max_outstanding=max_outstanding)
+        for number in range(len(self.roster.numbers), num_workers):
+            if not self._join(number, epoch):
+                num_workers = number
+                break
+        self._equipment.grow(max_outstanding, num_workers)
+        self.roster.numbers = range(num_workers)
+        self._spec = self._spec._replace(num_workers=num_workers)
+        self.counts.workers.change(num_workers)
+        return num_workers
+
+    def _join(self, number: int, epoch: Epoch) -> bool:
+        """Give that number to a child, perhaps to the one that is about to leave it."""
+        if number in self.children:  # it has not left yet
+            return True
+        child = self._new_child(number, epoch.key, epoch.workers)
+        try:
+            self._start(child)
+        except Exception as error:
+            self._is_whole = False
+            _logger.warning(
+                "DataLoader: no process could be started for one more worker (%s); the others go "
+                "on, and their number stays.",
+                error,
+            )
+            return False
+        self.roster.put(child)  # not before: the epoch ends with one that cannot be started
+        self.hearing.wake()
+        self._end_if_stopped(child)
+        return True
+
+    def _end_if_stopped(self, child: WorkerProcess) -> None:
+        """End a child that ``request_stop``, on another thread, could not know."""
+        if self.is_stopped:
+            child.hang_up()
+
+    def _part(self) -> None:
+        """End the children that are to leave and have answered all their jobs."""
+        for child in self.roster.part():
+            self.counts.left(child)
+            child.hang_up()
+
+    def _child_has_ended(self, child: WorkerProcess) -> None:
+        """Have the child's batches made again, or end the epoch.
+
+        A forked successor is there in milliseconds, and makes them. One that imports torch takes
+        seconds, in which the loop would wait for the first of them: the others make them.
+        """
+        epoch = self._epoch
+        if epoch is None or self.children.get(child.number) is not child:
+            return
+        child.reap()
+        jobs = list(child.jobs.values())
+        if not (child.may_try_again or self._may_be_replaced(child, jobs)):
+            self._losses.end(child, jobs)
+            epoch.close()
+            return
+        tries_again = child.may_try_again
+        lives = child.num_lives + 1 if tries_again else 1
+        successor = self._new_child(child.number, epoch.key, epoch.workers, lives)
+        is_late = not self._equipment.are_copies
+        if not is_late:
+            try:
+                self._start(successor)
+            except Exception as error:
+                successor.ending.broken = error
+                self._losses.end(successor)
+                epoch.close()
+                return
+        others_make = self.roster.replace(successor, jobs, late=is_late and not tries_again)
+        if is_late:
+            self._threads.spawn("starter", partial(_start_late, successor, self.hearing))
+        self.hearing.wake()
+        self._end_if_stopped(successor)
+        if tries_again:
+            return
+        self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
+        who = "The others" if others_make else "A new process"
+        ending = "" if others_make else "s"
+        what = f"take{ending} its place; it had no batch to make."
+        if jobs:
+            what = f"make{ending} its batches again: {', '.join(str(job.number) for job in jobs)}."
+        _logger.warning("%s %s %s", child.death(), who, what)
+
+    def _may_be_replaced(self, child: WorkerProcess, jobs: list[Given]) -> bool:
+        """Return whether another child can make the jobs of one that has ended.
+
+        It can if batches do not depend on those before: workers that take turns have iterators or
+        random streams that ended with them. A child that is the only one is not replaced: nobody
+        else is at work, and it holds all the batches, any of which may have ended it.
+        """
+        if not child.was_killed or self._spec.has_turns or len(self.children) == 1:
+            return False
+        return self._losses.may_be_replaced(jobs) and self.counts.num_replaced < _MOST_REPLACED
+
+
+def _start_late(child: WorkerProcess, hearing: Hearing) -> None:
+    """Start a process while the loop goes on."""
+    try:
+        child.start()
+    except BaseException as error:
+        child.ending.broken, child.is_over = error, True
+    hearing.news.append(child)
+    hearing.wake()
+
+
+def start_elsewhere(children: Sequence[WorkerProcess], threads: ThreadGroup) -> None:
+    """Have another thread start processes, and wait for it.
+
+    Raises: what it raises.
+    """
+    failures: list[BaseException] = []
+    done = threading.Lock()  # not an Event: Ctrl-C in its wait may leave its own lock held
+    done.acquire()
+
+    def run() -> None:
+        try:
+            for child in children:
+                child.start()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.release()
+
+    threads.spawn("starter", run)
+    done.acquire()
+    try:
+        if failures:
+            raise failures[0]
+    finally:
+        failures.clear()  # break the cycle: the error's traceback holds this frame
+
+
+_live: LiveObjects[Processes] = LiveObjects()
+
+
+def _stop_at_exit() -> None:
+    """End all processes, which have time for the samples that they make; after that
+    multiprocessing kills them."""
+    for each in _live.now():
+        each.request_stop()
+    reap(FINISH_SECONDS)
+
+
+atexit.register(_stop_at_exit)  # after multiprocessing's own function: it is called before that

@@ -1,0 +1,366 @@
+"""One worker process of a loader as the trainer sees it, from its start to its end, and the jobs
+that it has; and what all of them are started with.
+
+The loop's thread starts it, sends it jobs and reads what it answers; nobody else touches it, but
+for ``hang_up``, which any thread may call. A signal's handler may raise at any instruction of all
+that: it ends the iterator, and with its last reference each of these closes what it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import sys
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from ....engine.shared import LiveObjects
+from ..device import most_regions
+from .child import Beginning, main
+from .counts_page import CountsPage
+from .ending import NO_GUARD, Ending
+from .mappings import Mappings
+from .messages import Answer, Fatal, LogLine, Restart, Up, message_of
+from .process import ChildProcess, start_child
+from .questions import Questions
+from .start_methods import context_of, forks
+from .wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ....io._transfer.region import LimitedLocker, Region
+    from ...checkpoint.user_state import WorkerState
+    from ...rng.keys import StreamKey
+    from ..jobs import Given
+    from ..load_spec import LoadSpec
+    from ..transfer_stage import DeviceStage
+
+_END_SECONDS = 10.0  # for a process whose wire has ended; twice what it gives to its last sample
+
+
+class Equipment:
+    """The start method of the processes, and the memory that they share with the trainer."""
+
+    def __init__(self, context: Any, spec: LoadSpec, stage: DeviceStage | None) -> None:
+        """Raises: as ``context_of``."""
+        self.context = context_of(context)
+        self.are_copies = forks(self.context)
+        """Whether the processes are forked: copies of this one and the thread that starts them."""
+        self._locker: LimitedLocker | None = None  # one bound for the slabs of all processes
+        if stage is not None:
+            self._locker = stage.limited(spec.max_outstanding, spec.num_workers)
+
+    @property
+    def lock(self) -> Callable[[Any], Region] | None:
+        """What locks the pages of slabs; None = they stay pageable.
+
+        They are locked only for a device stage, which knows when the GPU has copied. Otherwise
+        pin_memory() has to find pageable memory: it then copies into pinned memory of its own,
+        which torch does not reuse too early.
+        """
+        return None if self._locker is None else self._locker.region
+
+    def grow(self, max_outstanding: int, num_processes: int) -> None:
+        """Let slabs for so many batches be locked."""
+        if self._locker is not None:
+            self._locker.grow(most_regions(max_outstanding, num_processes))
+
+
+_MOST_KEPT = 8
+"""The number of batches that the loop may keep, besides those that wait for it, before more are
+copied: enough for gradient accumulation or a prefetcher of the user's."""
+
+
+class InheritedSpec:
+    """A LoadSpec for a forked child, which already has it in memory."""
+
+    content = None
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self._spec = spec
+
+    def open(self, _: Wire) -> LoadSpec:
+        """Return the spec."""
+        return self._spec
+
+
+class WorkerProcess:
+    """A worker process; its number is that of its worker."""
+
+    def __init__(
+        self,
+        number: int,
+        spec: LoadSpec,
+        equipment: Equipment,
+        key: StreamKey,
+        workers: Sequence[WorkerState],
+        *,
+        num_lives: int = 1,
+    ) -> None:
+        """``num_lives``: how many processes have tried to be this worker, with this one."""
+        self.number = number
+        self.num_lives = num_lives
+        self.jobs: dict[int, Given] = {}
+        """The jobs that it has not answered, in the order in which it got them."""
+        self.epoch = 0
+        """The number of epochs begun in it after the first."""
+        self._page: CountsPage | None = None
+        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=equipment.lock)
+        self.is_up = False
+        """Whether it has said that it is ready for messages."""
+        self.is_over = False
+        """Whether nothing comes from it any more."""
+        self.is_hung_up = False
+        self.ending = Ending()
+        self.questions = Questions()
+        self._context = equipment.context
+        self._owner = os.getpid()
+        self._first: bytes | None = None  # the message before all others
+        self._unsent: list[bytes] | None = []  # those that wait for it; None = it was sent
+        self._process: ChildProcess | None = None
+        ours, theirs = socket.socketpair()
+        self.wire = Wire(ours)
+        self._control, control = self._context.Pipe(duplex=True)
+        is_forked = equipment.are_copies
+        beginning = Beginning(
+            InheritedSpec(spec) if is_forked else _packed(spec),
+            number,
+            key,
+            tuple(workers),
+            torch.get_default_dtype(),
+            None if is_forked else _environment(),
+        )
+        self._theirs: tuple[Any, Any, Beginning] | None = (theirs, control, beginning)
+        _live.add(self)
+
+    def start(self) -> None:
+        """Start the process; ``open`` follows, on the loop's thread. Raises: as ``start_child``."""
+        theirs, self._theirs = self._theirs, None
+        if theirs is None or self.is_hung_up:
+            return  # ``iter()`` was interrupted before
+        end, control, beginning = theirs
+        try:
+            self._process = start_child(self._context, main, (end, control, beginning))
+        except BrokenPipeError as error:
+            raise RuntimeError(
+                "DataLoader: the worker process ended while it was sent what it begins with; its "
+                f"last words are on stderr.{NO_GUARD}"
+            ) from error
+        finally:
+            end.close()
+            control.close()
+        self._first = beginning.spec.content
+        if self.is_hung_up:  # meanwhile, by another thread
+            self.hang_up()
+
+    def open(self) -> None:
+        """Begin to send to the process, which has been started: what it begins with, and what it
+        has been told until now."""
+        self.questions.open(self._control)
+        unsent, self._unsent = self._unsent or [], None
+        for content in (self._first, *unsent):
+            if content is not None:
+                self.wire.send(content)
+        self._first = None
+
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 = there is none yet."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def ends(self) -> list[int]:
+        """The descriptors that become readable when the process has sent something, or has ended.
+        Its end is not always that of the wire: what the dataset forked may hold that open."""
+        process = [] if self._process is None else self._process.ends
+        return [self.wire.socket.fileno(), *process]
+
+    # Jobs:
+
+    def submit(self, job: Given) -> Exception | None:
+        """Give the child a job, and with it the slabs that are free. Return what pickle raises;
+        None = it is sent.
+
+        It is sent as a plain tuple, with the two fields of a ``Free`` after its own: the thread
+        that trains sends one for each batch, and a named tuple is pickled by calls of Python code.
+        """
+        freed = self.mappings.freed()
+        try:
+            content = pickle.dumps((*job, *freed), 5)
+        except Exception as error:
+            if any(freed):
+                self.send(freed)  # nobody reports them again
+            return error
+        # Noted first: sending to a child that has just died raises nothing, and what is noted is
+        # made again.
+        self.jobs[job.number] = job
+        self._say(content)
+        return None
+
+    def send(self, message: Any) -> None:
+        """Send a message. Never waits."""
+        self._say(pickle.dumps(message, 5))
+
+    def _say(self, content: bytes) -> None:
+        if self._unsent is None:
+            self.wire.send(content)
+        else:
+            self._unsent.append(content)
+
+    def send_freed(self) -> None:
+        """Send the slabs that have become free, if there are any."""
+        if any(freed := self.mappings.freed()):
+            self.send(freed)
+
+    def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Begin another epoch: outstanding jobs are dropped."""
+        self.epoch += 1
+        self.jobs.clear()
+        if self._unsent is not None:
+            self._unsent.clear()
+        self.send(Restart(self.epoch, key, tuple(workers)))
+
+    # Answers:
+
+    def heard(self, *, has_ended: bool) -> Iterator[Answer]:
+        """Read what the process has sent, and yield its answers. When nothing comes any more,
+        ``is_over`` is set. ``has_ended``: it is gone, and so all that it sent is there."""
+        wire = self.wire
+        wire.read()
+        try:
+            while (found := wire.next()) is not None:
+                answer = self._taken(message_of(found[0]), found[1])
+                if answer is not None:
+                    yield answer
+        except Exception as error:  # what it sent cannot be received
+            self.ending.broken = error
+        is_faulty = self.ending.fatal is not None or self.ending.broken is not None
+        self.is_over = has_ended or wire.is_over or is_faulty
+
+    def _taken(self, message: Any, files: list[Any]) -> Answer | None:
+        if isinstance(message, Answer):
+            packed: Any = getattr(message.result, "batch", None)
+            for file in files:
+                self.mappings.open(packed.ticket, file)
+            self.mappings.forget(message.retired)
+            return message
+        if isinstance(message, Up):
+            self.is_up, self._page = True, CountsPage(*files)
+        elif isinstance(message, LogLine):
+            logging.getLogger(message.logger).log(message.level, "%s", message.text)
+        elif isinstance(message, Fatal):
+            self.ending.fatal = message
+        return None
+
+    @property
+    def latest(self) -> bytes | None:
+        """The pickle of its last ``Readings`` of this epoch; None = there is none yet."""
+        return None if self._page is None else self._page.read(self.epoch)
+
+    @property
+    def waited_ns(self) -> int:
+        """For how long it has had no job."""
+        since_ns = 0 if self._page is None or self.is_over else self._page.idle_since_ns
+        return perf_counter_ns() - since_ns if since_ns else 0
+
+    # Its end:
+
+    def hang_up(self) -> None:
+        """Tell the process to end, within 5 s. Never blocks; safe in a finalizer, on any thread."""
+        if os.getpid() != self._owner:
+            return
+        self.is_hung_up = True
+        self.questions.hang_up()
+        self.wire.hang_up()
+        if self._process is not None:
+            self._process.end_soon()
+
+    def reap(self) -> None:
+        """Wait for a process from which nothing comes any more, and note how it ended."""
+        if self._process is None:
+            return
+        if not self._process.join(_END_SECONDS):
+            self._process.kill()
+            self._process.join(_END_SECONDS)
+        self.ending.reaped(self._process)
+        self._process.close()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process, now ended, could start and was not ended by this program itself."""
+        return self._could_start and not (self.ending.is_of_this_program or self.is_hung_up)
+
+    @property
+    def may_try_again(self) -> bool:
+        """Whether another process may try: a signal for the trainer killed this one before it had
+        handlers. (Signals that a forked one gets while it is being started wait for its own.)"""
+        is_new = not (self.is_up or self.is_hung_up or forks(self._context))
+        is_new = is_new and not self.ending.is_of_this_program
+        return is_new and self.ending.may_be_a_trainers_signal and self.num_lives < _MOST_LIVES
+
+    @property
+    def _could_start(self) -> bool:
+        return self.is_up or self.ending.is_by_signal
+
+    def death(self) -> BaseException:
+        """Return a new exception that says why the process ended unasked."""
+        return self.ending.death(self.pid, could_start=self._could_start)
+
+    def forget(self) -> None:
+        """Close this forked process's copies, which must end with the parent."""
+        self.wire.close()
+        self.questions.forget()
+        self._control.close()
+        if self._process is not None:
+            self._process.forget()
+
+    def close(self) -> None:
+        """Hang up, and close this end."""
+        self.hang_up()
+        self.questions.detach()
+        self.wire.close()
+        self._control.close()
+        for each in (self._theirs or ())[:2]:
+            each.close()
+        self._theirs = None
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_theirs") and not is_exiting():
+            self.close()
+
+
+_MOST_LIVES = 3
+
+_live: LiveObjects[WorkerProcess] = LiveObjects()
+
+
+def _forget_parents_processes() -> None:
+    """Close the wires in a forked process: they would keep its parent's children alive."""
+    for each in _live.now():
+        each.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents_processes)
+
+
+def _packed(spec: LoadSpec) -> Any:
+    from .dataset_pickle import PickledSpec  # forked children need none of it
+
+    return PickledSpec(spec)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment with this process's rank and world size: datasets that divide
+    themselves among ranks read them, as the child has no process group."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return dict(os.environ)
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)}

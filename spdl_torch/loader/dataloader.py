@@ -1,0 +1,449 @@
+"""The drop-in: torch's DataLoader whose workers are threads where that is safe, else processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+from ..autotune.workers import AutoWorkers
+from ..errors import UnsupportedOptionError
+from ..machine.limits import Limits
+from ..observe.store.epoch_watchers import between_epochs, tells_epochs
+from . import opening as backends
+from .arguments import (
+    check_arguments,
+    check_error_options,
+    check_options,
+    refuse_foreign_state,
+)
+from .base_loader import BaseLoader
+from .checkpoint.lightning_states import follow_trainer
+from .error_notes import not_an_end
+from .fetching.samples import is_read_at_once
+from .iterator import LoaderIterator
+from .loader_state import LoaderState
+from .sampling.sampler_chain import divides_itself, is_shared_out
+from .stats.dataset_stats import dataset_stats
+from .stats.remarks import start_remark, with_remarks, with_remarks_of
+from .user_warnings import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from fractions import Fraction
+
+    import torch
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from ..autotune.tuner import Decision
+    from ..engine.statistics import PipelineStats
+    from ..observe.trace.profile import Profile
+    from ..observe.verdict.report import Report
+    from .fetching.bad_samples import SkippedSample
+    from .stats.stats import EpochStats
+
+T_co = TypeVar("T_co", covariant=True)
+
+_MOST_DECISIONS = 5  # in a report
+_END_SECONDS = 5.0  # for the samples under way
+
+
+@tells_epochs
+class DataLoader(BaseLoader[T_co]):
+    """``torch.utils.data.DataLoader`` whose workers are threads where that is safe and fast, and
+    processes where the dataset needs them.
+
+    Change the import and nothing else: the arguments, the order of the batches and the batches are
+    torch's. ``num_workers=N`` starts N workers, see ``isolation``; 0 loads in the calling thread;
+    ``"auto"`` finds the number while training runs (see ``is_tuned``) and keeps it in
+    ``num_workers``.
+
+    What differs is listed in the documentation. Above all: random numbers follow the sample, see
+    ``rng``; an exception of the dataset arrives with its own text and a note, from a thread as the
+    same object; a map-style dataset that raises StopIteration raises RuntimeError instead of
+    ending the epoch early; a worker process that is killed is replaced where its batches can be
+    made again.
+
+    Stopping: ``break``, an error in the loop, dropping the iterator and Ctrl-C stop the workers. A
+    sample that is being fetched is finished first; a process has 5 s for it, and the interpreter's
+    exit waits no longer.
+
+    Extra arguments, keyword-only:
+        device: a CUDA device on which batches arrive, ready for the stream that is current when
+            the loop receives them; ``"cuda"`` is the device that is current at ``iter()``. With
+            None or the CPU, batches stay in host memory.
+        isolation: ``"auto"``: the workers are threads of this process where the dataset is known
+            to be safe there (its class is known, or its attribute ``thread_safe = True`` says so);
+            else each is a process of its own, as in torch. It is decided once for each iterator;
+            where the GIL holds threads up, the log and the report say so. ``"thread"``: always
+            threads.
+            ``"process"``: always processes; batches come back through shared memory. Processes
+            start as torch starts its workers: by ``multiprocessing_context``, else Python's
+            default; unless that is fork, what they need has to be picklable.
+        seed: base seed of the random streams. With None it is drawn from ``generator`` or torch's
+            global generator at ``iter()``, as torch draws it. With a number the streams of an
+            epoch depend on it and on the epoch alone: the one given to the sampler by
+            ``set_epoch``, else the count of ``iter(loader)``. It does not seed the order.
+        rng: ``"sample"``: each sample draws from its own stream, given by its position in the
+            epoch, through the functions of torch, ``random`` and ``numpy.random``: the same bits
+            for any ``num_workers``, 0 included, on threads and in processes, and for any number of
+            ranks. ``"worker"``: torch's rule, one stream for each worker, which makes whole
+            batches; the process's generators with ``num_workers=0``.
+        on_error: ``"raise"``: a sample that fails raises in place of its batch. ``"skip"``: it is
+            logged and reported, and the batch is built from the rest. Errors of ``collate_fn``
+            are never skipped.
+        error_budget: with ``"skip"``, how many samples of an epoch may fail: a count, or a share
+            (``0.01``) that counts from 100 samples on; None is 5 %. The batch that exceeds it
+            raises PipelineFailure, a group of the samples' own errors.
+        replace: with ``"skip"``, the next good sample (index + 1, ...) replaces one that fails, so
+            batches stay whole and all ranks have the same number. Without it, a batch without any
+            good sample is left out or, with several ranks, raises PipelineFailure.
+        stats: collect the statistics that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted only with
+            its default: ``state_dict()`` is exact after every batch.
+    Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
+        everything else as torch does.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        device: torch.device | str | int | None = None,
+        isolation: Literal["auto", "thread", "process"] = "auto",
+        seed: int | None = None,
+        rng: Literal["sample", "worker"] = "sample",
+        on_error: Literal["raise", "skip"] = "raise",
+        error_budget: float | Fraction | None = None,
+        replace: bool = False,
+        stats: bool = True,
+        snapshot_every_n_steps: int = 1,
+    ) -> None:
+        if num_workers == "auto":
+            from ..autotune.tuning import Tuning  # for tuned workers alone
+
+            tuning = Tuning()
+            num_workers = AutoWorkers.to_begin_with(tuning, tuning.limits())
+        if isinstance(num_workers, AutoWorkers) and not stats:
+            raise UnsupportedOptionError(
+                'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
+                "out, or pass a number of threads."
+            )
+        check_arguments(
+            dataset,
+            num_workers=num_workers,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            generator=generator,
+            stats=stats,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+        check_options(dataset, num_workers, device, isolation, seed, rng)
+        check_error_options(dataset, on_error, error_budget, replace)
+        # Lightning copies a loader from its attributes, so each parameter stays under its own
+        # public name, as it was given.
+        self.device = device
+        self.isolation = isolation
+        self.seed = seed
+        self.rng = rng
+        self.on_error = on_error
+        self.error_budget = error_budget
+        self.replace = replace
+        self.stats = stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._state = LoaderState()
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        if self.num_workers:
+            backends.import_workers(self)
+        # Accelerate would divide among its ranks a second time what they already share.
+        if is_shared_out(self) or divides_itself(dataset):
+            self._is_accelerate_prepared = True
+        if isolation == "thread" and multiprocessing_context is not None:
+            warn_once(
+                f"DataLoader: multiprocessing_context={multiprocessing_context!r} has no effect: "
+                "workers are threads of this process. Remove it."
+            )
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        follow_trainer()
+        kept: Any = self._iterator
+        if kept is not None and not getattr(kept, "is_here", True):
+            self._iterator = None  # persistent workers stayed behind in a fork, or with a thread
+        position = self._state.position
+        if position.to_resume is not None and isinstance(self.dataset, IterableDataset):
+            # Where persistent workers have left their datasets, the state does not know. It is of
+            # datasets as new workers have them.
+            self._close_persistent()
+        with between_epochs(self):
+            try:
+                iterator = super().__iter__()
+            except StopIteration as error:  # of a sampler, or of an iterable without workers
+                raise not_an_end(error) from error
+        position.to_resume = None
+        return iterator
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers and not backends.has_processes and self._placement().num_processes:
+            return backends.torchs_iterator(self)
+        number = self._state.figures.pipeline_number
+        iterator = LoaderIterator(self, self.device, stats=self.stats, pipeline_number=number)
+        self._state.add(iterator)
+        return iterator
+
+    def __repr__(self) -> str:
+        """Return the dataset's class and the settings, also of a loader that is being made."""
+        names = ("batch_size", "num_workers", "isolation")
+        settings = [f"{name}={getattr(self, name, None)!r}" for name in names]
+        dataset = type(getattr(self, "dataset", None)).__name__
+        return f"{type(self).__name__}({', '.join([dataset, *settings])})"
+
+    def close(self) -> None:
+        """End the workers of all iterators of this loader, persistent ones and those of an epoch
+        that nobody finished, as dropping the iterators does. An iterator that is used afterwards
+        raises ``PipelineStopped``. The loader stays usable: ``iter(loader)`` begins another epoch
+        with new workers. Closing it twice, or before it has loaded anything, does nothing.
+
+        Blocks until the samples under way are made, for 5 seconds at most.
+        """
+        self._close_persistent()
+        for iterator in self._state.iterators():
+            iterator.close()
+        backends.await_ended(_END_SECONDS)  # those of dropped iterators, too
+
+    def _close_persistent(self) -> None:
+        """End persistent workers; the next epoch begins with new ones."""
+        kept: Any = self._iterator
+        self._iterator = None
+        if kept is not None and hasattr(kept, "close"):  # torch's ends when it is dropped
+            kept.close()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The changes made so far by ``num_workers="auto"``, and why; at most the last 1000."""
+        return [] if self._state.tuning is None else list(self._state.tuning.decisions)
+
+    def snapshot(self) -> PipelineStats:
+        """Return the statistics of the running epoch or, between epochs, of the last one: the
+        stages ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time
+        that the trainer waited. Its ``data`` has the dataset's own: the samples that each source of
+        a mixture gave, what a cache found, the waste of packs.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        return self._with_data(self._measured().snapshot())
+
+    def report(self) -> Report:
+        """Return what holds training back in the running epoch or, between epochs, did in the last
+        one: ``print(loader.report())`` shows a verdict, its evidence and what to do.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        return self.profile().report() if self._state.figures.cached_step else self._report()
+
+    def profile(self) -> Profile:
+        """Return the report, and what every worker did in the last seconds of the running epoch
+        or, between epochs, of the last one: ``loader.profile().write_trace("trace.json.gz")``.
+
+        Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
+        """
+        from ..observe.trace.tracing import profile_of_run  # brings pages and a store
+
+        cached_step = self._state.figures.cached_step
+        return profile_of_run(self._report(), self._measured().timeline(), cached_step)
+
+    def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
+        """Yield cached batches: loop over this instead of the loader to see how fast training is
+        without loading. It keeps ``num_batches`` batches and repeats them for ``num_steps`` steps.
+        From then on ``report()`` says how much longer the loader's steps take than these.
+
+        It holds ``num_batches`` batches in memory, and draws the order of an epoch.
+        Raises: ValueError: a number < 1.
+        """
+
+        def keep(seconds: float) -> None:
+            figures.cached_step = seconds
+            figures.stats = measured or figures.stats
+
+        from ..observe.verdict.cached_steps import cached_batches  # brings the report
+
+        figures = self._state.figures
+        measured = figures.stats  # the statistics of a real epoch stay; keep() puts them back
+        return cached_batches(self, num_batches, num_steps, keep)
+
+    @property
+    def skipped(self) -> list[SkippedSample]:
+        """The samples that ``on_error="skip"`` left out in the running epoch or, between epochs,
+        in the last one: in the order of their batches, up to the loop's position, at most the last
+        1000. ``key`` is the key given to the dataset (for an iterable dataset, the number of the
+        item in its worker's iterator), ``error`` the type and text.
+        """
+        stats = self._state.figures.stats
+        skipped = None if stats is None else stats.skipped
+        return [] if skipped is None else list(skipped.samples)
+
+    def _report(self) -> Report:
+        has_samples = self.batch_sampler is not None and not isinstance(
+            self.dataset, IterableDataset
+        )
+        one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
+        progress = self._state.position.progress
+        report = with_remarks_of(
+            self.dataset,
+            self._measured().report(),
+            one_by_one=one_by_one,
+            given=None if progress is None else progress.given,
+        )
+        report = replace(report, stats=self._with_data(report.stats))
+        if self.persistent_workers:
+            action = report.verdict.action.replace(" or persistent_workers=True", "")
+            report = replace(report, verdict=replace(report.verdict, action=action))
+        decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
+        further = (self._remark_on_start(report), self._remark_on_threads(report))
+        return with_remarks(report, *decided, *filter(None, further))
+
+    def _remark_on_threads(self, report: Report) -> str:
+        """Return the remark on threads that the GIL holds up."""
+        where = report.placement
+        if self.isolation != "auto" or where is None or where.num_processes or not self.num_workers:
+            return ""
+        from ..observe.verdict.causes import Cause  # the report has brought it
+
+        if report.verdict.cause is not Cause.GIL:
+            return ""
+        return 'Worker processes share no GIL: isolation="process" loads there.'
+
+    def _remark_on_start(self, report: Report) -> str:
+        """Return the remark on workers that the next epoch would start again, once it is known that
+        there are several epochs."""
+        start, num_begun = self._state.figures.start, self._state.position.num_epochs_begun
+        if start is None or start.first_seconds is None or num_begun < 2:
+            return ""
+        if self.persistent_workers or not self._measured().is_over:
+            return ""
+        return start_remark(report, start.first_seconds, start.start_seconds)
+
+    def _with_data(self, stats: PipelineStats) -> PipelineStats:
+        """Return the statistics with those of the dataset in place of what its workers counted."""
+        progress = self._state.position.progress
+        given = None if progress is None else progress.given
+        return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
+
+    def _measured(self) -> EpochStats:
+        measured = self._state.figures.stats
+        if not self.stats or measured is None:
+            state = "stats=False was given" if not self.stats else "nothing was loaded yet"
+            raise RuntimeError(f"DataLoader: there are no figures: {state}.")
+        return measured
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a state of the epoch: what the loop has received, not what was prefetched.
+
+        It holds only numbers and text, apart from what the ``state_dict()`` of a dataset or
+        sampler adds, so it can be saved as JSON and by ``torch.save``. Call it only from the
+        loop's thread.
+
+        From the first call on, workers ask an iterable dataset that keeps a state for it after
+        every batch. If the first call comes in the middle of an epoch with workers, the state
+        counts the items instead, and resuming makes them again; call this once before training to
+        avoid that.
+
+        Raises: TypeError: the dataset's or sampler's ``state_dict()`` takes arguments; whatever
+            that ``state_dict()`` raises.
+        """
+        return self._state.position.state(self)
+
+    def _state_before(self, num_back: int) -> dict[str, Any]:
+        """Return the state as it was before the last ``num_back`` batches, two at most."""
+        return self._state.position.state(self, num_back=num_back)
+
+    def _state_to_resume(self) -> dict[str, Any] | None:
+        resume = self._state.position.to_resume
+        return None if resume is None else resume.as_dict()
+
+    def _collect_states(self, *, before_last: bool) -> None:
+        """Collect states from now on. ``before_last``: also those from before the last batches, for
+        ``_state_before``."""
+        self._state.position.want(before=before_last)
+
+    def _undo_look_ahead(self) -> None:
+        """Put the user's generators back, for a trainer that leaves a resumed epoch before its
+        first batch; see ``LoaderPosition``."""
+        self._state.position.undo_look_ahead(self)
+
+    def _ends_empty_tail(self) -> bool:
+        """Return whether the last epoch was resumed after its last batch."""
+        progress = self._state.position.progress
+        return progress is not None and progress.begun.nothing_left
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,
+        begin the next one. Later epochs follow as they would have.
+
+        Build the loader as it was then. For a map-style dataset ``num_workers`` may differ, and so
+        may ``batch_size`` and the number of ranks, as long as the state stands between two
+        batches. A sampler with ``set_epoch`` gets the state's epoch.
+
+        Raises: ValueError, which names the field of the state: not a loader's state, or one that
+            does not fit. Some misfits show only at ``iter()``, and a worker's iterable that
+            refuses its state at the first batch.
+        """
+        refuse_foreign_state(state_dict)
+        self._state.position.load(self, state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
+        fresh = {"_state": LoaderState(), "_iterator": None}
+        return {**self.__dict__, **fresh}
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn about more workers than usable cores; torch's constructor calls it."""
+        if isinstance(self.num_workers, AutoWorkers):
+            return  # the user did not choose the number
+        limits = Limits.of_this_machine()
+        cores, num_ranks = limits.num_cores, limits.local_world_size
+        if self.num_workers > limits.own_cores:
+            of_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+            warn_once(
+                f"This DataLoader will create {self.num_workers} workers in total"
+                f"{of_ranks}, on {cores:g} usable cores. More workers than cores help only where "
+                "they wait for storage or a network; otherwise they slow the training step."
+            )

@@ -1,0 +1,421 @@
+"""The iterator of a loader, wherever its workers are.
+
+One thread owns an epoch, the loop's: it alone draws indices, gives out jobs, takes results and
+hands batches over. A *job* is the work of one batch. Who makes it is the backend's matter: ``give``
+a job, ``take`` the next result.
+
+Whatever a sample, a batch or the sampler raises is a result, and the loop may go on after it. What
+anything else raises, Ctrl-C or another signal's handler, ends the iterator: nobody has to know what
+it cut off, as a state is written from what the loop has had.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import autograd
+from torch.utils.data import IterableDataset
+
+from ..engine import stall
+from ..errors import PipelineStopped
+from .backends.jobs import Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
+from .backends.load_spec import Draws, LoadSpec
+from .dealing import Dealing
+from .delivery import open_device_stage, pinned
+from .epoch_iterator import EpochIterator
+from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
+from .loader_state import WorkersStart
+from .opening import open_backend
+from .user_warnings import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .backends.jobs import Result
+    from .base_loader import BaseLoader
+    from .delivery import Device
+    from .stats.stats import EpochStats
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_END = Over(StopIteration())
+
+# Why an iterator gives no more batches.
+_ENDED = ""
+_CUT_SHORT = (
+    "DataLoader: Ctrl-C, or what another signal's handler raised, has ended this iterator while a "
+    "batch was asked for. Call iter(loader) for a new one; load_state_dict(state_dict()) goes on "
+    "after the last batch that the loop has had."
+)
+_CLOSED = (
+    "DataLoader: the loader of this iterator was closed, or the interpreter exits. Call "
+    "iter(loader) for a new one, and end a thread that loads before the program ends."
+)
+
+_SHORT = (
+    "DataLoader: this epoch of {0} has {1} items, just as many as were left of the epoch before, "
+    "which was resumed in its middle. If {0} begins again at the state that it was given, as "
+    "Hugging Face's streams do until another epoch is named, later epochs lack the items before "
+    "that: call set_epoch(number) on the dataset before each epoch."
+)
+
+_autograd: Any = autograd
+_is_profiled = _autograd._profiler_enabled
+
+
+class _Instead(Exception):
+    """Carries what comes in place of a batch past torch's ``__next__``."""
+
+
+class LoaderIterator(EpochIterator):
+    """Yields the batches that the workers make, in torch's order.
+
+    As in torch, the loop's thread advances the sampler: with workers by ``prefetch_factor *
+    num_workers`` batches at ``iter()``, then by one at each ``next()``; without them by one when a
+    batch is asked for.
+
+    Workers know the backend, not this object, so dropping it ends them, which is Lightning's way to
+    end a loader.
+    """
+
+    def __init__(
+        self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
+    ) -> None:
+        self._start = loader._state.figures.start = WorkersStart()
+        super().__init__(loader)
+        self._has_workers = self._num_workers > 0
+        if self._has_workers and not loader.prefetch_factor:
+            raise AssertionError(
+                f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
+            )
+        if self._timeout > 0 and not self._has_workers:
+            raise AssertionError(
+                f"DataLoader: timeout must be 0 for num_workers=0, got {self._timeout}: there is "
+                "no other thread to wait for."
+            )
+        self._in_order = loader.in_order
+        self._iterable = isinstance(self._dataset, IterableDataset)
+        self._over: str | None = None
+        self._tuner = self._gil = None
+        stage = open_device_stage(loader, device, stats=stats)
+        spec = self._load_spec(loader, stats, pipeline_number)
+        self._backend = open_backend(loader, spec, stage)
+        # Before there is anything to end: Ctrl-C may come between. Twice: it may also cut the first
+        # one off before it has done anything, and is swallowed there.
+        self._finalizers = [weakref.finalize(self, self._backend.request_stop) for _ in range(2)]
+        for finalizer in self._finalizers:
+            finalizer.atexit = False  # at exit the thread groups stop the workers
+        try:
+            self._start.have_begun()
+            if loader._is_tuned:
+                from .auto_workers import LoaderTuner  # brings the measuring and deciding
+
+                self._tuner = LoaderTuner(loader, loader._tuning_state(), self._backend)
+            self._begin_jobs(loader)
+            # Of threads alone, and where there are statistics.
+            if stats and self._has_workers and not self._backend.num_processes:
+                self._gil = loader._state.gil
+        except BaseException:
+            self._backend.request_stop()  # the error's frames may keep this object alive
+            raise
+
+    def _load_spec(self, loader: BaseLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
+        pin = partial(pinned, device=self._pin_memory_device) if self._pin_memory else None
+        return LoadSpec(
+            recipe=self._recipe(loader),
+            num_workers=self._num_workers,
+            max_outstanding=_max_outstanding(loader),
+            in_order=loader.in_order,
+            stats=stats,
+            draws=Draws(self._key.epoch_seed, loader.rng == "sample", loader.seed is not None),
+            worker_init_fn=loader.worker_init_fn,
+            finalize=pin,
+            pipeline_number=pipeline_number,
+            device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
+            most_workers=_most_workers(loader) if loader._is_tuned else None,
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it has workers, and they belong to this process."""
+        return self._backend.is_here
+
+    def stats(self) -> EpochStats:
+        """Return this epoch's statistics; they stay readable after its end and do not keep this
+        iterator alive.
+        """
+        return self._backend.stats
+
+    def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
+        """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
+        try:
+            super()._reset(loader, first_iter)
+            self._begin_jobs(loader)
+        except BaseException:
+            # Ctrl-C, or an error of the sampler: the workers are between two epochs, some in the
+            # next. They end, and the loader's next epoch begins with new ones.
+            loader._iterator = None
+            self._backend.request_stop()
+            raise
+
+    def _begin_jobs(self, loader: BaseLoader[Any]) -> None:
+        """Begin an epoch in the backend, and give out its first jobs."""
+        backend = self._backend
+        self._ring, self._outlet = backend.begin(self._key, self._begun_from, self._progress)
+        self._stats = backend.stats
+        self._stats.skipped = self._skipped
+        if self._tuner is not None:
+            self._tuner.begin()
+        self._num_given = self._num_received = 0
+        # Received and not handed out: it waits here while the next jobs are given out, so that an
+        # error of the sampler, which comes first, does not cost the loop this batch.
+        self._held: Result | None = None
+        self._dealing = Dealing(
+            max(1, self._num_workers),
+            self._begun_from,
+            self._progress.next_worker,
+            max_outstanding=_max_outstanding(loader),
+            evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
+        )
+        told = self._stats.starts.time(self._fill) if self._has_workers else None
+        if told is not None:
+            raise told.error
+        self._over = None
+
+    def __next__(self) -> Any:
+        # torch's __next__ labels every batch for the profiler, which costs 4 µs even without one,
+        # and counts the items of an iterable whose length was asked for. Skip both when idle.
+        if _is_profiled() or self._IterableDataset_len_called is not None:
+            try:
+                return super().__next__().batch
+            except _Instead as instead:
+                result = instead.args[0]
+        else:
+            result = self._next_result()
+            # From where the batch was noted to the loop there is no call, and so no place where
+            # Python looks for Ctrl-C.
+            if result.__class__ is Loaded:
+                self._num_yielded += 1
+                return result.batch
+        if result is _END:
+            raise StopIteration
+        error = as_raised_in_loop(result.error)
+        # The error's traceback holds this frame. Drop the iterator from it, which would keep the
+        # threads alive, and the error itself, which would be a cycle.
+        del self, result
+        try:
+            raise error
+        finally:
+            del error
+
+    def _next_data(self) -> Any:
+        """Return the next batch, for torch's ``__next__``. Raises: _Instead: what the loop gets
+        instead, which torch is not to count."""
+        result = self._next_result()
+        if result.__class__ is Loaded:
+            return result
+        raise _Instead(result)
+
+    def _next_result(self) -> Loaded | Failed | Told | Over:
+        """Return what the loop gets."""
+        if self._over is not None:
+            return Over(PipelineStopped(self._over)) if self._over else _END
+        try:
+            return self._advance()
+        except BaseException:  # a handler's, or a bug of ours
+            self._over = _CUT_SHORT
+            self._backend.request_stop()
+            raise
+
+    def _advance(self) -> Loaded | Failed | Told | Over:
+        self._ring.ask(self._outlet)
+        result: Any = None
+        handed: Any = None
+        try:
+            while True:
+                handed = self._hold()
+                if handed is not None:
+                    return handed  # type: ignore[no-any-return]  # Told, Over
+                result, self._held = self._held, None
+                handed = result if type(result) is Loaded and self._skipped is None else None
+                if handed is None:
+                    handed = self._judged(result)
+                if handed is not None:
+                    self._ring.got(handed.number)
+                # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming.
+                self._note(result)
+                if handed is not None:
+                    return handed  # type: ignore[no-any-return]  # Loaded, Failed
+        finally:
+            # An error's traceback may lead here, and a reference to it would be a cycle.
+            result = handed = None
+
+    def _hold(self) -> Told | Over | None:
+        """Receive a result, and give out the jobs for which that makes room. Return what comes
+        before it: an error of the sampler, or the end."""
+        instead: Told | Over | None = None
+        try:
+            if self._held is None:
+                if not self._has_workers and (instead := self._fill()) is not None:
+                    return instead
+                if self._num_received == self._num_given:
+                    return self._end_epoch()
+                instead = self._keep(self._backend.take(self._timeout or stall.STALL_SECONDS))
+                if instead is not None:
+                    return instead
+            return self._fill() if self._has_workers else None
+        finally:
+            instead = None  # as in _advance: the traceback of a sampler's error leads here
+
+    def _keep(self, result: Result | Over | None) -> Told | Over | None:
+        """Hold a result, and count it; wait on if there is none. Return what comes in its place."""
+        if result is None:
+            if self._timeout:
+                return Told(RuntimeError(self._timed_out()))
+            result = self._receive_late()
+        if isinstance(result, Over) or (isinstance(result, Failed) and result.ends):
+            return self._lose(result.error)
+        self._held = result
+        self._num_received += 1
+        if type(result) is Exhausted:
+            self._dealing.has_ended(result.number)
+        elif self._start.first_seconds is None and not isinstance(result, NoBatch):
+            self._start.had_first()
+        if self._tuner is not None:
+            self._tuner.after(getattr(result, "batch", None))
+        if self._gil is not None:
+            self._gil.look(self._stats)
+        return None
+
+    def _fill(self) -> Told | None:
+        """Give out jobs up to the limit: one for each received batch, unless tuning moves the
+        limit. Return the sampler's error, if it has one."""
+        dealing = self._dealing
+        if self._tuner is not None:
+            dealing.max_outstanding = self._tuner.max_outstanding
+        while self._num_given - self._num_received < dealing.max_outstanding:
+            worker = dealing.next_worker(None if self._held is None else self._held.number)
+            if worker is None:
+                break
+            try:
+                taken = self._stats.draws.time(self._take_index)
+            except Exception as error:  # the sampler's own
+                return Told(error)
+            if taken is None:
+                break
+            self._give(*taken, worker, wants_state=self._progress.is_wanted)
+        return None
+
+    def _give(self, index: Any, first: int, worker: int, *, wants_state: bool) -> None:
+        number = self._num_given
+        self._dealing.given[number] = worker, self._num_taken - 1
+        self._num_given = number + 1
+        error = self._backend.give(Given(number, index, first, wants_state, worker))
+        if error is not None:  # pickle's, or that of the index's own __reduce__
+            where = f"in sending a worker what the sampler ({self._name_of_sampler()}) gave"
+            add_thread_note(error, where, describe_batch(number, index))
+            self._backend.answer(Failed(number, error))
+
+    def _receive_late(self) -> Result | Over:
+        waited = stall.STALL_SECONDS
+        while True:
+            _logger.warning(
+                "DataLoader: the loop has waited %g s for a batch. %s", waited, self._at_work()
+            )
+            if (result := self._backend.take(waited)) is not None:
+                return result
+            waited += waited
+
+    def _timed_out(self) -> str:
+        return f"DataLoader timed out after {self._timeout} seconds. {self._at_work()}"
+
+    def _at_work(self) -> str:
+        awaited = self._num_received if self._in_order else None
+        which = "any batch" if awaited is None else f"batch {awaited}"
+        return f"Waiting for {which}. {self._backend.at_work(awaited)}"
+
+    def _judged(self, result: Any) -> Any:
+        """Count the samples that a result leaves out; return what the loop gets for it, an error if
+        they are too many. None = nothing.
+        """
+        is_empty = isinstance(result, NoBatch)
+        failure = self._failure_of(result.tries, result.number, empty=is_empty)
+        if failure is not None and not isinstance(result, Failed):
+            return Failed(result.number, failure)
+        return None if is_empty or isinstance(result, Exhausted) else result
+
+    def _note(self, result: Any) -> None:
+        """Record ``result`` as handed out, so a state taken now continues after it."""
+        worker, number = self._dealing.given.pop(result.number)
+        if not self._iterable:
+            self._progress.handed(number)
+        elif result.progress is not None:
+            is_end = isinstance(result, Exhausted)
+            note = self._progress.ended if is_end else self._progress.handed_by
+            note(worker, result.progress)
+
+    def ask_ended(self, workers: Sequence[int]) -> None:
+        """Ask these idle workers for the states of their datasets, after an epoch in which nobody
+        had asked for states.
+        """
+        for worker in workers:
+            # The iterable has ended: the worker only answers that, with its state.
+            self._give([None], 0, worker, wants_state=True)
+        for _ in workers:
+            if (instead := self._hold()) is not None:
+                raise instead.error
+            result, self._held = self._held, None
+            self._note(result)
+
+    def _lose(self, error: BaseException) -> Over:
+        """End the epoch with an error, after which it is over; or as closed by another thread.
+        Persistent workers end, too, and the next epoch begins with new ones."""
+        error = as_raised_in_loop(error)
+        self._over = _CLOSED if isinstance(error, PipelineStopped) else _ENDED
+        self._backend.request_stop()
+        return Over(error)
+
+    def _end_epoch(self) -> Over:
+        """End the epoch: no batch is left. Let go of what has made the batches."""
+        progress = self._progress
+        if progress.is_short:
+            warn(_SHORT.format(type(self._dataset).__name__, sum(progress.left_before)))
+        if progress.own is not None and progress.workers[0].keeper != "dataset":
+            progress.own = None  # nothing of the iterator outlives the epoch
+        if self._tuner is not None:
+            self._tuner.end()
+        if self._persistent_workers:
+            self._backend.rest()
+        else:
+            self._backend.stop()
+            # Nothing is left to end, and what they hold might refer to this object: the dataset.
+            for finalizer in self._finalizers:
+                finalizer.detach()
+        failure = None if self._skipped is None else self._skipped.end()
+        end = _END if failure is None else Over(failure)
+        # Last: the loop does not see an end that Ctrl-C cuts off, and a state has to say so. From
+        # here to the loop there is no place where Python looks for it.
+        self._over, progress.finished = _ENDED, True
+        return end
+
+    def close(self) -> None:
+        """End the epoch here, and the workers; ``next()`` raises ``PipelineStopped`` from now on,
+        unless it is over. Blocks until the samples under way are made, for 5 seconds at most.
+        """
+        if self._over != _ENDED:
+            self._over = _CLOSED
+        self._backend.request_stop()
+        self._backend.stop()
+
+
+def _max_outstanding(loader: BaseLoader[Any]) -> int:
+    """The limit of jobs that are given out and not received: one without workers."""
+    return int(loader.prefetch_factor * loader.num_workers) if loader.prefetch_factor else 1
+
+
+def _most_workers(loader: BaseLoader[Any]) -> int:
+    return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)

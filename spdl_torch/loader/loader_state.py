@@ -1,0 +1,257 @@
+"""What a loader remembers between epochs: its position, its statistics, what its workers showed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from torch.utils.data import IterableDataset
+
+from ..engine.recorder import new_pipeline_number
+from .checkpoint.passes import check_no_passes_inside, has_passes
+from .checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
+from .checkpoint.user_state import give_state, keeps_state, state_of
+from .held_up import GilWatch
+from .sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
+from .user_warnings import warn
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader as TorchDataLoader
+
+    from ..autotune.tuning import TuningState
+    from ..io._transfer.kept import TransferKeeper
+    from ..observe.verdict.placement import Placement
+    from .backends.processes.hearing import Unpacking
+    from .checkpoint.progress import Progress
+    from .checkpoint.saved_state import ResumeState
+    from .stats.stats import EpochStats
+
+
+class LoaderFigures:
+    """What was measured of one loader."""
+
+    def __init__(self) -> None:
+        self.pipeline_number = new_pipeline_number()
+        """The number of the loader in traces, the same for all its epochs."""
+        self.stats: EpochStats | None = None
+        """The statistics of the running epoch or, between epochs, of the last one."""
+        self.start: WorkersStart | None = None
+        """How the workers of the last epoch began that had new ones; None = none has."""
+        self.cached_step: float | None = None
+        """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
+        self.unpacking: Unpacking | None = None
+        """How long batches of worker processes take to be unpacked; None = there were none."""
+
+
+class WorkersStart:
+    """How long an epoch with new workers takes to begin, from here on."""
+
+    def __init__(self) -> None:
+        self._began_seconds = perf_counter()
+        self.start_seconds = 0.0
+        """The time before the statistics of the epoch begin."""
+        self.first_seconds: float | None = None
+        """The time to the first batch; None = there is none yet."""
+
+    def have_begun(self) -> None:
+        """Note that the statistics of the epoch begin, and then its workers."""
+        self.start_seconds = perf_counter() - self._began_seconds
+
+    def had_first(self) -> None:
+        """Note that the first batch is here."""
+        self.first_seconds = perf_counter() - self._began_seconds
+
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_OTHER_NUMBERS = (
+    'DataLoader.load_state_dict: with rng="worker" the rest of this epoch draws other random '
+    "numbers than it would have drawn: each worker has a stream of its own, which no state holds, "
+    'and begins a new one here. With rng="sample", the default, they would be the same.'
+)
+
+_UNKNOWN_EPOCH = (
+    "DataLoader.load_state_dict: sampler_epoch: the state lacks the number of the epoch, since "
+    "{0} does not keep what its set_epoch() is given in an attribute named epoch. Call set_epoch() "
+    "with that number before iter(); or set self.epoch in {0}.set_epoch(), and states have it."
+)
+
+
+class LoaderPosition:
+    """Where one loader is, written by its iterators."""
+
+    def __init__(self) -> None:
+        self.num_epochs_begun = 0
+        self.progress: Progress | None = None
+        """The progress of the running epoch or, between epochs, of the last one."""
+        self.to_resume: ResumeState | None = None
+        """The state that the next epoch resumes. It stays until that epoch has begun, so an error
+        or Ctrl-C in ``iter()`` does not lose it."""
+        self._is_wanted = self._is_wanted_before = False
+
+    def want(self, *, before: bool = False) -> None:
+        """Collect states from now on. ``before``: also those before the last batch, which can no
+        longer be asked for once the loop has that batch.
+        """
+        self._is_wanted = True
+        self._is_wanted_before = self._is_wanted_before or before
+        if self.progress is not None:
+            self.progress.is_wanted = self.is_collected(inline=self.progress.own is not None)
+
+    def is_collected(self, *, inline: bool) -> bool:
+        """Return whether an iterable is asked for its state after every batch.
+
+        Without workers it can be asked at any time, except for the state before the last batch.
+        """
+        return self._is_wanted_before if inline else self._is_wanted
+
+    def state(self, loader: TorchDataLoader[Any], *, num_back: int = 0) -> dict[str, Any]:
+        """Return the state as it was before the last ``num_back`` batches, two at most."""
+        from .checkpoint.made_by import made_by
+
+        was_wanted = self._is_wanted
+        self.want(before=num_back > 0)
+        if not was_wanted and has_passes(loader.dataset):
+            loader.dataset._want_states()
+        if self.to_resume is not None:
+            return self.to_resume.as_dict()
+        generators = [generator.get_state() for generator in generators_of(loader)]
+        progress = self.progress
+        if progress is None:
+            state = before_first_epoch(loader, generators)
+        else:
+            unknown = progress.unknown_ends()
+            if unknown and loader._iterator is not None:
+                loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
+            state = progress.state(generators, num_back=num_back)
+            if state.finished:  # the next epoch is the one that set_epoch() has named since
+                state = replace(state, sampler_epoch=epoch_of(loader._index_sampler))
+            if progress.is_vague or (progress.num_counted and not was_wanted):
+                _warn_counted(loader.dataset, progress)
+        values = {**state.as_dict(), "made_by": made_by(loader)}
+        # With workers, each has a copy of the dataset, and the copies diverge.
+        is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
+        if is_alone and keeps_state(loader.dataset):
+            values["dataset"] = state_of(loader.dataset)
+        return values
+
+    def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
+        """Resume ``state`` at the next epoch. Raises: ValueError: not a loader's state."""
+        from .checkpoint.saved_state import ResumeState
+
+        resume, own = ResumeState.checked(state), loader._index_sampler
+        if resume.sampler_epoch is not None:
+            set_sampler_epoch(own, resume.sampler_epoch)
+        elif resume.sampler.state is None and (keeper := keeper_of_unknown_epoch(own)):
+            warn(_UNKNOWN_EPOCH.format(type(keeper).__name__))
+        if has_passes(loader.dataset):
+            loader.dataset._forget_named_epoch()
+            loader.dataset._want_states()
+        self.to_resume = resume
+        self.want()
+
+    def undo_look_ahead(self, loader: TorchDataLoader[Any]) -> None:
+        """Put the user's generators back to where the saved loop had them, for a trainer that
+        leaves the resumed epoch before its first batch.
+
+        Beginning within an epoch draws an index ahead. Without workers that loop had not asked for
+        it, and a sampler may draw from a generator for it, even to find that there is none.
+        """
+        if self.progress is not None:
+            states = self.progress.begun.before_first
+            for generator, state in zip(generators_of(loader)[1:], states, strict=False):
+                generator.set_state(state)
+
+    def begin(self, loader: TorchDataLoader[Any]) -> ResumeState | None:
+        """Return the state that the new iterator resumes, if any, and give the dataset its part."""
+        resume = self.to_resume
+        if resume is None:
+            return None
+        named = epoch_of(loader._index_sampler)
+        is_other = None not in (named, resume.sampler_epoch) and named != resume.sampler_epoch
+        if is_other and not resume.finished:
+            resume = left_for_another(loader, resume)
+        if resume.dataset is not None:
+            if isinstance(loader.dataset, IterableDataset):
+                raise ValueError(
+                    "load_state_dict: dataset is of a map-style dataset; an iterable one has its "
+                    "state in workers. Load it into a loader that is made as it was then."
+                )
+            give_state(loader.dataset, resume.dataset, "dataset")
+        if resume.workers and not isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "load_state_dict: workers: the state is of an iterable dataset, "
+                f"{type(loader.dataset).__name__} is map-style. Make the loader as it was then."
+            )
+        is_within = not resume.finished
+        if is_within and not resume.workers and isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "load_state_dict: workers: the state is of a map-style dataset, "
+                f"{type(loader.dataset).__name__} is iterable. Make the loader as it was then."
+            )
+        if is_within and (loader.num_workers == 0 or loader.persistent_workers):
+            check_no_passes_inside(loader.dataset, resume)
+        from .checkpoint.made_by import check_made_by, made_by, told_doubts
+
+        here = made_by(loader)
+        doubts = check_made_by(
+            resume.made_by,
+            here,
+            within=is_within,
+            ahead=bool(resume.ahead),
+            divided=bool(resume.workers),
+        )
+        if doubts:
+            warn(told_doubts("DataLoader", doubts))
+        by_worker = here["rng"] == resume.made_by.get("rng", "worker") == "worker"
+        if is_within and by_worker and loader.num_workers and resume.has_streams_anew:
+            warn(_OTHER_NUMBERS)
+        return resume
+
+
+def _warn_counted(dataset: object, progress: Progress) -> None:
+    _logger.warning(
+        "DataLoader.state_dict: nobody had asked for a state before, so this one counts the items "
+        "of %s instead of holding its state: resuming makes %d items again%s. Call state_dict() "
+        "once before training.",
+        type(dataset).__name__,
+        progress.num_counted,
+        ", and is exact only if all its epochs are alike" if progress.begun.base.num_epochs else "",
+    )
+
+
+class LoaderState:
+    """The memory of one loader, written by its iterators. A copy of the loader begins without."""
+
+    def __init__(self) -> None:
+        self.position = LoaderPosition()
+        self.figures = LoaderFigures()
+        self._iterators: WeakSet[Any] | None = None  # none yet: a loader without any is pickled
+        self._num_processes: int | None = None
+        self.gil = GilWatch()
+        self.keeper: TransferKeeper | None = None
+        """The owner of pinned memory between epochs; None = no epoch went to a device."""
+        self.tuning: TuningState | None = None
+        """The findings of ``num_workers="auto"`` so far."""
+
+    def add(self, iterator: Any) -> None:
+        """Know a ``LoaderIterator`` for as long as somebody holds it, and report what it
+        measures."""
+        if self._iterators is None:
+            self._iterators = WeakSet()
+        self._iterators.add(iterator)
+        self.figures.stats = iterator.stats()
+
+    def iterators(self) -> list[Any]:
+        """Return the iterators of the loader that somebody still holds."""
+        return list(self._iterators or ())
+
+    def log_placement(self, placement: Placement) -> None:
+        """Log where the workers live, once and whenever that changes."""
+        is_new = placement.num_processes != self._num_processes
+        self._num_processes = placement.num_processes
+        if is_new:
+            _logger.info("DataLoader: the workers live %s", placement)

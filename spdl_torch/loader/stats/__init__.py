@@ -1,0 +1,1 @@
+"""What a loader counts of itself."""

@@ -1,0 +1,202 @@
+"""What is counted in an epoch, from which its figures are computed: by a crew's workers, by the
+clocks of the loop, and all of it as it is read at one moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ...engine.counters import ThreadCount
+from ...engine.hooks import StageInfo, TaskStatsHook
+from ...machine.probes import ProbeCounters, probe_counters
+from .dataset_stats import counting_datasets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...engine.counters import QueueCounters, TaskCell, TaskCounters
+    from ...observe.verdict.placement import Placement
+    from ..backends.epoch import Shift
+
+    _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
+
+T = TypeVar("T")
+
+
+class Readings(NamedTuple):
+    """What workers have counted so far."""
+
+    fetch: TaskCounters
+    collate: TaskCounters
+    jobs_wait_ns: int
+    """The time that all workers together waited for a job."""
+    probes_before: ProbeCounters
+    """The probes' counters when the counting began."""
+    probes_now: ProbeCounters
+    data: Mapping[str, int] = {}
+    """The counts of the process's datasets."""
+
+
+class DatasetCounts:
+    """The counts since an epoch began of the datasets in a dataset.
+
+    A forked process begins with the counts of its parent, so only differences count. Any thread may
+    read.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._before = _counts_in(dataset)
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = _counts_in(self._dataset)
+
+    def now(self) -> dict[str, int]:
+        """Return the counts of the epoch."""
+        counts: Counter[str] = Counter()
+        before = self._before
+        for own in counting_datasets(self._dataset):
+            for name, count in own.loading_counts().items():
+                counts[name] += count - _of(own, before).get(name, 0)
+        return dict(counts)
+
+
+def _counts_in(dataset: Any) -> _Counts:
+    return {id(each): (each, each.loading_counts()) for each in counting_datasets(dataset)}
+
+
+def _of(dataset: Any, counts: _Counts) -> Mapping[str, int]:
+    """Return those of one dataset; {} where it was not there."""
+    return counts[id(dataset)][1] if id(dataset) in counts else {}
+
+
+class WorkerCounts:
+    """The counts of the workers of this process. One thread begins and ends epochs; any may read.
+
+    It outlives its workers, so it refers to none of them, and to the queues only while an epoch
+    runs.
+    """
+
+    has_own_gil = False
+    """Whether the workers live in processes of their own."""
+
+    def __init__(self, num_workers: int, dataset: Any) -> None:
+        self.fetch = TaskStatsHook(StageInfo(0, 1, "fetch", num_workers))
+        self.collate = TaskStatsHook(StageInfo(0, 2, "collate", num_workers))
+        self.workers = ThreadCount(num_workers)
+        self.datasets = DatasetCounts(dataset)
+        self._shift: Shift | None = None
+        self._before: tuple[TaskCounters, TaskCounters, ProbeCounters] | None = None
+
+    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
+        """Return the cells in which a new worker counts its fetching and its collating."""
+        return tuple(each.new_cell() if enabled else None for each in (self.fetch, self.collate))
+
+    def begin(self, shift: Shift) -> None:
+        """Count an epoch from now on."""
+        self._before = self.fetch.counters(), self.collate.counters(), probe_counters()
+        self.datasets.begin()
+        self._shift = shift
+
+    def end(self) -> None:
+        """Let go of the epoch."""
+        self._shift = None
+
+    def readings(self, *, run_delays: bool = True) -> Readings | None:
+        """Return the counts of the epoch; None = there is none. ``run_delays=False``: with the
+        waits for a core as they were read last, which is quicker."""
+        shift, before = self._shift, self._before
+        if shift is None or before is None:
+            return None
+        fetch, collate, probes = before
+        # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
+        # counters take long to read where threads contend for the GIL.
+        return Readings(
+            fetch=self.fetch.counters().since(fetch),
+            jobs_wait_ns=shift.idle_ns(),
+            collate=self.collate.counters().since(collate),
+            probes_before=probes,
+            probes_now=probe_counters(run_delays=run_delays),
+            data=self.datasets.now(),
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what a report has to say on the workers."""
+        return ()
+
+
+class LoopClock:
+    """Times calls of one kind that the loop makes before it can wait for a batch: drawing from the
+    sampler, starting workers. It is no nearer to a batch in that time than where it waits. Only the
+    loop's thread makes them; any may read.
+    """
+
+    __slots__ = ("_reading",)
+
+    def __init__(self) -> None:
+        # The time of the calls that have ended, and when the present one began; 0 = there is none.
+        # One object: whoever reads meanwhile must not miss a call, or count it twice.
+        self._reading = (0, 0)
+
+    def time(self, call: Callable[[], T]) -> T:
+        """Return ``call()``, and count its time."""
+        total_ns, began_ns = self._reading[0], perf_counter_ns()
+        self._reading = total_ns, began_ns
+        try:
+            return call()
+        finally:
+            self._reading = total_ns + perf_counter_ns() - began_ns, 0
+
+    def total_ns(self) -> int:
+        """Return the time of all calls, with that of the present one so far."""
+        total_ns, began_ns = self._reading
+        return total_ns + (perf_counter_ns() - began_ns if began_ns else 0)
+
+
+class Queues(NamedTuple):
+    """Readings of the way of an epoch's batches from the workers to the loop."""
+
+    results: QueueCounters
+    outlet: QueueCounters
+    transfer: TaskCounters
+    sampling_ns: int
+    """The time in which the loop drew from the sampler."""
+    waited_ns: int
+    """The time that the loop spent in the loader, for whatever reason: to begin the epoch, and
+    until it had each batch."""
+
+    def since(self, before: Queues) -> Queues:
+        """Return what was counted after ``before``."""
+        return Queues(
+            self.results.since(before.results),
+            self.outlet.since(before.outlet),
+            self.transfer.since(before.transfer),
+            self.sampling_ns - before.sampling_ns,
+            self.waited_ns - before.waited_ns,
+        )
+
+
+class Measured(NamedTuple):
+    """What the figures on some workers in an epoch are computed from, read at one moment."""
+
+    readings: Readings
+    queues: Queues
+    """Without workers there is no queue: all zero, but for the transfer and the loop's times."""
+    elapsed_ns: int
+    has_transfer: bool
+    own_probes: tuple[ProbeCounters, ProbeCounters] | None
+    """This process's, at the begin and now; None = the workers, if any, are in this process."""
+    num_workers: int
+    thread_ns: int
+    """The time that all workers together had."""
+    placement: Placement | None
+    remarks: tuple[str, ...]
+
+    @property
+    def of_workers(self) -> Measured:
+        """The same where the loop waits in the queue alone: what it does itself for a batch, draws
+        from the sampler and starts workers among it, gets no shorter with more of them."""
+        waited_ns = self.queues.outlet.get_wait[0]
+        return self._replace(queues=self.queues._replace(sampling_ns=0, waited_ns=waited_ns))

@@ -1,0 +1,253 @@
+"""A loader's statistics: what is read of its threads and queues, and kept when an epoch ends.
+
+Most epochs end without anybody asking for figures. Only then are they computed from what was read
+(:mod:`.figures`), and is imported what computes, judges and shows them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ...engine.counters import QueueCounters, TaskCounters
+from ...engine.hooks import StageInfo, TaskStatsHook
+from ...machine.probes import probe_counters, probe_counters_of
+from ...observe.verdict.placement import PLACEMENT_EVENT
+from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
+from .remarks import remarks_on_skipped
+
+if TYPE_CHECKING:
+    from ...engine.counters import TaskCell, ThreadCount
+    from ...engine.recorder import FlightRecorder
+    from ...engine.statistics import PipelineStats
+    from ...engine.timeline import Timeline
+    from ...machine.probes import ProbeCounters
+    from ...observe.verdict.placement import Placement
+    from ...observe.verdict.report import Report
+    from ..backends.epoch import Epoch
+    from ..backends.transfer_stage import DeviceStage, Forwarder
+    from ..fetching.bad_samples import SkippedSamples
+
+
+class Source(Protocol):
+    """What counts the work of some workers; it outlives them."""
+
+    has_own_gil: bool
+    """Whether they live in processes of their own."""
+    workers: ThreadCount
+    """Their number."""
+
+    def readings(self, *, run_delays: bool = True) -> Readings | None:
+        """Return their counts in the running epoch; None = there is none, or nothing is known."""
+        ...
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what a report has to say on them."""
+        ...
+
+
+class _Begun(NamedTuple):
+    """An epoch that has begun, and what was read then."""
+
+    epoch: Epoch
+    source: Source
+    queues_before: Queues
+    probes_before: ProbeCounters | None
+    """This process's; None = the workers are in it."""
+    placement: Placement | None
+
+
+class EpochStats(ABC):
+    """A loader's statistics: of the running epoch or, after it, of the last one."""
+
+    def __init__(self, stage: Forwarder | None = None) -> None:
+        self._transfer = None if stage is None else stage.hook
+        self.skipped: SkippedSamples | None = None
+        """The samples left out; None = samples may not fail."""
+        self.draws = LoopClock()
+        """Of drawing from the sampler, in all epochs."""
+        self.starts = LoopClock()
+        """Of beginning epochs: starting workers, and giving out the first jobs."""
+        self._recorder: FlightRecorder | None = None
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether no epoch runs."""
+
+    def snapshot(self) -> PipelineStats:
+        """Return the statistics alone."""
+        return self._snapshot()
+
+    def snapshot_of_workers(self) -> PipelineStats:
+        """Return the statistics for whoever changes the workers: the loop's waits are for these
+        alone, not for the sampler."""
+        return self._snapshot(of_workers=True)
+
+    @property
+    def recorder(self) -> FlightRecorder | None:
+        """The recorder of the last epoch that began."""
+        return self._recorder
+
+    def report(self) -> Report:
+        """Return the statistics with the probes' readings and the verdict, which cost more."""
+        from .figures import figures_of
+
+        return figures_of(self._measured()).report()
+
+    def timeline(self) -> Timeline | None:
+        """Return what every thread did in the last seconds; None = nothing ran yet."""
+        return None if self._recorder is None else self._recorder.timeline()
+
+    def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
+        from .figures import figures_of, stats_of
+
+        measured = self._measured(run_delays=False)
+        if measured is None:
+            return figures_of(None).stats
+        return stats_of(measured.of_workers if of_workers else measured)
+
+    @abstractmethod
+    def _measured(self, *, run_delays: bool = True) -> Measured | None:
+        """Return what is known of the epoch; None = nothing has run yet."""
+
+    def _transferred(self) -> TaskCounters:
+        return TaskCounters() if self._transfer is None else self._transfer.counters()
+
+    def _remarks(self, *own: str) -> tuple[str, ...]:
+        """Return the remarks of a report, those on the workers among them."""
+        return (*remarks_on_skipped(self.skipped), *own)
+
+
+class CrewStats(EpochStats):
+    """The statistics of the epoch on a crew's workers or, once they have ended, of the last one."""
+
+    def __init__(self, stage: Forwarder | None = None) -> None:
+        super().__init__(stage)
+        # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
+        # are replaced and never changed, and each method reads them once.
+        self._begun: _Begun | None = None
+        self._last: Measured | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """As :class:`EpochStats` says."""
+        return self._begun is None
+
+    def begin(
+        self, epoch: Epoch, before: Queues, source: Source, placement: Placement | None
+    ) -> None:
+        """Report on this epoch, which began when ``before`` was read, and whose jobs go to these
+        workers; note in the trace where they live."""
+        self._recorder = epoch.recorder
+        if placement is not None:
+            placement = replace(placement, since=time.time())
+            epoch.recorder.note(PLACEMENT_EVENT, placement.as_details())
+        # Of this process; where the workers are in it, they count from the epoch's beginning.
+        probes = probe_counters() if source.has_own_gil else None
+        self._begun = _Begun(epoch, source, before, probes, placement)
+
+    def end(self) -> None:
+        """Keep what was counted in the epoch up to now, and let go of the epoch itself."""
+        begun = self._begun
+        if begun is not None:
+            begun.epoch.consumer.end()
+            # In this order: a thread that finds no epoch finds what was kept of the one that ended.
+            self._last = self._measured_of(begun)
+            self._begun = None
+
+    def _measured(self, *, run_delays: bool = True) -> Measured | None:
+        begun = self._begun
+        return self._last if begun is None else self._measured_of(begun, run_delays=run_delays)
+
+    def _measured_of(self, begun: _Begun, *, run_delays: bool = True) -> Measured:
+        """Read all that the figures on an epoch need."""
+        source, before = begun.source, begun.probes_before
+        readings, workers = source.readings(run_delays=run_delays), source.workers
+        if readings is None:  # nobody counts yet
+            nothing, probes = TaskCounters(), before or probe_counters()
+            readings = Readings(nothing, nothing, 0, probes, probes)
+        queues = self.queues_of(begun.epoch).since(begun.queues_before)
+        return Measured(
+            readings,
+            queues,
+            queues.outlet.elapsed_ns,
+            has_transfer=self._transfer is not None,
+            own_probes=None if before is None else (before, probe_counters(run_delays=run_delays)),
+            num_workers=workers.count,
+            thread_ns=workers.thread_ns(queues.outlet.elapsed_ns),
+            placement=begun.placement,
+            remarks=self._remarks(*source.remarks()),
+        )
+
+    def queues_of(self, epoch: Epoch) -> Queues:
+        """Return what the loop and the queues have counted of this epoch up to now."""
+        outlet = epoch.outlet.counters()
+        # Batches that are only passed on wait in the outlet.
+        results = outlet if self._transfer is None else epoch.results.counters()
+        return Queues(
+            results,
+            outlet,
+            self._transferred(),
+            self.draws.total_ns(),
+            self.starts.total_ns() + epoch.consumer.waited_ns,
+        )
+
+
+class InlineStats(EpochStats):
+    """The statistics of loading on the trainer's own thread, which waits all of that time."""
+
+    def __init__(
+        self, recorder: FlightRecorder, dataset: Any, stage: DeviceStage | None = None
+    ) -> None:
+        super().__init__(stage)
+        self._fetch = TaskStatsHook(StageInfo(0, 1, "fetch"))
+        self._collate = TaskStatsHook(StageInfo(0, 2, "collate"))
+        self._counts = DatasetCounts(dataset)
+        self._recorder = recorder
+        recorder.belongs_to(self)
+        self.consumer = recorder.new_consumer_ring(0)
+        """The ring in which the thread's waits are recorded."""
+        self._thread = threading.get_native_id()
+        self._probes_before = probe_counters_of(self._thread)
+        self._at_end: tuple[ProbeCounters, int] | None = None
+
+    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
+        """Return the cells in which the thread counts its fetching and its collating."""
+        return tuple(each.new_cell() if enabled else None for each in (self._fetch, self._collate))
+
+    def end(self) -> None:
+        """Stop the epoch's clock."""
+        for stage in filter(None, (self._fetch, self._collate, self._transfer)):
+            stage.end()
+        self.consumer.end()
+        self._at_end = self._at_end or self._now()
+
+    @property
+    def is_over(self) -> bool:
+        """As :class:`EpochStats` says."""
+        return self._at_end is not None
+
+    def _now(self, *, run_delays: bool = True) -> tuple[ProbeCounters, int]:
+        probes = probe_counters_of(self._thread, run_delays=run_delays)
+        return probes, self.draws.total_ns()
+
+    def _measured(self, *, run_delays: bool = True) -> Measured:
+        probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
+        fetch, collate = self._fetch.counters(), self._collate.counters()
+        transfer = self._transferred()
+        no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
+        return Measured(
+            Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
+            Queues(no_queue, no_queue, transfer, sampling_ns, self.consumer.waited_ns),
+            elapsed_ns,
+            has_transfer=self._transfer is not None,
+            own_probes=None,
+            num_workers=1,
+            thread_ns=elapsed_ns,
+            placement=None,
+            remarks=self._remarks(),
+        )
