@@ -62,7 +62,6 @@ ROOMS = {
         "__init__",
     ],
     "objects": [
-        "differences",
         "generator_states",
         "kinds",
         "members",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...scopes import scope
 from ...shown_text import printable_content
 from ...whole_files import whole_file
-from ..verdict.report import Report
+from ..verdict.report import Report, part_of
 
 if TYPE_CHECKING:
     import os
@@ -163,5 +163,5 @@ def report_in(profile: dict[str, Any], where: object) -> Report:
     """Return the report of one of :func:`profiles_of`."""
     with damaged(where):
         report = Report.from_dict(printable_content(profile["report"]))
-        str(report)  # its values are looked at only when it is shown
+        str(report), part_of(report)  # its values are looked at only when it is shown
         return report
