@@ -307,13 +307,25 @@ class Reading:
             # The loop's own thread loads only while the loop waits, so it cannot be busier.
             return self.load.busy < BUSY * self.waits
         # Threads may be without a core outside their ops, too.
-        return self.load.busy + self.run_delay < BUSY
+        return self.load.busy + self.run_delay < BUSY and not self.has_no_core_left
 
     @property
     def waits_for_source(self) -> bool:
         """Whether every stage of a pipeline waits for its source."""
         is_idle = not self.is_loader and self.load.busy < BUSY
-        return is_idle and self.stages[0].wait_in_ratio >= BUSY
+        return is_idle and self.stages[0].wait_in_ratio >= BUSY and not self.has_no_core_left
+
+    @property
+    def has_no_core_left(self) -> bool:
+        """Whether the ops of a pipeline have all the cores, so that whoever hands them items waits
+        for one: then they seem to wait for items."""
+        num_cores = self.probes.num_cores
+        if self.is_loader or num_cores is None or self.run_delay < RUN_DELAY:
+            return False
+        return sum(map(self._cores_of, self.stages)) >= _TAKEN_CORES * num_cores
+
+    def _cores_of(self, stage: StageStats) -> float:
+        return stage.concurrency * stage.busy_ratio * stage.cpu_ratio
 
     @property
     def waits_for_core(self) -> bool:
