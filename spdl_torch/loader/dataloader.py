@@ -337,19 +337,8 @@ class DataLoader(BaseLoader[T_co]):
             action = report.verdict.action.replace(" or persistent_workers=True", "")
             report = replace(report, verdict=replace(report.verdict, action=action))
         decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
-        further = (self._remark_on_start(report), self._remark_on_threads(report))
-        return with_remarks(report, *decided, *filter(None, further))
-
-    def _remark_on_threads(self, report: Report) -> str:
-        """Return the remark on threads that the GIL holds up."""
-        where = report.placement
-        if self.isolation != "auto" or where is None or where.num_processes or not self.num_workers:
-            return ""
-        from ..observe.verdict.causes import Cause  # the report has brought it
-
-        if report.verdict.cause is not Cause.GIL:
-            return ""
-        return 'Worker processes share no GIL: isolation="process" loads there.'
+        on_start = self._remark_on_start(report)
+        return with_remarks(report, *decided, *([on_start] if on_start else ()))
 
     def _remark_on_start(self, report: Report) -> str:
         """Return the remark on workers that the next epoch would start again, once it is known that

@@ -14,6 +14,8 @@ _logger = logging.getLogger("spdl_torch.data")
 
 LOOK_SECONDS = 10.0
 """The time of loading on threads before each look at what holds them up."""
+_SOON = 0.25
+"""The part of that after which it looks again where an epoch was too young to say anything."""
 
 
 class GilWatch:
@@ -31,13 +33,13 @@ class GilWatch:
         is_first, self._due_seconds = not self._due_seconds, now + LOOK_SECONDS
         if is_first:
             return
-        from ..observe.verdict.causes import Cause  # judges: no first batch waits for its import
+        # They judge: no first batch waits for their import.
+        from ..observe.verdict.causes import Cause
+        from ..observe.verdict.report import action_of
 
         verdict = stats.report().verdict
+        if verdict.cause is Cause.SHORT:
+            self._due_seconds = now + LOOK_SECONDS * _SOON
         if verdict.cause is Cause.GIL:
             self._due_seconds = inf
-            _logger.warning(
-                "DataLoader: %s Worker processes share no GIL: if the workers cannot be made to "
-                'release it, isolation="process" loads there.',
-                verdict.finding,
-            )
+            _logger.warning("DataLoader: %s %s", verdict.finding, action_of(verdict))

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from _readings import reading, stage
+from _seats import in_every_seat
 
 from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
@@ -16,6 +17,7 @@ from spdl_torch.loader import held_up
 from spdl_torch.loader.backends.activity import Activity
 from spdl_torch.loader.backends.fork_rest import begin_job, take_part, workers_at_rest
 from spdl_torch.loader.backends.jobs import Job
+from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.testing._both_ways import threads_interleaved
@@ -203,27 +205,31 @@ def test_workers_without_a_gil_do_not_wait_for_it():
     assert judge(HELD_UP, probes=replace(probes, own_gil=False)).cause is Cause.GIL
 
 
-class Watched:
-    """Statistics whose report is one of a window."""
+LOOKS = (  # when the loop gets a batch, and what the report says then
+    (1.0, HELD_UP, Probes(gil_seconds=6e-3)),
+    (10.9, HELD_UP, Probes(gil_seconds=6e-3)),
+    (11.0, HELD_UP, Probes(gil_seconds=1e-5, own_gil=True)),  # it is something else
+    (21.0, replace(HELD_UP, elapsed=1.0), Probes(gil_seconds=6e-3)),  # too young to say
+    (23.5, HELD_UP, Probes(gil_seconds=6e-3, num_cores=4)),
+    (99.0, HELD_UP, Probes(gil_seconds=6e-3)),
+)
 
-    def __init__(self, probes):
-        self.probes = probes
 
-    def report(self):
-        return make_report(HELD_UP, self.probes)
-
-
-def test_threads_that_the_gil_holds_up_are_warned_of_once(monkeypatch, caplog):
-    """With the option that helps; not before the first look, and not where it is something else."""
+@in_every_seat
+def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, caplog):
+    """After ten seconds of loading, over several epochs, with what helps and how much. The loop
+    that makes the batches itself, and processes, share no GIL with other workers."""
     caplog.set_level("WARNING", "spdl_torch.data")
-    monkeypatch.setattr(held_up, "LOOK_SECONDS", 0.0)
-    watch, others = held_up.GilWatch(), Watched(Probes(gil_seconds=1e-5, own_gil=True))
-    held = Watched(Probes(gil_seconds=6e-3))
-    watch.look(held)  # the first batch: nothing has been seen yet
-    watch.look(others)
-    assert caplog.messages == []
-    for _ in range(3):
-        watch.look(held)
-    (message,) = caplog.messages
-    assert message.startswith("DataLoader: Training waits for data 50 % of the time")
-    assert 'isolation="process" loads there' in message
+    now = iter(LOOKS)
+    look = next(now)
+    monkeypatch.setattr(held_up, "perf_counter", lambda: look[0])
+    monkeypatch.setattr(EpochStats, "report", lambda _: make_report(*look[1:], pooled=("fetch",)))
+    loader, messages = seat.loader([0] * 6, batch_size=2), []
+    for _ in range(2):
+        for _ in loader:
+            messages.append(len(caplog.messages))
+            look = next(now, look)
+    assert messages == ([0, 0, 0, 0, 1, 1] if seat.are_threads else [0] * 6)
+    for message in caplog.messages:
+        assert message.startswith("DataLoader: Training waits for data 50 % of the time")
+        assert 'in processes (isolation="process"). At most 2.0x as fast; then' in message

@@ -62,7 +62,7 @@ class Report:
         verdict = self.verdict
         return [
             ("VERDICT", verdict.finding),
-            ("ACTION", f"{verdict.action}{_gain(verdict)}"),
+            ("ACTION", action_of(verdict)),
             ("checks", self._checks()),
             *(("workers", line) for line in lines_of(self.placements)),
             *(("data", line) for line in _data_lines(self.stats)),
@@ -306,6 +306,11 @@ _OF_STAGE = (
     *("name", "concurrency", "num_dropped", "busy_ratio", "wait_in_ratio", "wait_out_ratio"),
     "thread_time",
 )
+
+
+def action_of(verdict: Verdict) -> str:
+    """Return what to do, and the gain that it gives at most."""
+    return f"{verdict.action}{_gain(verdict)}"
 
 
 def _gain(verdict: Verdict) -> str:
