@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 PAGES = {
-    "spdl_torch": ("dataloader", "dataset", "sampling", "io", "errors"),
-    "spdl_torch.accelerate": ("hugging_face",),
-    "spdl_torch.ray": ("hugging_face",),
-    "spdl_torch.transformers": ("hugging_face",),
+    "spdl_torch": ("dataloader", "pipeline", "packing_and_sampling", "io"),
+    "spdl_torch.accelerate": ("trainers",),
+    "spdl_torch.ray": ("trainers",),
+    "spdl_torch.transformers": ("trainers",),
     "spdl_torch.autotune": ("autotune",),
-    "spdl_torch.data": ("mixing", "packing", "caching", "pipeline"),
+    "spdl_torch.data": ("mixing", "packing_and_sampling", "sources", "pipeline"),
     "spdl_torch.data.sources": ("sources",),
-    "spdl_torch.io": ("io", "video", "audio", "arrays", "transfer", "sources"),
-    "spdl_torch.nn": ("transfer",),
-    "spdl_torch.lightning": ("lightning",),
-    "spdl_torch.observe": ("observe", "reports", "traces"),
-    "spdl_torch.pipeline": ("pipeline", "pipeline_statistics"),
+    "spdl_torch.io": ("io", "video", "dataloader", "sources"),
+    "spdl_torch.nn": ("dataloader",),
+    "spdl_torch.lightning": ("trainers",),
+    "spdl_torch.observe": ("statistics", "reports", "traces"),
+    "spdl_torch.pipeline": ("pipeline", "statistics"),
     "spdl_torch.data.subprocesses.pipelines": ("pipeline",),
     "spdl_torch.testing": ("testing",),
     "spdl_torch.spdl.dataloader": ("spdl",),
-    "spdl_torch.spdl.examples.sqlite_stats_logger": ("observe",),
+    "spdl_torch.spdl.examples.sqlite_stats_logger": ("statistics",),
     "spdl_torch.spdl.io": ("spdl", "io", "video"),
     "spdl_torch.spdl.io.utils": ("spdl",),
-    "spdl_torch.spdl.pipeline": ("pipeline", "pipeline_statistics"),
+    "spdl_torch.spdl.pipeline": ("pipeline", "statistics"),
     "spdl_torch.spdl.pipeline.defs": ("spdl",),
     "spdl_torch.spdl.source": ("spdl",),
     "spdl_torch.spdl.source.utils": ("spdl",),
@@ -91,8 +91,8 @@ def entries(reference: Path) -> tuple[Entry, ...]:
 def _page_of(name: str, module: str, pages: tuple[str, ...], reference: Path) -> str:
     """The page whose heading names it, or else the one that speaks of it most."""
     value = getattr(importlib.import_module(module), name)
-    if "errors" in pages and inspect.isclass(value) and issubclass(value, BaseException):
-        return "errors"
+    if "dataloader" in pages and inspect.isclass(value) and issubclass(value, BaseException):
+        return "dataloader"
     headings = {p: (reference / f"{p}.md").read_text("utf-8").splitlines()[0] for p in pages}
     mentions = {p: words_of(reference / f"{p}.md")[name] for p in pages}
     page = max(pages, key=lambda p: (name in re.findall(r"\w+", headings[p]), mentions[p]))
@@ -278,7 +278,7 @@ def _is_others(literal: nodes.literal, docname: str) -> bool:
 
     A ``Trainer`` is Lightning's, but for the page of Hugging Face's.
     """
-    if literal.astext().startswith("Trainer") and not docname.endswith("hugging_face"):
+    if literal.astext().startswith("Trainer") and not docname.endswith("trainers"):
         return True
     siblings = literal.parent.children
     before = "".join(sibling.astext() for sibling in siblings[: siblings.index(literal)])

@@ -1,6 +1,6 @@
 """SPDL's modules, so that a program moves here by one rule: ``spdl`` becomes ``spdl_torch.spdl``.
 
-Names, arguments and results are SPDL's; docs/howto/move_from_spdl.md lists what differs. Most names
+Names, arguments and results are SPDL's; docs/howto/migrate.md lists what differs. Most names
 stand for parts of this package that do the same. What nothing else here needs is defined below:
 ``dataloader``, ``source``, ``io.utils``, and ``load_image`` in SPDL's layout.
 """

@@ -4,7 +4,7 @@ Threads share the generators of ``random``, ``numpy.random`` and torch, and torc
 of ``get_worker_info()`` in one module global. User code reaches all of these through functions of
 modules, often imported by name long before a loader exists. On a thread that runs user code for a
 loader these functions have to use that thread's own; on all other threads they work as before,
-after a check of the calling thread (50 to 150 ns). ``docs/explanation/how_randomness_works.md`` has
+after a check of the calling thread (50 to 150 ns). ``docs/explanation/randomness.md`` has
 the table of the patches: what is changed, how, and what escapes it.
 
 They are installed when the first loader starts, and stay: removing them would race with threads
