@@ -224,18 +224,10 @@ class LoaderIterator(EpochIterator):
         """Return what the loop gets."""
         if self._over is not None:
             return Over(PipelineStopped(self._over)) if self._over else _END
-        try:
-            return self._advance()
-        except BaseException:  # a handler's, or a bug of ours
-            self._over = _CUT_SHORT
-            self._backend.request_stop()
-            raise
-
-    def _advance(self) -> Loaded | Failed | Told | Over:
-        self._ring.ask(self._outlet)
         result: Any = None
         handed: Any = None
         try:
+            self._ring.ask(self._outlet)
             while True:
                 handed = self._hold()
                 if handed is not None:
@@ -250,6 +242,10 @@ class LoaderIterator(EpochIterator):
                 self._note(result)
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Loaded, Failed
+        except BaseException:  # a handler's, or a bug of ours
+            self._over = _CUT_SHORT
+            self._backend.request_stop()
+            raise
         finally:
             # An error's traceback may lead here, and a reference to it would be a cycle.
             result = handed = None
@@ -269,7 +265,7 @@ class LoaderIterator(EpochIterator):
                     return instead
             return self._fill() if self._has_workers else None
         finally:
-            instead = None  # as in _advance: the traceback of a sampler's error leads here
+            instead = None  # as in _next_result: the traceback of a sampler's error leads here
 
     def _keep(self, result: Result | Over | None) -> Told | Over | None:
         """Hold a result, and count it; wait on if there is none. Return what comes in its place."""

@@ -38,6 +38,7 @@ class InlineWorker(Backend):
         recipe = spec.recipe
         self._spec = spec
         self._stage = stage
+        self._is_sent_as_made = stage is None and spec.finalize is None
         self._recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         self.stats: InlineStats = InlineStats(self._recorder, recipe.dataset, stage)
         # Without streams, user code draws from the process's generators.
@@ -89,15 +90,22 @@ class InlineWorker(Backend):
         """Make the batch."""
         job = self._job
         assert job is not None, "guaranteed by the iterator"
-        # An error's traceback leads here: no variable holds the result.
+        maker = self._maker
+        result: Any = None
         try:
             # Nothing is drawn for a batch in which no code of the user's takes part.
-            if (plain := self._maker.make_plain(job.index)) is not None:
-                return self._sent(Loaded(job.number, plain))
-            # Not Ctrl-C: resuming after that makes the batch again.
-            return self._sent(self._within_streams(result_of, self._maker, job, None, Exception))
+            if maker.rows is not None and (plain := maker.make_plain(job.index)) is not None:
+                result = Loaded(job.number, plain)
+            else:
+                # Not Ctrl-C: resuming after that makes the batch again.
+                result = self._within_streams(result_of, maker, job, None, Exception)
+            if self._is_sent_as_made and type(result) is Loaded and result.tries is None:
+                return result
+            return self._sent(result)
         except Exception as error:
             return Failed(job.number, error)
+        finally:
+            result = None  # an error's traceback leads here, and a reference to it would be a cycle
 
     def _sent(self, result: Result) -> Result:
         """Return a result as the loop gets it, its batch pinned or on its device."""

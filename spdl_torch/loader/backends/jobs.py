@@ -98,6 +98,8 @@ def result_of(
         batch, tries = maker.make(job.first, job.index, number)
         if finalize is not None:
             batch = finalize(batch)
+        if maker.items is None and tries is None:  # most batches
+            return Loaded(number, batch)
         return Loaded(number, batch, maker.progress(wanted=wanted), tries)
     except NoGoodSample as nothing:
         return NoBatch(number, nothing.args[0], maker.progress(wanted=wanted))

@@ -54,15 +54,6 @@ class Batch:
         """The position in the epoch of the batch's first sample."""
         self.bad: list[BadSample] = []
 
-    def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
-        """Begin the batch whose first sample is at position ``first`` of the epoch.
-
-        ``bad``: the list for samples that fail, if several threads make the batch.
-        """
-        self.first, self.bad = first, [] if bad is None else bad
-        if self.streams is not None and self.key is not None:
-            self.streams.begin(self.key, first)
-
     def begin_again_at(self, place: int) -> None:
         """Restart every stream, as if no sample had drawn; the sample at ``place`` is next."""
         if self.streams is not None and self.key is not None:

@@ -79,18 +79,20 @@ class BatchMaker:
             describe=describe_batch if self.items is None else self.items.describe_batch,
         )
         self._memory = collating.memory
-        self._rows: Rows | None = None  # reads batches that need nothing else
+        self.rows: Rows | None = None
+        """Reads batches that need nothing else, as ``make_plain``; None = there are none."""
         if isinstance(self._samples, Rows) and memory is None and recipe.tolerance is None:
-            self._rows = self._samples
-        self.collate = collating.collate
+            self.rows = self._samples
+        in_memory = collating.memory is not None
+        self.collate = collating.collate_into_memory if in_memory else collating.collate
         """Collates the samples of a batch: the bound method itself, to save a call per batch."""
 
     def make_plain(self, index: Any) -> Any:
         """Return the batch of ``index`` where no code of the user's takes part, so that nothing is
         drawn for it; else None."""
-        if self._rows is None or type(index) is not list:
+        if self.rows is None or type(index) is not list:
             return None
-        rows = self._rows.read(index)
+        rows = self.rows.read(index)
         return None if rows is None else rows.collated
 
     def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
@@ -119,10 +121,16 @@ class BatchMaker:
         return made, tries
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
-        """Begin a batch on this thread, as ``Batch.begin``."""
+        """Begin the batch whose first sample is at position ``first`` of the epoch, on this thread.
+
+        ``bad``: the list for samples that fail, if several threads make the batch.
+        """
         self._collating.has_begun = False
         self._num_good = 0
-        self._batch.begin(first, bad)
+        batch = self._batch
+        batch.first, batch.bad = first, [] if bad is None else bad
+        if batch.streams is not None and batch.key is not None:
+            batch.streams.begin(batch.key, first)
         if self._memory is not None:
             self._memory.begin()
 

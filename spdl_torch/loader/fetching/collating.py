@@ -176,19 +176,19 @@ class Collating:
         self.has_begun = False
         """Whether the worker's batch is being collated; its maker resets this."""
 
+    def collate_into_memory(self, samples: Any, index: Any, number: int) -> Any:
+        """Collate as ``collate``, and let go of the memory's batch."""
+        assert self.memory is not None, "guaranteed by the caller"
+        try:
+            return self.collate(samples, index, number)
+        finally:
+            self.memory.end()
+
     def collate(self, samples: Any, index: Any, number: int) -> Any:
         """Collate the samples into batch ``number``, for which the sampler gave ``index``.
 
         Raises: what ``collate_fn`` raises, with a note that names the batch.
         """
-        if self.memory is None:
-            return self._collated(samples, index, number)
-        try:
-            return self._collated(samples, index, number)
-        finally:
-            self.memory.end()
-
-    def _collated(self, samples: Any, index: Any, number: int) -> Any:
         self.has_begun = True
         if self._batch.streams is not None:
             self._batch.streams.at_collate()

@@ -78,10 +78,11 @@ def install() -> bool:
     leaves alone what it has done before.
     """
     global _is_led_by_key
-    install_functions()
-    with _lock:
-        if _is_led_by_key is None:
-            _is_led_by_key = dispatch.install(of_thread)
+    if _is_led_by_key is None:  # asked for every batch
+        install_functions()
+        with _lock:
+            if _is_led_by_key is None:
+                _is_led_by_key = dispatch.install(of_thread)
     return _is_led_by_key
 
 

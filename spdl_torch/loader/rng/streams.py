@@ -119,7 +119,8 @@ class SampleStreams:
         """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
         place is named, its samples share one stream."""
         self._batch.begin(key, first)
-        self._borrowing.begin(are_seen=can_see_draws())
+        if self._borrowing.has_drawn or self._borrowing.is_on:
+            self._borrowing.begin(are_seen=can_see_draws())
         self._go_to(0)
         if self._left:
             self._left.clear()

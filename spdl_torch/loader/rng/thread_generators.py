@@ -114,7 +114,8 @@ class Borrowing:
         self.looks = False
         """Whether draws are looked for in this batch."""
         self.has_drawn = True
-        """Whether a sample has drawn, as far as is known. Whoever sees a draw says so."""
+        """Whether a sample has drawn, as far as is known. Whoever sees a draw says so. Where none
+        has, and none is seeded, there is nothing to choose for a batch."""
         self.is_blind = False
         """Whether nobody sees draws yet, so that all that may draw begins with it seeded."""
         self._is_main = self._has_looked = self._is_keyless = False
@@ -122,14 +123,18 @@ class Borrowing:
     def enter(self, *, are_seen: bool) -> None:
         """Begin on the calling thread. ``are_seen``: whether draws can be seen without delay."""
         self._is_main = threading.get_ident() == _main_thread
-        self.is_blind = self._is_main and self._may_be_blind(are_seen)
+        if not self._is_main:  # as on all workers
+            self.is_blind = self.is_on = self.looks = self.has_drawn = False
+        elif are_seen:
+            self.is_blind = self._is_keyless
+        else:
+            self.is_blind = self._may_be_blind()
 
     def begin(self, *, are_seen: bool) -> None:
         """Choose for a batch that begins."""
-        if not self._is_main:  # as on all workers
-            self.is_on = self.looks = False
+        if not self._is_main:
             return
-        self.is_blind = self._may_be_blind(are_seen)
+        self.is_blind = self._is_keyless if are_seen else self._may_be_blind()
         self.note_unseen(_BATCH_UNSEEN)
         self.is_on = self.is_blind or (self.has_drawn and not _others_may_draw())
         self.looks = self.is_on and not self.is_blind and not self._has_looked
@@ -149,9 +154,7 @@ class Borrowing:
         self.looks = False
         return self._is_main
 
-    def _may_be_blind(self, are_seen: bool) -> bool:
-        if are_seen:
-            return self._is_keyless
+    def _may_be_blind(self) -> bool:
         return _num_unseen < _MOST_UNSEEN and not _others_may_draw()
 
 
