@@ -103,7 +103,6 @@ def run_command(line, photographs):
 SMALLER = {
     "docs/howto/find_the_bottleneck.md": ("*= 1000", "*= 2"),
     "docs/howto/record_a_trace.md": ("*= 1000", "*= 2"),
-    "README.md": ("*= 1000", "*= 2"),
 }
 """Amounts that a page has for the sake of its figures, and what the tests run in their place."""
 
