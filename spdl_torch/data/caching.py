@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from ..io._cache.folders import file_stamp, hash_of
 from ..io._cache.memory import check_cache, open_store
 from ..io._cache.samples import sample_from, sample_parts
-from ..io._image.reading import read_sources
+from ..io._image.images import read_sources
 from ..io._remote import is_url
 from ..loader.differences import path_of_difference
 from .sources import TarShards

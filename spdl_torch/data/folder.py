@@ -11,10 +11,10 @@ import torchvision.datasets
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io._cache.memory import open_store
-from spdl_torch.io._image.codec import image_codec, whole_codec
-from spdl_torch.io._image.decode import decode_pil, decode_tensor, pil_info
+from spdl_torch.io._image.decode import decode_pil, decode_tensor, image_codec, whole_codec
 from spdl_torch.io._image.images import image_loader, load_planned
 from spdl_torch.io._image.kernel import Seeds, is_compiled
+from spdl_torch.io._image.pillow import pil_info
 from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
         decode_config as decode_config,
         demux_config as demux_config,
     )
-    from ._image.codec import image_codec as image_codec
-    from ._image.decode import decode_image as decode_image
+    from ._image.decode import decode_image as decode_image, image_codec as image_codec
     from ._image.geometry import (
         Crop as Crop,
         random_resized_crop as random_resized_crop,

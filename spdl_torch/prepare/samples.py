@@ -201,7 +201,8 @@ def _encoded(path: str, content: bytes, settings: dict[str, Any]) -> tuple[str, 
         return kind, content
     from PIL.Image import Resampling
 
-    from ..io._image.decode import decode_image, to_pil
+    from ..io._image.decode import decode_image
+    from ..io._image.pillow import to_pil
 
     file = io.BytesIO(content)
     file.name = path  # for errors to show

@@ -13,26 +13,31 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from spdl_torch.io import Crop
-from spdl_torch.io._image import kernel, libjpeg_turbo, torchcodec_jpeg
+from spdl_torch.io._image import decode, kernel, libjpeg_turbo
 
 LIBRARY = libjpeg_turbo.find_library()
 CODECS = ["torchvision", *(["libjpeg-turbo"] if LIBRARY else [])]
 
 
 @contextlib.contextmanager
+def having(decoders):
+    """Only these libraries are there to decode JPEGs, beside Pillow."""
+    kernel.is_compiled()  # once, with all that it needs
+    with pytest.MonkeyPatch.context() as patched:
+        if "libjpeg-turbo" not in decoders:
+            patched.setattr(libjpeg_turbo, "find_library", lambda: None)
+        if "torchvision" not in decoders:
+            patched.setattr(torch.ops, "image", SimpleNamespace())
+            assert not kernel.has_codec()
+        if "torchcodec" not in decoders:
+            patched.setattr(decode, "torchcodec_jpeg", lambda: None)
+        yield
+
+
 def decoding_by(codec):
     """Only this library is there to decode JPEGs, beside Pillow; with libjpeg-turbo, torchvision is
     there too, unless it is alone."""
-    with pytest.MonkeyPatch.context() as patched:
-        if "libjpeg-turbo" not in codec:
-            patched.setattr(libjpeg_turbo, "find_library", lambda: None)
-        if codec not in ("torchvision", "libjpeg-turbo"):
-            patched.setattr(torch.ops, "image", SimpleNamespace())
-            assert not kernel.has_codec()
-        if codec in ("Pillow", "libjpeg-turbo alone"):
-            patched.setattr(torchcodec_jpeg, "jpeg_decoder", lambda: None)
-            patched.setattr("spdl_torch.io._image.decode.jpeg_decoder", lambda: None)
-        yield
+    return having({"libjpeg-turbo": ["libjpeg-turbo", "torchvision"]}.get(codec, codec))
 
 
 def by(codec, function):

@@ -57,9 +57,7 @@ def paths(tmp_path_factory):
 @pytest.fixture
 def eager(monkeypatch):
     """The kernel as it is where TorchScript is missing."""
-    monkeypatch.setattr(kernel, "_compile", lambda: None)
-    monkeypatch.setattr(kernel, "_compile_tried", False)
-    monkeypatch.setattr(kernel, "_unit", None)
+    monkeypatch.setattr(kernel, "_compiled", lambda: None)
 
 
 def pillow_resized(path, width, height):

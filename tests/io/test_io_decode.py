@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import decode_image, load_image_batch
-from spdl_torch.io._image import decode
+from spdl_torch.io._image import pillow as by_pillow
 from spdl_torch.io._image.header import read_header
 
 
@@ -36,13 +36,13 @@ def test_decode_image_equals_pillow(kind):
 def test_decode_image_in_strips_is_the_same(monkeypatch, kind):
     """Large pictures that Pillow decodes are converted in strips; the last one is shorter."""
     whole = decode_image(KINDS[kind])
-    monkeypatch.setattr(decode, "_STRIP_PIXELS", 4 * whole.shape[2])
+    monkeypatch.setattr(by_pillow, "_STRIP_PIXELS", 4 * whole.shape[2])
     assert torch.equal(decode_image(KINDS[kind]), whole)
 
 
 def test_decode_image_in_strips_keeps_high_byte_of_16_bit_gray(monkeypatch):
     """In each strip."""
-    monkeypatch.setattr(decode, "_STRIP_PIXELS", 60)
+    monkeypatch.setattr(by_pillow, "_STRIP_PIXELS", 60)
     test_decode_image_keeps_high_byte_of_16_bit_gray()
 
 

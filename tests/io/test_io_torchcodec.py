@@ -1,5 +1,5 @@
-"""Where torchvision has no decoders: the pixels, errors and random numbers of torchcodec's, of
-libjpeg-turbo's and of Pillow's are those of torchvision's."""
+"""Whatever decodes JPEGs, the pixels, errors and random numbers are the same: those of torchvision;
+of torchcodec, libjpeg-turbo and Pillow where that has no decoders; and of all mixtures."""
 
 import io
 import sys
@@ -7,17 +7,26 @@ from functools import partial
 
 import pytest
 import torch
-from _jpegs import KINDS, LIBRARY, OTHER_KINDS, by, decoding_by, jpeg
-from _pictures import KINDS as FILES
+from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, jpeg
+from _pictures import KINDS as FILES, png16
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import image_codec, load_image, load_image_batch, random_resized_crop
-from spdl_torch.io._image import libjpeg_turbo, torchcodec_jpeg
+from spdl_torch.io import (
+    Crop,
+    decode_image,
+    image_codec,
+    load_image,
+    load_image_batch,
+    random_resized_crop,
+)
+from spdl_torch.io._image import decode, libjpeg_turbo
 
-EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS}
+EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS, "png 16-bit gray": png16(0, 1)[0]}
+DECODERS = ["torchvision", "libjpeg-turbo", "torchcodec"]
 
 
 @pytest.fixture(params=["torchcodec", "libjpeg-turbo alone", "Pillow"])
@@ -39,9 +48,12 @@ def turned(orientation):
     return buffer.getvalue()
 
 
+TURNED = [turned(each) for each in range(1, 9)]
+
+
 def test_pixels_are_torchvisions(codec):
     """Every kind of JPEG, and other formats, which are decoded as ever, in one batch."""
-    contents = [*EVERY_KIND.values(), *map(turned, range(1, 9))]
+    contents = [*EVERY_KIND.values(), *TURNED]
 
     def load(codec):
         torch.manual_seed(0)
@@ -54,13 +66,47 @@ def test_pixels_are_torchvisions(codec):
         assert torch.equal(by(codec, load_image)(content), expected)
 
 
+def hit(content, data):
+    """The file as it is, cut short, or with some bytes in it changed."""
+    place = data.draw(st.integers(0, len(content) - 1), label="place")
+    new = data.draw(st.none() | st.binary(max_size=20), label="new")
+    if new is None:
+        return content[: place + 1] if data.draw(st.booleans(), label="cut") else content
+    return content[:place] + new + content[place + len(new) :]
+
+
+@given(data=st.data(), decoders=st.sets(st.sampled_from(DECODERS)), scaled=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_nothing_depends_on_what_is_installed(data, decoders, scaled):
+    """Every kind of file, sound, turned or damaged, as a whole, in part and at a reduced size: the
+    same pixels, or refused, for all sets of decoders."""
+    content = hit(data.draw(st.sampled_from([*EVERY_KIND.values(), *TURNED])), data)
+
+    def load(decoders):
+        with having(decoders):
+            try:
+                return [
+                    decode_image(content),
+                    decode_image(content, apply_exif_orientation=True),
+                    load_image(content, 20, 10, crop=kept, scaled=scaled),
+                ]
+            except DecodeError:
+                return []
+
+    drawn = {}
+    kept = lambda *size: drawn.setdefault(size, Crop(*data.draw(boxes(*size))))  # noqa: E731
+    expected, found = load(["torchvision"]), load(decoders)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_torchcodec_decodes_where_torchvision_cannot(monkeypatch):
     """It is torchcodec that decodes, not Pillow."""
     pytest.importorskip("torchcodec", reason="torchcodec is not installed")
-    decode, seen = torchcodec_jpeg.jpeg_decoder(), []
-    spy = lambda data: seen.append(len(data)) or decode(data)  # noqa: E731
+    torchcodec, seen = decode.torchcodec_jpeg(), []
+    spy = lambda data: seen.append(len(data)) or torchcodec(data)  # noqa: E731
     expected = load_image(KINDS["4:2:0"], 50, 40)
-    monkeypatch.setattr("spdl_torch.io._image.decode.jpeg_decoder", lambda: spy)
+    monkeypatch.setattr(decode, "torchcodec_jpeg", lambda: spy)
     assert torch.equal(by("torchcodec", load_image)(KINDS["4:2:0"], 50, 40), expected)
     assert seen == [len(KINDS["4:2:0"])]
 

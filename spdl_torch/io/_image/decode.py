@@ -1,8 +1,14 @@
-"""One image from encoded bytes to RGB.
+"""Which library decodes a picture. One chain decides, by what is installed and what is wanted:
 
-torchvision's codecs decode JPEG and still WebP, or torchcodec's JPEG where it has none; every other
-format, and whatever they refuse, goes to Pillow, so that every file that Pillow reads is read. Only
-if both refuse is it a ``DecodeError``.
+    of a common JPEG, a part or a reduced size      libjpeg-turbo 3, where it is installed
+    of any other JPEG, a reduced size               Pillow
+    a whole JPEG or still WebP                      torchvision
+    a whole JPEG, where torchvision has no decoders torchcodec
+    everything else                                 Pillow
+
+What one refuses is left to the next, so every file that Pillow reads is read, and only if all
+refuse is it a ``DecodeError``. The pixels do not depend on who decodes; all but Pillow do so
+without the GIL.
 
 PNG is Pillow's too, though torchvision has a codec: that one jumps into freed stack when libpng
 reports an error, so one flipped bit in a file kills the process (torchvision 0.29).
@@ -10,32 +16,58 @@ reports an error, so one flipped bit in a file kills the process (torchvision 0.
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
+import functools
+import importlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from spdl_torch.errors import DecodeError
 
-from .._remote import is_url
 from .._source import Source, read_source, source_name
-from . import kernel
-from .header import ImageHeader, is_jpeg_without_picture, missing_data, read_header
-from .torchcodec_jpeg import jpeg_decoder
+from . import kernel, libjpeg_turbo
+from .header import exif_markers, is_scan, plain_jpeg_scan, read_header
+from .pillow import check_size, decode_with_pillow, is_pillows_own, pil_info, reason, to_pil
+from .scaled import denominator_for, load_scaled, load_scaled_box
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from PIL.Image import Image
     from torch import Tensor
 
+    from .header import ImageHeader
+    from .kernel import PicturePlan
+
 _K = TypeVar("_K")
 _T = TypeVar("_T")
+
+# Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.
+_LEAST_SHARE_SAVED = 1 / 8
+_LEAST_PIXELS = 96 * 96
+
+# Parts that are decoded before the kernel resizes them: 10 MB of photographs, however large the
+# batch is.
+_PARTS_AT_ONCE = 32
+
+
+def image_codec() -> str:
+    """Return the library that decodes the JPEGs of random crops: ``"libjpeg-turbo (FILE)"``, which
+    decodes only the part in the crop; else as :func:`whole_codec`.
+    """
+    library = libjpeg_turbo.find_library()
+    return whole_codec() if library is None else f"libjpeg-turbo ({library.path})"
+
+
+def whole_codec() -> str:
+    """Return the library that decodes whole JPEGs: ``"torchvision"``, ``"torchcodec (VERSION)"`` or
+    ``"Pillow"``.
+    """
+    if kernel.has_codec():
+        return "torchvision"
+    if torchcodec_jpeg() is None:
+        return "Pillow"
+    return f"torchcodec ({importlib.import_module('torchcodec').__version__})"
 
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
@@ -65,71 +97,23 @@ def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor
 
 
 def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = False) -> Tensor:
-    """Decode encoded bytes (uint8, one dimension); ``name`` is for the error.
+    """Decode a whole picture from encoded bytes (uint8, one dimension); ``name`` is for the error.
 
     Returns and raises as :func:`decode_image`.
     """
-    if data.numel() == 0:
-        raise DecodeError(f"{name}: the file is empty (0 bytes).")
-    header = read_header(_view(data))
-    if header is not None:
-        _check_size(header, data.numel(), name)
-    codec = _codec_of(header, apply_exif_orientation)
-    if header is None or codec is None:
-        return _decode_with_pillow(data, name, apply_exif_orientation)
-    _warn_of_size(header, name)
+    codec = _checked_codec(data, name, apply_exif_orientation)
+    refusal = None
+    if codec is not None:
+        try:
+            return codec(data)
+        except RuntimeError as error:
+            refusal = error
     try:
-        return codec(data)
-    except RuntimeError as error:
-        return _decode_after(error, data, name, apply_exif_orientation)
-
-
-def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
-    """Height and width of a picture that is decoded with its batch, else None.
-
-    Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
-    """
-    header = read_header(_view(data))
-    is_jpeg = header is not None and header.format == "jpeg" and _is_pillows_own("jpeg")
-    if header is None or not (is_jpeg or _codec_of(header)):
-        return None
-    _check_size(header, data.numel(), name)
-    _warn_of_size(header, name)
-    return header.height, header.width
-
-
-def _codec_of(header: ImageHeader | None, turns: bool = False) -> Callable[[Tensor], Tensor] | None:
-    """Return the function that decodes such a picture without the GIL; None: Pillow decodes it.
-
-    turns: as its EXIF tag says.
-    """
-    if header is None or header.format == "png" or not _is_pillows_own(header.format):
-        return None
-    if kernel.has_codec():
-        if turns and header.format == "webp":
-            return None
-        return lambda data: torch.ops.image.decode_image(data, 3, turns)
-    return jpeg_decoder() if header.format == "jpeg" and not turns else None
-
-
-def _is_pillows_own(format_name: str) -> bool:
-    """Return whether Pillow would open a format by itself, not by what a program registered."""
-    from PIL import Image
-
-    opener, _ = Image.OPEN.get(format_name.upper(), (None, None))
-    return opener is None or getattr(opener, "__module__", "").startswith("PIL.")
-
-
-def to_pil(image: Tensor, info: dict[Any, Any] | None = None) -> Image:
-    """Return the Pillow image of a picture: uint8, (3, H, W).
-
-    info: what the file says of it, as of :func:`pil_info`.
-    """
-    from PIL import Image
-
-    result = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    result.info.update(info or {})
-    return result
+        return decode_with_pillow(data, name, exif=apply_exif_orientation)
+    except DecodeError:
+        if refusal is None:
+            raise
+        raise DecodeError(f"{name}: {reason(refusal)}") from refusal
 
 
 def decode_pil(data: Tensor, name: str) -> Image:
@@ -137,218 +121,91 @@ def decode_pil(data: Tensor, name: str) -> Image:
 
     Raises: as :func:`decode_image`.
     """
-    header = read_header(_view(data)) if data.numel() else None
-    if _codec_of(header) is not None:
+    if data.numel() and _whole_codec_of(read_header(data.numpy().data)) is not None:
         return to_pil(decode_tensor(data, name), pil_info(data))
-    if header is not None:
-        _check_size(header, data.numel(), name)
+    _checked_codec(data, name)
     info: dict[Any, Any] = {}
-    if data.numel() == 0:
-        return to_pil(decode_tensor(data, name))
-    return to_pil(_decode_with_pillow(data, name, exif=False, info=info), info)
+    return to_pil(decode_with_pillow(data, name, info=info), info)
 
 
-def pil_info(source: Tensor | str | os.PathLike[str]) -> dict[Any, Any]:
-    """Return the ``info`` of ``Image.open(file).convert("RGB")`` for a picture that was decoded.
+def decode_at_least(data: Tensor, name: str, least: tuple[int, int]) -> Tensor:
+    """Decode a picture; a JPEG at the smallest size that has at least this height and width.
 
-    Only the header is read, unless it has a transparent colour, which conversion changes. So of a
-    PNG what comes after its pixels is missing.
-
-    source: the encoded bytes, or a file.
+    Returns: uint8, (3, H, W), CPU.
+    Raises: as :func:`decode_image`.
     """
-    from PIL import Image
-
-    if not isinstance(source, torch.Tensor) and is_url(source):
-        source = read_source(source)
-    file = io.BytesIO(_view(source)) if isinstance(source, torch.Tensor) else source
-    try:
-        with Image.open(file, formats=_formats()) as image:
-            if image.mode == "RGB" or "transparency" not in image.info:
-                info = dict(image.info)
-                if image.format == "WEBP":  # of the first picture, which is the only one
-                    info = {**info, "timestamp": 0, "duration": 0}
-                return info
-            return _converted_info(image)
-    except Exception:  # of any class; the decoder has made a picture of it
-        return {}
+    size = header_size(data, name) if data.numel() and _is_jpeg(data) else None
+    denominator = 1 if size is None else denominator_for(size, least)
+    if size is None or denominator == 1:
+        return decode_tensor(data, name)
+    library = libjpeg_turbo.find_library()
+    is_able = library is not None and bool(_sound_jpegs({0: data}))
+    found = load_scaled(data, size, denominator, library if is_able else None)
+    return decode_tensor(data, name) if found is None else found
 
 
-def _converted_info(image: Image) -> dict[Any, Any]:
-    return dict(image.crop((0, 0, 1, 1)).convert("RGB").info)
+def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
+    """Return height and width of a picture that is decoded after its box is known, else None.
 
-
-# Pillow's own limit; read from Pillow, so that a script that raised it there is obeyed here too.
-def _most_pixels() -> int | None:
-    from PIL import Image
-
-    return None if Image.MAX_IMAGE_PIXELS is None else 2 * Image.MAX_IMAGE_PIXELS
-
-
-def _may_be_cut() -> bool:
-    from PIL import ImageFile
-
-    return bool(ImageFile.LOAD_TRUNCATED_IMAGES)
-
-
-def _check_size(header: ImageHeader, num_bytes: int, name: str) -> None:
-    size = f"{header.width}x{header.height}"
-    if missing_data(header, num_bytes) and not _may_be_cut():
-        raise DecodeError(
-            f"{name}: truncated or damaged: the header promises {size} pixels, "
-            f"too many for {num_bytes} bytes."
-        )
-    most = _most_pixels()
-    if most is not None and header.height * header.width > most:
-        raise DecodeError(
-            f"{name}: {size} pixels are more than the limit of {most}. If the file is to be "
-            f"trusted, raise PIL.Image.MAX_IMAGE_PIXELS (the limit is twice that)."
-        )
-
-
-def _warn_of_size(header: ImageHeader, name: str) -> None:
-    """Warn as Pillow does of a picture that Pillow does not open."""
-    from PIL import Image
-
-    most, num_pixels = Image.MAX_IMAGE_PIXELS, header.height * header.width
-    if most is not None and num_pixels > most:
-        warnings.warn(
-            f"{name}: {num_pixels} pixels are more than PIL.Image.MAX_IMAGE_PIXELS, {most}: it may "
-            "be made to take all memory. If the file is to be trusted, raise that.",
-            Image.DecompressionBombWarning,
-            stacklevel=3,
-        )
-
-
-def _decode_after(error: RuntimeError, data: Tensor, name: str, exif: bool) -> Tensor:
-    """Let Pillow try what torchvision refused; if it refuses too, give torchvision's reason."""
-    try:
-        return _decode_with_pillow(data, name, exif)
-    except DecodeError:
-        raise DecodeError(f"{name}: {_reason(error)}") from error
-
-
-def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Tensor | None:
-    """Decode a JPEG at a half, a quarter or an eighth of its size, by Pillow's ``draft``.
-
-    Args:
-        data: encoded bytes, uint8 of one dimension.
-        size: the picture's height and width in pixels, as its header says.
-        denominator: 2, 4 or 8.
-
-    Returns: uint8, (3, H, W), H and W rounded up. None: Pillow cannot decode it at that size.
+    Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
     """
-    # Not Image.open, which warns of large pictures: their size has been checked.
-    from PIL.JpegImagePlugin import JpegImageFile
-
-    height, width = size
-    try:
-        with JpegImageFile(io.BytesIO(_view(data))) as image:
-            if image.size != (width, height):
-                return None
-            image.draft(None, (max(1, width // denominator), max(1, height // denominator)))
-            if image.size != (-(-width // denominator), -(-height // denominator)):
-                return None
-            pixels = _rgb_of(image)
-    except Exception:  # of any class; decoding the whole picture reports what is wrong
+    header = read_header(data.numpy().data)
+    is_jpeg = header is not None and header.format == "jpeg" and is_pillows_own("jpeg")
+    if header is None or not (is_jpeg or _whole_codec_of(header)):
         return None
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    check_size(header, data.numel(), name, warn=True)
+    return header.height, header.width
 
 
-_STARTS_PROGRAMS = frozenset({"EPS"})
-"""Formats that Pillow leaves to another program (Ghostscript), which no data set should start."""
+def num_ahead(num_pictures: int, *, scaled: bool) -> int:
+    """Return how many of a batch's pictures go through :func:`decode_ahead` at once."""
+    if not kernel.has_codec():  # whole pictures of a batch may be more than there is memory
+        return 1
+    return num_pictures if libjpeg_turbo.find_library() is None and not scaled else _PARTS_AT_ONCE
 
 
-def _formats(data: Tensor | None = None) -> list[str]:
-    """Return all formats that Pillow knows, those of plugins that the program registered too.
+def decode_ahead(
+    data: Sequence[Tensor],
+    plans: Sequence[PicturePlan],
+    names: Sequence[str],
+    *,
+    scaled: bool,
+    whole: bool,
+) -> tuple[list[Tensor], list[PicturePlan]]:
+    """Decode what the batch kernel does not, and plan for what that gives: the part in the plan's
+    box of common JPEGs and, if ``scaled``, reduced sizes; if ``whole``, all the rest as well.
 
-    data: without JPEG where it is one without a picture: Pillow's parser would walk through all of
-        it, byte by byte and with the GIL.
+    What is not worth it, or is in any way unusual, stays as it is for the batch kernel: what cannot
+    be decoded as a whole is not decoded in part either.
+
+    data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
+    Raises: DecodeError: if ``whole``: a picture cannot be, or has another size than its plan.
     """
-    from PIL import Image
-
-    Image.init()
-    left_out = {*_STARTS_PROGRAMS}
-    if data is not None and is_jpeg_without_picture(_view(data)) and _is_pillows_own("jpeg"):
-        left_out.add("JPEG")
-    return [known for known in Image.ID if known not in left_out]
-
-
-def _decode_with_pillow(
-    data: Tensor, name: str, exif: bool, info: dict[Any, Any] | None = None
-) -> Tensor:
-    """Decode by Pillow.
-
-    info: filled with that of the picture in RGB.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    formats = _formats(data)
-    try:
-        with Image.open(io.BytesIO(_view(data)), formats=formats) as image:
-            if exif:
-                ImageOps.exif_transpose(image, in_place=True)
-            pixels = _rgb_of(image)
-            if info is not None:
-                info.update(_converted_info(image))
-    except Image.DecompressionBombWarning as warning:
-        # An error because the program wants it to be one.
-        raise Image.DecompressionBombWarning(f"{name}: {warning}") from warning
-    # Pillow's parsers raise almost anything for damaged bytes: OSError, SyntaxError, struct.error,
-    # KeyError, MemoryError, DecompressionBombError ...
-    except Exception as error:
-        if isinstance(error, UnidentifiedImageError):
-            start = bytes(_view(data[:8]))
-            if start[:4] in (b"%!PS", b"\xc5\xd0\xd3\xc6"):
-                raise DecodeError(
-                    f"{name}: an EPS, which Pillow leaves to Ghostscript; no other program is "
-                    "started for an image. Convert it to another format."
-                ) from error
-            if "JPEG" not in formats:
-                raise DecodeError(f"{name}: a JPEG with a damaged or truncated header.") from error
-            raise DecodeError(f"{name}: not an image: it starts with {start!r}.") from error
-        raise DecodeError(f"{name}: {_reason(error)}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-# The size of a strip; most pictures of a data set are a single one, which needs no copy.
-_STRIP_PIXELS = 1 << 22
-
-
-def _rgb_of(image: Image) -> NDArray[np.uint8]:
-    """Return (H, W, 3), filled in strips: Pillow would hold a whole picture several times over, 10
-    bytes a pixel or 1.7 GB for a GIF of 169 megapixels, which may be a file of 389 bytes.
-    """
-    import numpy as np
-
-    image.load()  # an ICO may turn out to have another size than it said
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    num_rows = max(1, _STRIP_PIXELS // image.width)
-    for top in range(0, image.height, num_rows):
-        bottom = min(top + num_rows, image.height)
-        strip = image.crop((0, top, image.width, bottom)) if num_rows < image.height else image
-        pixels[top:bottom] = np.asarray(_to_8_bit(strip).convert("RGB"))
-    return pixels
-
-
-def _to_8_bit(image: Image) -> Image:
-    """Reduce 16-bit gray to its high byte: ``convert("RGB")`` would saturate it to white."""
-    if not image.mode.startswith("I;16"):
-        return image
-    import numpy as np
-    from PIL import Image
-
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-
-
-def _view(data: Tensor) -> memoryview:
-    return data.numpy().data
-
-
-def _reason(error: Exception) -> str:
-    """Return the codec's message without the place in its source; the type's name if there is
-    none."""
-    text = re.sub(r"^.*\.(?:cpp|h|cc):\d+, ", "", str(error).partition("\n")[0])
-    return text or type(error).__name__
+    contents, fitted, library = [*data], [*plans], libjpeg_turbo.find_library()
+    denominators = {}
+    for k, (content, plan) in enumerate(zip(data, plans, strict=True)):
+        denominator = denominator_for(plan.box[2:], plan.resized) if scaled else 1
+        is_part = denominator > 1 or (library is not None and _is_worth_it(plan))
+        if is_part and content.dim() == 1 and _is_jpeg(content):
+            denominators[k] = denominator
+    sound = set() if library is None else _sound_jpegs({k: data[k] for k in denominators})
+    for k, denominator in denominators.items():
+        able, plan, found = library if k in sound else None, plans[k], None
+        if denominator > 1:
+            found, size = load_scaled_box(data[k], plan, denominator, able), plan.resized
+        if found is None and able is not None and _is_worth_it(plan):
+            found, size = able.decode_region(data[k], plan.size, plan.box), plan.box[2:]
+        if found is not None:
+            contents[k], fitted[k] = found, plan._replace(size=size, box=(0, 0, *size))
+    for k, content in enumerate(contents if whole else ()):
+        if content.dim() == 1:
+            contents[k] = decode_tensor(content, names[k])
+        if contents[k].shape[1:] != fitted[k].size:
+            raise DecodeError(
+                f"{names[k]}: the header says height and width {fitted[k].size}, "
+                f"the codec gave {tuple(contents[k].shape[1:])}."
+            )
+    return contents, fitted
 
 
 def decode_all(
@@ -379,3 +236,85 @@ def decode_all(
             f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
         ) from errors[0]
     return decoded
+
+
+def _checked_codec(
+    data: Tensor, name: str, turns: bool = False
+) -> Callable[[Tensor], Tensor] | None:
+    """Return :func:`_whole_codec_of` the picture, whose size was checked."""
+    if data.numel() == 0:
+        raise DecodeError(f"{name}: the file is empty (0 bytes).")
+    header = read_header(data.numpy().data)
+    codec = _whole_codec_of(header, turns)
+    if header is not None:
+        check_size(header, data.numel(), name, warn=codec is not None)  # Pillow warns by itself
+    return codec
+
+
+def _whole_codec_of(
+    header: ImageHeader | None, turns: bool = False
+) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that decodes such a picture without the GIL; None: Pillow decodes it.
+
+    turns: as its EXIF tag says.
+    """
+    if header is None or header.format == "png" or not is_pillows_own(header.format):
+        return None
+    if kernel.has_codec():
+        if turns and header.format == "webp":
+            return None
+        return lambda data: torch.ops.image.decode_image(data, 3, turns)
+    return torchcodec_jpeg() if header.format == "jpeg" and not turns else None
+
+
+@functools.lru_cache(maxsize=1)
+def torchcodec_jpeg() -> Callable[[Tensor], Tensor] | None:
+    """Return torchcodec's decoder of JPEGs: bytes to uint8 (3, H, W); None without one.
+
+    It raises RuntimeError for what is not a JPEG.
+    """
+    try:
+        decode_jpeg = importlib.import_module("torchcodec.decoders").decode_jpeg
+    # Versions before 0.16 decode no pictures, and need FFmpeg to be imported.
+    except (AttributeError, ImportError, OSError, RuntimeError):
+        return None
+
+    def decode(data: Tensor) -> Tensor:
+        if not _is_jpeg(data):  # it would skip what else is there
+            raise RuntimeError("Unsupported image file.")
+        # It turns pictures as their EXIF says, and cannot be asked not to: that is marked as a
+        # segment of another kind, which no decoder looks at.
+        if places := exif_markers(data.numpy().data):
+            data = data.clone()
+            data[places] = 0xEF
+        image: Tensor = decode_jpeg(data, mode="RGB")
+        return image
+
+    return decode
+
+
+def _is_jpeg(data: Tensor) -> bool:
+    return bytes(data[:3].numpy().data) == b"\xff\xd8\xff"
+
+
+def _sound_jpegs(data: dict[int, Tensor]) -> set[int]:
+    """Return which of the JPEGs, by number, are of the common kind that no codec refuses.
+
+    In these, a decoder that skips a part cannot overlook an error there.
+    """
+    found = ((k, plain_jpeg_scan(content.numpy().data)) for k, content in data.items())
+    scans = {k: start for k, start in found if start is not None}
+    has_markers = kernel.has_markers([data[k] for k in scans], [*scans.values()])
+    return {
+        k
+        for (k, start), has_marker in zip(scans.items(), has_markers, strict=True)
+        if not has_marker or is_scan(data[k].numpy().data[start:-2])
+    }
+
+
+def _is_worth_it(plan: PicturePlan) -> bool:
+    num_pixels = plan.size[0] * plan.size[1]
+    num_wanted = plan.box[2] * plan.box[3]
+    if not kernel.has_codec():
+        return num_wanted > 0
+    return num_pixels >= _LEAST_PIXELS and 0 < num_wanted <= (1 - _LEAST_SHARE_SAVED) * num_pixels

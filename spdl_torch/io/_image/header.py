@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ImageFormat = Literal["jpeg", "png", "webp"]
 
 
 class ImageHeader(NamedTuple):
     """The properties of a picture in its first bytes."""
 
-    format: ImageFormat
+    format: str
+    """``"jpeg"``, ``"png"`` or ``"webp"``."""
     height: int
     """The size in pixels, before any EXIF orientation."""
     width: int

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
+from .._remote import is_url
 from .._sizes import check_size, fitted_size
 from .._source import read_source, source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
-from . import kernel, libjpeg_turbo
-from .codec import decode_regions
-from .decode import decode_all, decode_image, decode_tensor, header_size
+from . import kernel
+from .decode import (
+    decode_ahead,
+    decode_all,
+    decode_at_least,
+    decode_image,
+    decode_tensor,
+    header_size,
+    num_ahead,
+)
 from .geometry import Crop, check_crop_function, checked_crop
-from .reading import read_sources
-from .scaled import decode_at_least, load_scaled
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
@@ -33,10 +39,6 @@ if TYPE_CHECKING:
 
     Sizes = dict[int, tuple[int, int]]
     """The height and width of pictures by their places in the batch."""
-
-# Regions that are decoded before the kernel resizes them: 10 MB of photographs, however large the
-# batch is.
-_REGIONS_AT_ONCE = 32
 
 
 def image_loader(
@@ -58,8 +60,7 @@ def image_loader(
     if at_least is None:
         return decode_image(path)
     _check_least(at_least)
-    library = libjpeg_turbo.find_library()
-    return decode_at_least(read_source(path), source_name(path), at_least, library)
+    return decode_at_least(read_source(path), source_name(path), at_least)
 
 
 def load_image(
@@ -179,14 +180,34 @@ def load_planned(
     if height is None or width is None:
         height, width = _one_size(plans, names)
     size = height, width
+    pictures = {k: (data[k], plans[k], names[k]) for k in plans}
+
+    def decoded(k: int) -> tuple[Tensor, PicturePlan, str]:
+        content, plan, name = pictures[k]
+        (image,), (fitted,) = decode_ahead([content], [plan], [name], scaled=scaled, whole=True)
+        return image, fitted, name
+
     with torch._C.DisableTorchFunction():
-        if scaled:
-            data, plans = load_scaled(data, plans, libjpeg_turbo.find_library())
         try:
-            return _fill(data, plans, size, storage)
+            return _fill([*pictures.values()], size, storage, scaled=scaled)
         except (RuntimeError, DecodeError):  # one is bad: take them one by one to learn which
-            data = _decode_each(data, plans, names, strict)
-            return _fill(data, {k: plans[k] for k in data}, size, storage)
+            found = decode_all(pictures, decoded, num_given=len(names), strict=strict, bad=_BAD)
+            return _fill([*found.values()], size, storage, scaled=scaled)
+
+
+def read_sources(sources: Sequence[Source]) -> list[Tensor]:
+    """Read every source; all paths together in one call that does not hold the GIL.
+
+    Returns: one uint8 tensor of one dimension per source, CPU.
+    Raises: OSError: a path cannot be read; TypeError: not a source.
+    """
+    paths = [os.fspath(s) for s in sources if isinstance(s, str | os.PathLike) and not is_url(s)]
+    if len(paths) == len(sources) and paths:
+        try:
+            return kernel.read_files(paths)
+        except (RuntimeError, AttributeError):
+            pass  # a path is missing or empty (found below), or torchvision has no reader
+    return [read_source(source) for source in sources]
 
 
 def _load(
@@ -266,42 +287,19 @@ def _measure(data: list[Tensor], names: list[str], strict: bool) -> tuple[dict[i
     return contents, {k: size for k, (_, size) in found.items()}
 
 
-def _decode_each(
-    data: dict[int, Tensor], plans: dict[int, PicturePlan], names: list[str], strict: bool
-) -> dict[int, Tensor]:
-    def decoded(k: int) -> Tensor:
-        image = data[k] if data[k].dim() == 3 else decode_tensor(data[k], names[k])
-        if image.shape[1:] != plans[k].size:
-            raise DecodeError(
-                f"{names[k]}: the header says height and width {plans[k].size}, "
-                f"the codec gave {tuple(image.shape[1:])}."
-            )
-        return image
-
-    return decode_all(data, decoded, num_given=len(names), strict=strict, bad=_BAD)
-
-
 def _fill(
-    data: dict[int, Tensor],
-    plans: dict[int, PicturePlan],
+    pictures: list[tuple[Tensor, PicturePlan, str]],
     size: tuple[int, int],
     storage: Storage | None,
+    *,
+    scaled: bool,
 ) -> Tensor:
+    """Return a batch of pictures, each given by bytes or pixels, plan and name."""
     # Rows of RGB pixels, seen as planes: channels_last.
-    batch = room_for((len(data), *size, 3), storage).permute(0, 3, 1, 2)
-    contents, orders = list(data.values()), list(plans.values())
-    library, has_codec = libjpeg_turbo.find_library(), kernel.has_codec()
-    if library is None and has_codec:
-        kernel.fill_batch(contents, orders, batch)
-        return batch
-    # One after the other: whole pictures of a batch may be more than there is memory.
-    at_once = _REGIONS_AT_ONCE if has_codec else 1
-    for start in range(0, len(data), at_once):
-        part = slice(start, start + at_once)
-        images, fitted = contents[part], orders[part]
-        if library is not None:
-            images, fitted = decode_regions(library, images, fitted)
-        if not has_codec:
-            images = [each if each.dim() == 3 else decode_tensor(each, "") for each in images]
-        kernel.fill_batch(images, fitted, batch[part])
+    batch = room_for((len(pictures), *size, 3), storage).permute(0, 3, 1, 2)
+    num_at_once, whole = num_ahead(len(pictures), scaled=scaled), not kernel.has_codec()
+    for start in range(0, len(pictures), num_at_once):
+        data, plans, names = zip(*pictures[start : start + num_at_once], strict=True)
+        images, fitted = decode_ahead(data, plans, names, scaled=scaled, whole=whole)
+        kernel.fill_batch(images, fitted, batch[start : start + num_at_once])
     return batch

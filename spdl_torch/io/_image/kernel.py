@@ -11,12 +11,13 @@ that was most of what loading took.
 
 from __future__ import annotations
 
-import importlib.machinery
+import functools
 import importlib.util
 import inspect
 import math
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -254,33 +255,22 @@ _PYTHON: dict[str, Callable[..., Any]] = {
     "_draw_boxes": _draw_boxes,
 }
 
-_lock = threading.Lock()
-_compile_tried = False
-_unit: Any = None
+_lock = threading.RLock()
 
 
+@functools.lru_cache(maxsize=1)
 def _compiled() -> Any:
-    """Return the compiled functions, or None; compiled once, by the first thread to arrive."""
-    global _compile_tried, _unit
-    if not _compile_tried:
-        with _lock:
-            if not _compile_tried:
-                _unit = _compile()
-                _compile_tried = True
-    return _unit
-
-
-def _compile() -> Any:
-    """Compile this file's kernel functions; some 5 ms, None where torch cannot."""
-    load_operators()
-    try:
-        source = "\n".join(inspect.getsource(function) for function in _PYTHON.values())
-        # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
-        # warning could be silenced only for all threads at once. It also takes longer.
-        unit = torch.jit.CompilationUnit(source)
-        _run(unit, "_read_files", [])
-    except Exception:  # no TorchScript, no source text, an operator gone: the eager path serves
-        return None
+    """Return this file's kernel functions, compiled in some 5 ms; None where torch cannot."""
+    with _lock:
+        load_operators()
+        try:
+            source = "\n".join(inspect.getsource(function) for function in _PYTHON.values())
+            # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
+            # warning could be silenced only for all threads at once. It also takes longer.
+            unit = torch.jit.CompilationUnit(source)
+            _run(unit, "_read_files", [])
+        except Exception:  # no TorchScript, no source text, an operator gone: the eager path serves
+            return None
     return unit
 
 
@@ -299,33 +289,23 @@ def _run(unit: Any, name: str, *args: object) -> Any:
             raise RuntimeError(str(error)) from error
 
 
-_load_lock = threading.Lock()
-_are_loaded = False
-
-
+@functools.lru_cache(maxsize=1)
 def load_operators() -> None:
     """Register ``torch.ops.image``, by torchvision's shared library alone: 1 ms.
 
     Importing torchvision.io registers it too, but with models, datasets and a compiler: 0.8 s,
     which every forked worker would pay in its first batch.
     """
-    global _are_loaded
-    if not _are_loaded:
-        # One thread at a time: torch changes the process's flags for loading libraries, and two
-        # that do so at once would leave the changed ones behind.
-        with _load_lock:
-            _load_operators()
-            _are_loaded = True
-
-
-def _load_operators() -> None:
-    for path in _operator_libraries():
-        try:
-            torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # untyped in torch
-        except OSError:
-            continue  # built for another torch; the import below warns if torchvision is set to
-        return
-    import torchvision.io  # noqa: F401
+    # One thread at a time: torch changes the process's flags for loading libraries, and two that
+    # do so at once would leave the changed ones behind.
+    with _lock:
+        for path in _operator_libraries():
+            try:
+                torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # untyped in torch
+            except OSError:
+                continue  # built for another torch; the import warns if torchvision is set to
+            return
+        import torchvision.io  # noqa: F401
 
 
 def _operator_libraries() -> list[str]:
@@ -333,8 +313,6 @@ def _operator_libraries() -> list[str]:
     package = importlib.util.find_spec("torchvision")
     if sys.platform == "win32" or package is None or not package.submodule_search_locations:
         return []
-    loader = importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES
-    finder = importlib.machinery.FileFinder(package.submodule_search_locations[0], loader)
+    folder = Path(package.submodule_search_locations[0])
     # The second is what the first was called until torchvision 0.28.
-    found = [finder.find_spec(name) for name in ("image_stable", "image")]
-    return [spec.origin for spec in found if spec is not None and spec.origin is not None]
+    return [str(path) for name in ("image_stable", "image") for path in folder.glob(f"{name}.*so")]

@@ -1,14 +1,16 @@
 """libjpeg-turbo 3 by its TurboJPEG API: it decodes a region without the rest of the picture.
 
 The library is one that is there anyway (conda's, the system's) or that of the package turbojpeg.
-Whatever it complains about, even by a warning, is left to torchvision.
+Whatever it complains about, even by a warning, is left to others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-
-from .decode import decode_tensor
+from PIL import Image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ _RGB = 0  # of enum TJPF
 _SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6  # of enum TJPARAM
 
 # Width in pixels of the blocks that are coded together, by TJSAMP: 4:4:4, 4:2:2, 4:2:0 and gray.
-# A region begins at a multiple of it. Other samplings are left to torchvision.
+# A region begins at a multiple of it. Other samplings are left to others.
 _BLOCK_WIDTH = {0: 8, 1: 16, 2: 16, 3: 8}
 
 # The smooth upsampling of colours looks one sample, which is two pixels, beyond a pixel; that of a
@@ -74,8 +75,8 @@ class LibJpegTurbo:
 
     def decode_region(
         self, data: Tensor, size: tuple[int, int], box: Box, denominator: int = 1
-    ) -> tuple[Tensor, Box] | None:
-        """Decode the part of a picture that holds ``box``, without the GIL.
+    ) -> Tensor | None:
+        """Decode the part of a picture in ``box``, without the GIL.
 
         Args:
             data: encoded bytes, uint8 of one dimension, CPU.
@@ -85,8 +86,7 @@ class LibJpegTurbo:
             denominator: 2, 4 or 8 decodes the picture at a half, a quarter or an eighth of its
                 size, rounded up.
 
-        Returns: uint8 (3, height, width), channels_last, a little larger than the box, and where
-            the box lies in it: there, the pixels are those of the whole picture at that
+        Returns: uint8 (3, height, width), a view, with the pixels of the whole picture at that
             scale. None: this library is not the one to decode it.
         """
         # A new decoder for each picture, 0.6 µs: a used one keeps the last picture's tables, with
@@ -101,7 +101,7 @@ class LibJpegTurbo:
 
     def _decode_with(
         self, handle: int, data: Tensor, size: tuple[int, int], box: Box, denominator: int
-    ) -> tuple[Tensor, Box] | None:
+    ) -> Tensor | None:
         address, num_bytes = data.data_ptr(), data.numel()
         if self._read_header(handle, address, num_bytes) != 0:
             return None
@@ -118,10 +118,11 @@ class LibJpegTurbo:
         if self._set_region(handle, _Region(left, top, width, height)) != 0:
             return None
         # numpy's, as torch's own would release the GIL.
-        pixels = torch.from_numpy(np.empty((height, width, 3), np.uint8))
-        if self._decode(handle, address, num_bytes, pixels.data_ptr(), 3 * width, _RGB) != 0:
+        pixels = np.empty((height, width, 3), np.uint8)
+        if self._decode(handle, address, num_bytes, pixels.ctypes.data, 3 * width, _RGB) != 0:
             return None
-        return pixels.permute(2, 0, 1), (box[0] - top, box[1] - left, box[2], box[3])
+        y, x = box[0] - top, box[1] - left
+        return torch.from_numpy(pixels[y : y + box[2], x : x + box[3]]).permute(2, 0, 1)
 
 
 def reduced_size(size: tuple[int, int], denominator: int) -> tuple[int, int]:
@@ -146,8 +147,7 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def find_library() -> LibJpegTurbo | None:
-    """Return the first library of version 3 that decodes as others do; None if there is
-    none.
+    """Return the first library of version 3 that decodes as others do; None if there is none.
 
     Looked for once: in the environment (conda), where the system keeps its libraries, and in the
     wheel of turbojpeg. The first two are kept up to date by others. That package is not, since May
@@ -156,55 +156,37 @@ def find_library() -> LibJpegTurbo | None:
     for path in _candidates():
         try:
             library = LibJpegTurbo(path)
-        except (OSError, AttributeError):
+            if _agrees_with_pillow(library):
+                return library
+        except (OSError, AttributeError):  # not there, or too old, or a Pillow without JPEG
             continue
-        if _agrees_with_others(library):
-            return library
     return None
 
 
 def _candidates() -> Iterator[str]:
-    if sys.platform == "win32":
-        name, folders = "turbojpeg.dll", (Path(sys.prefix, "Library", "bin"),)
-    elif sys.platform == "darwin":
-        name, folders = "libturbojpeg.dylib", (Path(sys.prefix, "lib"), Path("/opt/homebrew/lib"))
-    else:
-        name, folders = "libturbojpeg.so.0", (Path(sys.prefix, "lib"),)
-    yield from (str(folder / name) for folder in folders)
-    yield name
-    yield from _of_the_wheel()
+    name, *folders = {
+        "win32": ("turbojpeg.dll", Path(sys.prefix, "Library", "bin")),
+        "darwin": ("libturbojpeg.dylib", Path(sys.prefix, "lib"), Path("/opt/homebrew/lib")),
+    }.get(sys.platform, ("libturbojpeg.so.0", Path(sys.prefix, "lib")))
+    yield from (str(Path(folder, name)) for folder in folders)
+    yield str(name)
+    # The shared library beside the package's module, which is not itself imported.
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("turbojpeg") or ():
+            if re.match(r"(libturbojpeg|turbojpeg-).*\.(so|dylib|dll)", file.name):
+                yield str(file.locate())
 
 
-def _of_the_wheel() -> Iterator[str]:
-    """Yield the shared library beside the package's module, which is not itself imported."""
-    try:
-        files = metadata.files("turbojpeg") or ()
-    except metadata.PackageNotFoundError:
-        return
-    for file in files:
-        is_library = file.name.startswith(("libturbojpeg", "turbojpeg-"))
-        if is_library and any(end in file.name for end in (".so", ".dylib", ".dll")):
-            yield str(file.locate())
-
-
-def _agrees_with_others(library: LibJpegTurbo) -> bool:
-    """Return whether a region of a small picture has the pixels that others give it: torchvision
-    or, where that has no decoders, Pillow.
+def _agrees_with_pillow(library: LibJpegTurbo) -> bool:
+    """Return whether a region of a small picture has Pillow's pixels, which are everybody's.
 
     A library may have been built differently; the check takes less than a millisecond.
     """
-    from PIL import Image
-
     picture = (np.arange(3 * 80 * 96) * 7 % 251).astype(np.uint8).reshape(80, 96, 3)
-    try:
-        Image.fromarray(picture).save(buffer := io.BytesIO(), "JPEG", quality=90)
-        data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-        whole = decode_tensor(data, "a small picture")
-        found = library.decode_region(data, (80, 96), (21, 35, 40, 44))
-    except OSError:  # Pillow without JPEG
+    Image.fromarray(picture).save(buffer := io.BytesIO(), "JPEG", quality=90)
+    data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+    region = library.decode_region(data, (80, 96), (21, 35, 40, 44))
+    if region is None:
         return False
-    if found is None:
-        return False
-    region, (top, left, height, width) = found
-    part = region[:, top : top + height, left : left + width]
-    return torch.equal(part, whole[:, 21:61, 35:79])
+    with Image.open(buffer) as whole:
+        return np.array_equal(region.permute(1, 2, 0), np.asarray(whole)[21:61, 35:79])

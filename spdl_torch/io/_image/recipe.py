@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .decode import to_pil
 from .geometry import Generators, center_crop_window, draw_flip, random_crops, resized_size
 from .kernel import PicturePlan
+from .pillow import to_pil
 
 if TYPE_CHECKING:
     from .._storage import Storage
