@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -203,6 +204,15 @@ def test_page_is_listed_when_it_is_under_docs():
     linked = set(re.findall(r"\]\(([^)#\s]+\.md)", index.read_text(encoding="utf-8")))
     there = {os.path.relpath(p, index.parent) for p in PAGES if (ROOT / "docs") in p.parents}
     assert there - {"index.md"} == linked
+
+
+def test_every_public_module_has_a_page_that_exists():
+    """Where the site shows the docstrings of its names."""
+    tree = ast.parse((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    (pages,) = [ast.literal_eval(n.value) for n in assigned if ast.unparse(n.targets[0]) == "PAGES"]
+    assert {*pages.values()} <= {page.stem for page in REFERENCE}
+    assert {each for each in MODULES if not each.startswith("spdl_torch.spdl")} <= pages.keys()
 
 
 @functools.cache
