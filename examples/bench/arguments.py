@@ -77,7 +77,7 @@ def parser() -> ArgumentParser:
         "--data",
         type=Path,
         metavar="DIR",
-        help="photographs (one folder of JPEGs per class) or, for clips and video-decoders, videos "
+        help="photographs (one folder of JPEGs per class) or, for clips, videos "
         "(default: made for the occasion, removed at the end)",
     )
     bench.add_argument(

@@ -220,11 +220,9 @@ class _Bench:
             self._given_up.add(contender.name)
             self._refused.setdefault(answer["refused"], []).append(contender.name)
             return
-        figures = dict(answer)
-        for row, values in figures.pop("rows", {contender.name: figures}).items():
-            complete = _with_memory(values, peak, others.cores())
-            known = [metric.key for metric in self.report.metrics if metric.key in complete]
-            self.report.add(row, {key: complete[key] for key in known}, number)
+        complete = _with_memory(answer, peak, others.cores())
+        known = [metric.key for metric in self.report.metrics if metric.key in complete]
+        self.report.add(contender.name, {key: complete[key] for key in known}, number)
 
     def _on_line(self, label: str, line: dict[str, Any]) -> None:
         if "phase" in line:

@@ -38,7 +38,7 @@ def draw(report: Report, path: Path) -> None:
 
     metrics = [metric for metric in report.shown_metrics() if metric.key != _HIDDEN]
     missing = missing_contenders(report)
-    height = 1.3 + _BAR_HEIGHT * len(report.rows_of()) + _LINE_HEIGHT * len(missing)
+    height = 1.3 + _BAR_HEIGHT * len(report.rows) + _LINE_HEIGHT * len(missing)
     figure = Figure(figsize=(2.6 + _PANEL_WIDTH * len(metrics), height), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
@@ -54,7 +54,7 @@ def draw(report: Report, path: Path) -> None:
 def missing_contenders(report: Report) -> list[str]:
     """Return lines that say why a picture shows one contender alone; none where it shows
     several."""
-    if len(report.rows_of()) > 1:
+    if len(report.rows) > 1:
         return []
     reasons = [f"{row}: {reason}" for row, reason in report.failures.items()]
     reasons += [remark for remark in report.remarks if "left out" in remark]
@@ -64,11 +64,11 @@ def missing_contenders(report: Report) -> list[str]:
 
 
 def _draw_bars(axes: Axes, metric: Metric, report: Report) -> None:
-    names = list(report.rows_of())
+    names = list(report.rows)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     largest = 0.0
-    for place, series in enumerate(report.rows_of().values()):
+    for place, series in enumerate(report.rows.values()):
         values = series.get(metric.key, {}).values()
         if not values:
             continue

@@ -28,8 +28,6 @@ class Metric:
     """Whether the text shows the smallest and the largest value beside the median."""
     loss_below: float | None = None
     """Medians below it are marked ``loss``, or ``LOSS`` where every round is below it."""
-    section: str = ""
-    """The heading of a table of its own, for rows that have other metrics than the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,12 +111,9 @@ class Report:
         return choose(found, key=lambda row: self.median(row, metric), default=None)
 
     def text(self) -> str:
-        """Return the tables, for people."""
+        """Return the table, for people."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
-        lines = [self.title, settings, "", *self._section_lines(""), ""]
-        for section in dict.fromkeys(metric.section for metric in self.metrics):
-            if section and self.rows_of(section):
-                lines += [*self._section_lines(section), ""]
+        lines = [self.title, settings, "", *self._table_lines(), ""]
         if self.shows_goals:
             lines += [line for goal in self.goals if (line := self._goal_line(goal))]
         return "\n".join([*lines, *self.remarks])
@@ -147,33 +142,23 @@ class Report:
             "remarks": self.remarks,
         }
 
-    def shown_metrics(self, section: str = "") -> list[Metric]:
-        """Return the metrics of the section that any of its rows has."""
-        rows = self.rows_of(section).values()
-        found = (metric for metric in self.metrics if metric.section == section)
-        return [metric for metric in found if any(series.get(metric.key) for series in rows)]
+    def shown_metrics(self) -> list[Metric]:
+        """Return the metrics that any row has."""
+        rows = self.rows.values()
+        return [each for each in self.metrics if any(series.get(each.key) for series in rows)]
 
-    def rows_of(self, section: str = "") -> dict[str, dict[str, dict[int, float]]]:
-        """Return the rows that have metrics of the section; of the first one, all other rows."""
-        sections = {metric.key: metric.section for metric in self.metrics}
-        return {
-            row: series
-            for row, series in self.rows.items()
-            if section == max((sections.get(key, "") for key in series), default="")
-        }
-
-    def _section_lines(self, section: str) -> list[str]:
-        metrics, rows = self.shown_metrics(section), self.rows_of(section)
+    def _table_lines(self) -> list[str]:
+        metrics = self.shown_metrics()
         peer = self.best(self.peer, metrics[0].key) if self.peer and metrics else None
         cells = [["", *(metric.heading for metric in metrics), *([f"x {peer}"] if peer else [])]]
-        for row, series in rows.items():
+        for row, series in self.rows.items():
             texts = [self._cell(series.get(m.key, {}).values(), m) for m in metrics]
             if peer:
                 key = metrics[0].key
                 texts.append(cell(ratios(series.get(key, {}), self.rows[peer][key]), 2))
             cells.append([row, *texts])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        widths[0] = max([widths[0], *map(len, () if section else self.failures)])
+        widths[0] = max([widths[0], *map(len, self.failures)])
         lines = [
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
             for line in cells
@@ -181,7 +166,6 @@ class Report:
         failed = [
             f"{row.ljust(widths[0])}  failed: {last_line(why)}"
             for row, why in self.failures.items()
-            if not section
         ]
         return [lines[0], "-" * len(lines[0]), *lines[1:], *failed]
 

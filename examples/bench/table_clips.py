@@ -24,8 +24,8 @@ _READERS: dict[str, Callable[[videos.Request], Any]] = {
     "ours": videos.our_clip,
     "PyAV": videos.pyav_clip,
     "SPDL": videos.spdl_sampled,
-    "torchcodec": partial(videos.torchcodec_clip, mode="exact", own_resize=True),
-    "torchcodec, approximate": partial(videos.torchcodec_clip, mode="approximate", own_resize=True),
+    "torchcodec": partial(videos.torchcodec_clip, mode="exact"),
+    "torchcodec, approximate": partial(videos.torchcodec_clip, mode="approximate"),
 }
 
 

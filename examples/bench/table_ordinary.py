@@ -2,8 +2,7 @@
 
 A row is a dataset. A round of it is one process, in which both loaders make two epochs each without
 workers and then with each number of them, and the second epoch counts. Where nothing is random, our
-batches must equal torch's, bit by bit; otherwise the row fails. Below are the costs of a batch and
-of a sample that costs nothing, and the functions that account for them.
+batches must equal torch's, bit by bit; otherwise the row fails.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ _WORKERS = (2, 4)
 """The numbers of workers besides 0, unless others are given."""
 MEAN = "geometric mean"
 """The last row, over the datasets, a value each round."""
-FIXED = "fixed costs, 0 workers"
-"""The row of a dataset whose samples cost nothing."""
-_PROFILED = "functions, 0 workers"
 
 
 def _pair(count: int) -> Iterator[Metric]:
@@ -47,40 +43,6 @@ def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
-def _costs(part: str) -> Iterator[Metric]:
-    for name in ("torch", "ours"):
-        yield Metric(
-            key=f"{name}_{part}_us",
-            heading=f"{name}, µs/{part}",
-            digits=2,
-            higher_is_better=False,
-            section=FIXED,
-        )
-    yield Metric(
-        key=f"{part}_ratio",
-        heading="ours / torch",
-        digits=2,
-        higher_is_better=False,
-        section=FIXED,
-    )
-
-
-PROFILE = (
-    Metric(key="calls", heading="calls/batch of 8", digits=1, section=_PROFILED, has_spread=False),
-    *(
-        Metric(
-            key=f"profiled_{part}_us",
-            heading=f"µs/{part}, profiled",
-            digits=2,
-            higher_is_better=False,
-            section=_PROFILED,
-        )
-        for part in ("batch", "sample")
-    ),
-)
-"""The columns of the functions in which the fixed costs arise."""
-
-
 @contextlib.contextmanager
 def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
@@ -94,7 +56,7 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
 def measure(
     contender: Contender, settings: Mapping[str, Any], reporter: Reporter
 ) -> Mapping[str, float]:
-    """Measure one round of one dataset, or of the fixed costs."""
+    """Measure one round of one dataset."""
     figures: Mapping[str, float] = contender.run(contender, settings, reporter)
     return figures
 
@@ -105,22 +67,6 @@ def _measure_speeds(
     from .ordinary.passes import speeds  # imports torch, which the parent does not need
 
     return speeds(contender.arguments["ordinary"], settings, reporter)
-
-
-def _measure_fixed_costs(
-    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
-) -> Mapping[str, float]:
-    from .ordinary.fixed_costs import fixed_costs
-
-    return fixed_costs(settings, reporter)
-
-
-def _measure_profile(
-    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
-) -> Mapping[str, Any]:
-    from .ordinary.profile import profile
-
-    return profile(settings, reporter)
 
 
 def _contender(ordinary: Ordinary) -> Contender:
@@ -158,17 +104,8 @@ def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
     return Table(
         name="ordinary",
         title="Datasets as people write them: ours over torch's DataLoader, second epoch",
-        metrics=(
-            *(metric for count in (0, *counts) for metric in _pair(count)),
-            *_costs("batch"),
-            *_costs("sample"),
-            *PROFILE,
-        ),
-        contenders=(
-            *map(_contender, ORDINARY),
-            Contender(name=FIXED, run=_measure_fixed_costs, smoke=True),
-            Contender(name="profile", run=_measure_profile, smoke=True),
-        ),
+        metrics=(*(metric for count in (0, *counts) for metric in _pair(count)),),
+        contenders=tuple(map(_contender, ORDINARY)),
         prepare=_prepare,
         measure=measure,
         conclude=conclude,

@@ -17,7 +17,6 @@ TABLES = {
     "photographs": "photographs, resized to 224 x 224 as for validation",
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
     "clips": "16 frames out of 2 seconds of a video",
-    "video-decoders": "the same clips, by the decoders alone",
     "array-functions": "npy and npz from bytes in memory, by the functions alone",
     "tiny": "64 floats of a table, and tokenised text of different lengths",
     "step": "the training step beside a loader",
@@ -26,11 +25,9 @@ TABLES = {
     "transfer": "copies to the GPU, beside a bare one from pinned memory; needs a GPU",
     "first-batch": "the wait for the first batch of photographs",
     "memory": "memory of photographs, and over 20 epochs of a dataset that holds Python objects",
-    "draws": "samples that draw a random number, and samples that do not",
     "engine": "stages that do nothing",
     "ordinary": "datasets as people write them, 0, 2 and 4 workers, over torch's loader",
     "program": "whole programs, from Python's start to its exit, over torch's loader",
-    "what-if": "the bounds that reports give for other settings, beside what is measured",
 }
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
 
@@ -122,8 +119,7 @@ class Table:
     prepare: Callable[[BenchOptions], AbstractContextManager[Settings]]
     """Makes or finds the data; cleans up when it is left."""
     measure: Callable[..., Mapping[str, Any]]
-    """``measure(contender, settings, reporter)`` in the child; returns values by metric, or under
-    the key ``rows`` the values by metric of several rows."""
+    """``measure(contender, settings, reporter)`` in the child; returns values by metric."""
     peer: str | None = None
     goals: tuple[Goal, ...] = ()
     conclude: Callable[[Any], list[str]] | None = None

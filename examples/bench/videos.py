@@ -71,7 +71,9 @@ def sampled(request: Request, io: Any) -> Any:
     """Return the clip by SPDL's calls, on either package: a window's frames by their numbers."""
     import numpy as np
 
-    packets = io.demux_video(request.path, timestamp=_window(request))
+    # From before the first wanted frame to after the last.
+    window = request.times[0] - 1e-3, request.times[-1] + 1e-3
+    packets = io.demux_video(request.path, timestamp=window)
     times = np.asarray(packets.get_timestamps())
     indices = np.searchsorted(times, request.moments, side="right") - 1
     scale = io.get_video_filter_desc(
@@ -86,18 +88,7 @@ def spdl_sampled(request: Request) -> Any:
     return sampled(request, imported("spdl.io"))
 
 
-def spdl_loaded(request: Request) -> Any:
-    """Return the clip by SPDL, which decodes and resizes the whole window; 16 frames are taken."""
-    io = imported("spdl.io")
-    scale = io.get_video_filter_desc(
-        scale_width=PIXELS, scale_height=PIXELS, scale_algo="bilinear", scale_mode=None
-    )
-    buffer = io.load_video(request.path, _window(request), filter_desc=scale)
-    first = request.numbers[0]
-    return io.to_torch(buffer)[[number - first for number in request.numbers]]
-
-
-def torchcodec_clip(request: Request, mode: str, *, own_resize: bool) -> Any:
+def torchcodec_clip(request: Request, mode: str) -> Any:
     """Return the clip by torchcodec, with one FFmpeg thread."""
     resize = imported("torchcodec.transforms").Resize
     decoder = imported("torchcodec.decoders").VideoDecoder(
@@ -105,10 +96,9 @@ def torchcodec_clip(request: Request, mode: str, *, own_resize: bool) -> Any:
         dimension_order="NHWC",
         num_ffmpeg_threads=1,
         seek_mode=mode,
-        transforms=[resize((PIXELS, PIXELS))] if own_resize else None,
+        transforms=[resize((PIXELS, PIXELS))],
     )
-    frames = decoder.get_frames_played_at(request.moments).data
-    return frames if own_resize else antialiased(frames)
+    return decoder.get_frames_played_at(request.moments).data
 
 
 def pyav_clip(request: Request) -> Any:
@@ -130,20 +120,6 @@ def pyav_clip(request: Request) -> Any:
             if not remaining:
                 break
     return torch.stack(frames)
-
-
-def antialiased(frames: Any) -> Any:
-    """Return uint8, shape (T, 224, 224, 3)."""
-    from torch.nn.functional import interpolate
-
-    size = (PIXELS, PIXELS)
-    resized = interpolate(frames.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
-    return resized.permute(0, 2, 3, 1)
-
-
-def _window(request: Request) -> tuple[float, float]:
-    """Return the window from before the first wanted frame to after the last."""
-    return request.times[0] - 1e-3, request.times[-1] + 1e-3
 
 
 def paths_in(folder: Path | str) -> list[str]:

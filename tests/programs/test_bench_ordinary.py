@@ -54,12 +54,12 @@ def test_wrong_batches_fail_the_table(monkeypatch):
         "__getitem__",
         lambda self, index: (torchs(self, index)[0] + next(calls), index),
     )
-    status, printed = smoke("rows, arithmetic", "fixed")
+    status, printed = smoke("rows, arithmetic", "rows, (x[i]")
     (failed,) = [line for line in printed.splitlines() if "failed: " in line]
     assert failed.startswith("rows, arithmetic")
     assert "batch 0 is not torch's" in failed
     assert status == 1
-    assert table_ordinary.FIXED in printed
+    assert any(line.startswith("rows, (x[i]") for line in printed.splitlines())
 
 
 def smoke(*only, **more):
@@ -71,19 +71,11 @@ def smoke(*only, **more):
 
 
 def test_both_loaders_are_measured_with_and_without_workers():
-    """A row, the mean below it, the costs in a table of their own, and where they arise."""
-    status, printed = smoke("rows, arithmetic", "fixed", "profile", more_workers=(1,))
-    lines = printed.splitlines()
-    names = [line.split("  ")[0] for line in lines]
+    """A row, and the mean below it."""
+    status, printed = smoke("rows, arithmetic", more_workers=(1,))
+    names = [line.split("  ")[0] for line in printed.splitlines()]
     assert status == 0
     assert "LOSS" not in printed, "a short run judges nothing"
-    order = [
-        names.index(n) for n in ("rows, arithmetic", table_ordinary.MEAN, table_ordinary.FIXED)
-    ]
-    assert order == sorted(order)
+    assert names.index("rows, arithmetic") < names.index(table_ordinary.MEAN)
     for count in ("0 workers", "2 workers", "1 worker"):
         assert f"  {count}: torch, 1/s" in printed
-    for loader in ("torch: ", "ours: "):
-        assert sum(name.startswith(loader) for name in names) > 3
-    assert "ours, µs/batch" in lines[order[2] - 2]
-    assert "1/s" not in lines[order[2] - 2]
