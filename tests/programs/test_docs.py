@@ -36,7 +36,7 @@ import spdl_torch.spdl.source
 import spdl_torch.testing
 from spdl_torch.__main__ import _parser, main
 
-BESIDE = [ROOT / page for page in ("README.md", "CONTRIBUTING.md", "examples/README.md")]
+BESIDE = [ROOT / page for page in ("README.md", ".github/CONTRIBUTING.md", "examples/README.md")]
 BENCHMARK = ROOT / "examples" / "bench" / "README.md"
 PAGES = [*BESIDE, BENCHMARK, *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = [BENCHMARK, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
