@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spdl_torch.loader.rng.patches import install
+from spdl_torch.loader.rng.thread_generators import Borrowing
 
 if TYPE_CHECKING:
     import pytest
 
 WAYS = ("key", "unseen", "unseen, then key")
-FEW_SAMPLES = 7
 
 
 def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process's streams see draws by the dispatch key from the beginning; or not until a
-    few samples were made, as in a program that has not loaded before.
+    """Have this process's streams see draws by the dispatch key from the beginning; or not before
+    they have need of it, as in a program that has not loaded before: never, as samples draw, or
+    after each batch that comes to nothing, whatever it has drawn.
     """
     are_seen = not way.startswith("unseen")
 
@@ -27,8 +28,13 @@ def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = "spdl_torch.loader.rng.streams"
     monkeypatch.setattr(f"{streams}.install", see)
     monkeypatch.setattr(f"{streams}.can_see_draws", lambda: are_seen)
-    generators = "spdl_torch.loader.rng.thread_generators"
-    monkeypatch.setattr(f"{generators}._num_unseen", 0)
     if "then" in way:
-        monkeypatch.setattr(f"{generators}._MOST_UNSEEN", FEW_SAMPLES)
-        monkeypatch.setattr(f"{generators}._BATCH_UNSEEN", 0)
+        monkeypatch.setattr("spdl_torch.loader.rng.thread_generators._MOST_QUIET", 1)
+        monkeypatch.setattr(Borrowing, "note", _note_nothing_drawn)
+
+
+_note = Borrowing.note
+
+
+def _note_nothing_drawn(borrowing: Borrowing, **_: bool) -> None:
+    _note(borrowing, has_drawn=False)

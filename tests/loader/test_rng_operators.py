@@ -136,7 +136,9 @@ def drawn_by_samples(streams, draw):
     """What three samples of a batch draw, one after another."""
     with streams:
         streams.begin(KEY, 10)
-        return [draw() for _ in streams.over(iter([0, 1, 2]), 3)]
+        drawn = [draw() for _ in streams.over(iter([0, 1, 2]), 3)]
+        streams.at_collate()
+        return drawn
 
 
 @pytest.mark.parametrize("way", ["key", "unseen"])
@@ -152,6 +154,7 @@ def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
         expected.append(call(name, generator=generator) + call(name, generator=generator))
     seeding, watching, process = SampleStreams(0), SampleStreams(0), torch.get_rng_state()
     drawn_by_samples(watching, lambda: None)  # nothing: from now on it watches for draws
+    modes = []
     for streams in (seeding, seeding, watching):
         seeds = []
 
@@ -160,9 +163,9 @@ def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
             return call(name) + call(name)
 
         assert all(map(same, drawn_by_samples(streams, draw), expected))
-        are_samples = seeds == [KEY.seed(10 + position) for position in range(3)]
-        is_seeded = streams is seeding or way == "unseen"
-        assert are_samples is is_seeded, "each of the two ways was taken"
+        modes.append(seeds == [KEY.seed(10 + position) for position in range(3)])
+    assert modes[0], "the generator of the process was borrowed"
+    assert modes[-1] is (way == "unseen"), "or draws were seen"
     again = call(name, generator=torch.Generator().manual_seed(5))
     for named in drawn_by_samples(
         streams, lambda: call(name, generator=torch.Generator().manual_seed(5))
@@ -171,13 +174,12 @@ def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
     assert torch.equal(torch.get_rng_state(), process)
 
 
-def test_samples_that_draw_nothing_are_not_seeded_once_draws_are_seen(monkeypatch):
-    """Nor in the epoch in which that begins, though each of its batches enters the streams anew."""
-    _ways_of_draws.take("unseen, then key", monkeypatch)
+@pytest.mark.parametrize(("way", "num_seeded"), [("key", 1), ("unseen", 8)])
+def test_samples_that_draw_nothing_are_not_seeded_for_long(way, num_seeded, monkeypatch):
+    """Though each of an epoch's batches enters the streams anew."""
+    _ways_of_draws.take(way, monkeypatch)
     streams, of_samples = SampleStreams(0), [KEY.seed(10 + position) for position in range(3)]
-    batches = [drawn_by_samples(streams, torch.default_generator.initial_seed) for _ in range(8)]
-    num_unseen = -(-_ways_of_draws.FEW_SAMPLES // 3)
-    num_seeded = num_unseen + 1  # in the next one draws are looked for
+    batches = [drawn_by_samples(streams, torch.default_generator.initial_seed) for _ in range(12)]
     assert batches[:num_seeded] == [of_samples] * num_seeded
     assert not {*of_samples} & {seed for batch in batches[num_seeded:] for seed in batch}
 
@@ -637,9 +639,11 @@ def test_thread_that_user_code_starts_draws_from_the_process():
     assert numbers == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
 
 
-def test_call_that_draws_nothing_is_not_led():
+def test_call_that_draws_nothing_is_not_led(monkeypatch):
     """No kernel of ours is called for it: the cost of the streams is that of draws alone."""
+    _ways_of_draws.take("key", monkeypatch)
     streams = Counting(0)
+    drawn_by_samples(streams, lambda: None)  # nothing: from now on it watches for draws
     with streams:
         x = torch.ones(4, 4)
         _ = (x[1] - x.mean(0)) / x.std(), torch.stack([x, x]), torch.cat([x, x]), x.numpy().sum()

@@ -51,11 +51,11 @@ class SampleStreams:
     begun it is the worker's, seeded as torch seeds its worker processes.
 
     There are two ways to seed torch's generator for a sample, with the same bits. *Watching*: the
-    dispatch key sees each draw, which takes 2 µs, and asks here. *Seeding*: every sample begins
+    dispatch key sees each draw, which takes 2 µs, and asks here. *Borrowing*: every sample begins
     with the default generator seeded, which takes 2 µs too, and all draws are torch's own. That is
-    for the main thread, while the program has no other (but daemons) and samples do draw. There the
-    key is installed when it is first to be seen whether they do, and no first batch waits for it.
-    Where torch lacks it, the main thread goes on seeding, and others cannot have streams.
+    for the main thread, while the program has no other (but daemons) and samples do draw. The key
+    is installed when somebody first watches, so no first batch waits for it there. Where torch
+    lacks it, the main thread goes on borrowing, and others cannot have streams.
 
     number: the worker's.
     """
@@ -68,7 +68,8 @@ class SampleStreams:
         self._outer: Generators | None = None
         self._outer_is_led = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
-        self._borrowing = Borrowing()
+        self._borrowing = Borrowing(are_seen=can_see_draws())
+        self._as_seeded: torch.Tensor | None = None  # the default generator, where somebody looks
         self._batch = BatchSeeds(StreamKey(base_seed), number)
         self._steps: Any = None  # an iterator over the batch's indices; its progress is the place
         self._last = -1  # the place of the last index in it
@@ -79,9 +80,8 @@ class SampleStreams:
     def __enter__(self) -> Self:
         self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
         try:
-            self._borrowing.enter(are_seen=can_see_draws())
-            if self._borrowing.is_blind:
-                self._draw_elsewhere()
+            if self._borrowing.enter():
+                self._borrow()
             else:
                 self._watch()
         except BaseException:
@@ -119,8 +119,11 @@ class SampleStreams:
         """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
         place is named, its samples share one stream."""
         self._batch.begin(key, first)
-        if self._borrowing.has_drawn or self._borrowing.is_on:
-            self._borrowing.begin(are_seen=can_see_draws())
+        borrowing = self._borrowing
+        is_to_choose = borrowing.has_drawn or borrowing.is_on
+        if is_to_choose and not borrowing.begin() and self._torch.is_default:
+            self._torch.leave_default()
+            self._watch()
         self._go_to(0)
         if self._left:
             self._left.clear()
@@ -129,9 +132,7 @@ class SampleStreams:
         """Begin the stream of the sample at ``place`` of the batch."""
         self._place, self._steps = place, None
         if self._borrowing.is_on:
-            self._take_default()
-            self._torch.seed(place, self._batch)
-            self._borrowing.note_unseen(1)
+            self._borrow()
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -143,7 +144,6 @@ class SampleStreams:
         """
         self._batch.num_samples, self._last = count, count - 1
         if self._borrowing.is_on:
-            self._borrowing.note_unseen(count)
             return self._seeded(steps)
         if self._owned is not None:
             return self._at_each(steps)
@@ -159,8 +159,11 @@ class SampleStreams:
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
         self._place, self._steps = COLLATE, None
-        if self._torch.is_default:
-            self._draw_elsewhere()
+        if self._borrowing.is_on:
+            if self._borrowing.looks and self._as_seeded is not None:
+                now = torch.default_generator.get_state()
+                self._borrowing.note(has_drawn=not torch.equal(now, self._as_seeded))
+            self._borrow()
         if self._owned is not None:
             self._seed_owned(self._owned)
 
@@ -217,9 +220,12 @@ class SampleStreams:
         self._take_default()
         stream, owned = self._torch, self._owned
         manual_seed = stream.generator.manual_seed
+        looked_at = self._last if self._borrowing.looks else None
         for place, index in enumerate(steps):
             self._place = stream.at = place
             manual_seed(seeds[place])
+            if place == looked_at:
+                self._as_seeded = stream.generator.get_state()
             if owned is not None:
                 self._seed_owned(owned)
             yield index
@@ -235,37 +241,30 @@ class SampleStreams:
             if self._process_state is None:
                 self._process_state = torch.default_generator.get_state()
             self._torch.take_default()
-            if self._borrowing.looks:
-                self._watch()
-            else:
-                dispatch.lead(False)
+            dispatch.lead(False)
 
-    def _draw_elsewhere(self) -> None:
-        """Draw for the present place, which is not that of a sample with the default generator:
-        from that one too as long as nobody sees draws, else from the thread's own."""
-        if self._borrowing.is_blind:
-            self._take_default()
-            self._torch.seed(self._place, self._batch)
-        else:
-            self._torch.leave_default()
-            self._watch()
+    def _borrow(self) -> None:
+        """Draw for the present place from torch's default generator."""
+        self._take_default()
+        self._torch.seed(self._place, self._batch)
+        self._as_seeded = torch.default_generator.get_state() if self._borrowing.looks else None
 
     def _watch(self) -> None:
         """See every draw from here on, and redirect it to the generator of its stream."""
         if install():
             dispatch.lead(True)
             return
-        if not self._borrowing.stay_blind():
+        if not self._borrowing.begin_for_good():
             name = threading.current_thread().name
             raise without_key(f"thread {name}, which is not the main one, makes samples")
-        self._draw_elsewhere()
+        self._borrow()
 
     def _go_to(self, place: int) -> None:
         """Begin the stream at ``place``, even if it is the present one."""
         self._place, self._steps = place, None
         self._torch.at = self._python.at = self._numpy.at = None
-        if self._torch.is_default:
-            self._draw_elsewhere()
+        if self._borrowing.is_on:
+            self._borrow()
         if self._owned is not None and place >= 0:
             self._seed_owned(self._owned)
 

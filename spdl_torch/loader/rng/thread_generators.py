@@ -83,11 +83,10 @@ class NumpyStream:
         self.at = place
 
 
-_MOST_UNSEEN, _BATCH_UNSEEN = 2_000, 8
-"""The samples of a program after which draws are looked for the first time: seeding for as many
-takes 4 ms, and the means of seeing draws 7 to 15, which would keep the first batch waiting. A batch
-counts for some more, for which the generator's own state is kept and restored."""
-_num_unseen = 0
+_MOST_QUIET = 8
+"""The first batches without a draw after which samples are taken to draw nothing; one is enough
+where draws can be seen already. The means of that takes 7 to 15 ms, for which no first batch waits.
+"""
 
 _main_thread = threading.main_thread().ident  # cached: the lookup would dominate the cost
 
@@ -102,60 +101,51 @@ if hasattr(os, "register_at_fork"):
 
 
 class Borrowing:
-    """The choice, batch by batch, whether samples draw from the default generator itself.
+    """The choice, batch by batch, whether user code draws from the default generator itself.
 
-    That is for the main thread, while the program has no other (but daemons), and where samples do
-    draw: in the first batch in which that can be seen, or in any later one.
+    That is for the main thread, while the program has no other (but daemons), and where samples
+    draw: they are taken to, until looks at the generator after the last sample of some batches have
+    shown otherwise. From then on draws are seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_seen: bool) -> None:
+        """``are_seen``: whether draws can be seen without delay."""
         self.is_on = False
-        """Whether each sample of this batch begins with the default generator seeded."""
-        self.looks = False
-        """Whether draws are looked for in this batch."""
+        """Whether it is borrowed: whatever may draw begins with it seeded."""
         self.has_drawn = True
-        """Whether a sample has drawn, as far as is known. Whoever sees a draw says so. Where none
-        has, and none is seeded, there is nothing to choose for a batch."""
-        self.is_blind = False
-        """Whether nobody sees draws yet, so that all that may draw begins with it seeded."""
-        self._is_main = self._has_looked = self._is_keyless = False
+        """Whether samples draw, as far as is known. Whoever sees a draw says so. Where they do not,
+        and it is not borrowed, there is nothing to choose for a batch."""
+        self.looks = True
+        """Whether somebody is to look."""
+        self._num_quiet = _MOST_QUIET - 1 if are_seen else 0  # batches in which nothing was drawn
+        self._is_main = self._is_for_good = False
 
-    def enter(self, *, are_seen: bool) -> None:
-        """Begin on the calling thread. ``are_seen``: whether draws can be seen without delay."""
+    def enter(self) -> bool:
+        """Begin on the calling thread; return ``is_on``."""
         self._is_main = threading.get_ident() == _main_thread
         if not self._is_main:  # as on all workers
-            self.is_blind = self.is_on = self.looks = self.has_drawn = False
-        elif are_seen:
-            self.is_blind = self._is_keyless
-        else:
-            self.is_blind = self._may_be_blind()
+            self.has_drawn = False
+        self.is_on = self.has_drawn and self.begin()
+        return self.is_on
 
-    def begin(self, *, are_seen: bool) -> None:
-        """Choose for a batch that begins."""
-        if not self._is_main:
-            return
-        self.is_blind = self._is_keyless if are_seen else self._may_be_blind()
-        self.note_unseen(_BATCH_UNSEEN)
-        self.is_on = self.is_blind or (self.has_drawn and not _others_may_draw())
-        self.looks = self.is_on and not self.is_blind and not self._has_looked
-        if self.looks:
-            self.has_drawn, self._has_looked = False, True  # until the first draw
+    def begin(self) -> bool:
+        """Choose for a batch that begins; return ``is_on``."""
+        may_draw = self._is_main and self.has_drawn
+        self.is_on = may_draw and (self._is_for_good or not _others_may_draw())
+        return self.is_on
 
-    def note_unseen(self, num_samples: int) -> None:
-        """Count samples for which it is seeded."""
-        global _num_unseen
-        if self.is_blind:
-            _num_unseen += num_samples
+    def note(self, *, has_drawn: bool) -> None:
+        """Note what a look at a batch has shown."""
+        self._num_quiet += 1
+        if has_drawn or self._num_quiet == _MOST_QUIET:
+            self.has_drawn, self.looks = has_drawn, False
 
-    def stay_blind(self) -> bool:
-        """Borrow it for good, as nobody will ever see draws. Return False if this is not the main
-        thread, which may not."""
-        self.is_on = self.is_blind = self._is_keyless = self._is_main
+    def begin_for_good(self) -> bool:
+        """Borrow it from now on, as nobody will ever see draws. Return False if this is not the
+        main thread, which may not."""
+        self.is_on = self.has_drawn = self._is_for_good = self._is_main
         self.looks = False
         return self._is_main
-
-    def _may_be_blind(self) -> bool:
-        return _num_unseen < _MOST_UNSEEN and not _others_may_draw()
 
 
 def _others_may_draw() -> bool:
