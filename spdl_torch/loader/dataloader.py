@@ -325,12 +325,12 @@ class DataLoader(BaseLoader[T_co]):
             self.dataset, IterableDataset
         )
         one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
-        progress = self._state.position.progress
+        order = self._state.position.order
         report = with_remarks_of(
             self.dataset,
             self._measured().report(),
             one_by_one=one_by_one,
-            given=None if progress is None else progress.given,
+            given=None if order is None else order.given,
         )
         report = replace(report, stats=self._with_data(report.stats))
         if self.persistent_workers:
@@ -352,8 +352,8 @@ class DataLoader(BaseLoader[T_co]):
 
     def _with_data(self, stats: PipelineStats) -> PipelineStats:
         """Return the statistics with those of the dataset in place of what its workers counted."""
-        progress = self._state.position.progress
-        given = None if progress is None else progress.given
+        order = self._state.position.order
+        given = None if order is None else order.given
         return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
 
     def _measured(self) -> EpochStats:
@@ -400,8 +400,8 @@ class DataLoader(BaseLoader[T_co]):
 
     def _ends_empty_tail(self) -> bool:
         """Return whether the last epoch was resumed after its last batch."""
-        progress = self._state.position.progress
-        return progress is not None and progress.begun.nothing_left
+        order = self._state.position.order
+        return order is not None and order.nothing_left
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,

@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import PipelineFailure
-from .checkpoint.epoch_start import BaseSeed, EpochStart
+from .checkpoint.epoch_start import BaseSeed
 from .checkpoint.last_indices import tell_order
-from .checkpoint.progress import Progress
+from .checkpoint.order import END, Order
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
@@ -33,20 +33,16 @@ from .error_notes import add_thread_note
 from .fetching.bad_samples import SkippedSamples, Tolerance, Tries
 from .fetching.batch import BatchRecipe
 from .rng.keys import StreamKey, epoch_seed
-from .sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of, unshared
+from .sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
     from .base_loader import BaseLoader
-    from .checkpoint.drawing import Drawing
-    from .checkpoint.last_indices import LastIndices
     from .checkpoint.resume_state import Redrawn
     from .checkpoint.saved_state import ResumeState
 
 _logger = logging.getLogger("spdl_torch.data")
-
-_END = object()
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -75,134 +71,111 @@ class EpochIterator(_BaseDataLoaderIter):
         self, loader: BaseLoader[Any], resume: ResumeState | None, redrawn: Redrawn
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
-        known = loader._state.position
+        position = loader._state.position
         if resume is not None:
-            known.num_epochs_begun = resume.epoch + resume.finished
+            position.num_epochs_begun = resume.epoch + resume.finished
             if not resume.base.is_new:
                 self._base = resume.base
+        within = None if resume is None or resume.finished else resume
         tolerance = self._tolerance(loader)
         self._skipped = None
         if tolerance is not None:
             self._skipped = SkippedSamples(loader.error_budget, tolerance)
-        epoch, seed = self._new_seed(loader)
-        streams_seed = seed
-        start = 0  # of the epoch's samples on all ranks
-        self._num_samples_submitted = self._num_taken = 0
-        self._resume = None if resume is None or resume.finished else resume
-        self._begins_late = self._resume is None and inspect.isgenerator(self._sampler_iter)
-        drawing = drawing_of(self._index_sampler, self._sampler_iter, resume)
-        if drawing is not None:
-            self._sampler_iter = drawing
-        first, passed, before_first = [None], (), list[torch.Tensor]()
-        if self._resume is not None:
-            seed = streams_seed = self._resume.epoch_seed
-            if loader.rng == "worker":
-                streams_seed = self._resume.seed_of_rest()
-            start, self._num_samples_submitted, passed = self._skipped_to(self._resume)
-            is_before_order = redrawn.is_before_order(self._resume)
-            if not self._num_workers:  # else indices are drawn ahead anyway
-                before_first = [each.get_state() for each in generators_of(loader)[1:]]
-            first = self._draw_first_index(drawing)
-            if is_before_order:
-                redrawn.trainers = torch.get_rng_state()
+        self._begun_from = self._worker_states(resume)
+        order = self._new_order(loader, resume, redrawn)
+        number = order.epoch if order.sampler_epoch is None else order.sampler_epoch
+        if within is not None:
+            self._go_to(within, order, loader, redrawn)
+        streams_seed = order.epoch_seed
+        if within is not None and loader.rng == "worker":
+            streams_seed = within.seed_of_rest()
         self._key = StreamKey(
             streams_seed,
-            start,
+            order.start,
             *shard_of(self._index_sampler),
-            epoch=epoch,
+            epoch=number,
             is_seeded=loader.seed is not None,
         )
-        self._begun_from = self._worker_states(resume)
-        self._progress = known.progress = self._new_progress(
-            loader, seed, resume, redrawn, drawing, passed, before_first, nothing_left=not first
-        )
+        self._order = position.order = order
 
-    def _new_seed(self, loader: BaseLoader[Any]) -> tuple[int, int]:
-        """Return the number of the epoch that begins, and the seed of its random streams."""
-        known = loader._state.position
-        epoch = epoch_of(self._index_sampler)
-        if epoch is None:
-            epoch = known.num_epochs_begun
-        known.num_epochs_begun += 1
+    def _new_order(
+        self, loader: BaseLoader[Any], resume: ResumeState | None, redrawn: Redrawn
+    ) -> Order:
+        """Return the order of an epoch that begins at its first sample."""
+        position, sampler = loader._state.position, self._index_sampler
+        before, sampler_epoch = position.order, epoch_of(sampler)
+        number = position.num_epochs_begun
+        position.num_epochs_begun += 1
+        seed = self._base.epoch_seed
         if loader.seed is not None:
-            return epoch, epoch_seed(loader.seed, epoch)
-        return epoch, self._base.epoch_seed
-
-    def _new_progress(
-        self,
-        loader: BaseLoader[Any],
-        seed: int,
-        resume: ResumeState | None,
-        redrawn: Redrawn,
-        drawing: Drawing | None,
-        passed: LastIndices,
-        before_first: list[torch.Tensor],
-        *,
-        nothing_left: bool,
-    ) -> Progress:
-        """Return the progress of an epoch whose beginning is known."""
-        known, within = loader._state.position, self._resume
-        before = known.progress
-        begun = EpochStart(
-            epoch=known.num_epochs_begun - 1,
-            epoch_seed=seed,
-            start=self._key.start,
-            world=self._key.num_replicas,
+            seed = epoch_seed(loader.seed, number if sampler_epoch is None else sampler_epoch)
+        order = Order(
+            sampler=sampler,
             in_batches=self._auto_collation,
-            before=passed if tell_order(self._index_sampler) else None,
-            nothing_left=nothing_left,
-            before_first=before_first,
-            generators=redrawn.states,
+            world=shard_of(sampler)[0],
+            epoch=number,
+            epoch_seed=seed,
             base=self._base,
+            generators=redrawn.states,
             persistent=bool(loader.persistent_workers),
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
-        )
-        return Progress(
-            begun=begun,
-            workers=self._known_of_workers(resume, before),
-            sampler_epoch=epoch_of(self._index_sampler),
-            next_worker=0 if within is None else within.next_worker,
-            local_samples=self._num_samples_submitted,
-            is_wanted=known.is_collected(inline=self._num_workers == 0),
-            drawing=drawing,
-            ahead=set() if within is None else set(within.ahead),
-            num_resumed=tuple(worker.num_items for worker in self._begun_from),
+            before=() if tell_order(sampler) else None,
             left_before=() if before is None or resume else before.left_of_resumed,
+            num_resumed=tuple(worker.num_items for worker in self._begun_from),
+            begins_late=inspect.isgenerator(self._sampler_iter),
+            drawing=drawing_of(sampler, self._sampler_iter, resume),
+            sampler_epoch=sampler_epoch,
+            workers=self._known_of_workers(resume, before),
+            is_wanted=position.is_collected(inline=self._num_workers == 0),
         )
+        if order.drawing is not None:
+            self._sampler_iter = order.drawing
+        return order
 
-    def _skipped_to(self, resume: ResumeState) -> tuple[int, int, LastIndices]:
-        """Skip what the trainer has already received; return as ``skipped``."""
-        if isinstance(self._dataset, IterableDataset):
-            return 0, 0, ()  # the workers skip in their own iterables
+    def _go_to(
+        self, resume: ResumeState, order: Order, loader: BaseLoader[Any], redrawn: Redrawn
+    ) -> None:
+        """Go on within an epoch, where ``resume`` stands."""
+        order.epoch_seed, order.begins_late = resume.epoch_seed, False
+        order.next_worker, order.ahead = resume.next_worker, set(resume.ahead)
+        order.loaded_before = frozenset(resume.ahead)
+        if not order.workers:  # else the workers skip in their own iterables
+            self._skip_to(resume, order)
+        is_before_order = redrawn.is_before_order(resume)
+        if not self._num_workers:  # else indices are drawn ahead anyway
+            order.before_first = [each.get_state() for each in generators_of(loader)[1:]]
+        order.nothing_left = not self._has_first_index(order)
+        if is_before_order:
+            redrawn.trainers = torch.get_rng_state()
+        order.sampler_epoch = epoch_of(self._index_sampler)  # it may be set at the first index
+
+    def _skip_to(self, resume: ResumeState, order: Order) -> None:
+        """Skip what the trainer has already received."""
         if self._auto_collation and not all(map(is_packed_batch, resume.sampler.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )
-        return skipped(
-            self._sampler_iter,
-            resume,
-            list(nested_samplers(self._index_sampler)),
-            self._count,
-            in_batches=self._auto_collation,
+        samplers = list(nested_samplers(self._index_sampler))
+        order.start, num_skipped, last = skipped(
+            self._sampler_iter, resume, samplers, order.count, in_batches=self._auto_collation
         )
+        order.samples_drawn = order.local_samples = num_skipped
+        if order.before is not None:
+            order.before = last
 
-    def _draw_first_index(self, drawing: Drawing | None) -> list[Any]:
-        """Draw the first index ahead and return it in a list; [] if there is none.
+    def _has_first_index(self, order: Order) -> bool:
+        """Draw the first index ahead; return whether there is one.
 
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
-        if drawing is not None:  # its own state says where it stands, and nothing is drawn
-            return [] if drawing.is_over else [None]
-        try:
-            first = unshared(next(self._sampler_iter, _END))
-        except BaseException as error:
-            self._note_draw(error)
-            raise
-        if first is _END:
-            return []
+        if order.drawing is not None:  # its own state says where it stands, and nothing is drawn
+            return not order.drawing.is_over
+        first = order.next_index(self._sampler_iter)
+        if first is END:
+            return False
         self._sampler_iter = itertools.chain((first,), self._sampler_iter)
-        return [first]
+        return True
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """Return how far each worker's iterable advances before its first batch; [] = map-style."""
@@ -221,7 +194,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return list(resume.workers)
 
     def _known_of_workers(
-        self, resume: ResumeState | None, before: Progress | None
+        self, resume: ResumeState | None, before: Order | None
     ) -> list[WorkerState]:
         """Return the states of the workers' iterables before the first batch.
 
@@ -231,47 +204,6 @@ class EpochIterator(_BaseDataLoaderIter):
         if resume is None and self._base.num_epochs and before is not None and known:
             known = before.left_to_next() or known
         return list(known)
-
-    def _take_index(self) -> tuple[Any, int] | None:
-        """Return the sampler's next index, and the position of its first sample in the epoch;
-        None = there is none left.
-
-        The end is a value: StopIteration would not differ from one that user code lets escape.
-        """
-        if not self._num_taken and self._begins_late:
-            # A generator begins at its first next(): without workers that may be long after
-            # iter(), so the epoch given last to set_epoch() counts.
-            self._progress.sampler_epoch = epoch_of(self._index_sampler)
-        while True:
-            try:
-                index = unshared(next(self._sampler_iter, _END))
-            except BaseException as error:
-                self._note_draw(error)
-                raise
-            if index is _END:
-                return None
-            first = self._num_samples_submitted
-            if type(index) is list and self._auto_collation:
-                self._num_samples_submitted += len(index)
-            else:
-                if self._auto_collation and hasattr(index, "__next__"):
-                    index = list(index)
-                self._num_samples_submitted += self._count(index)
-            number, self._num_taken = self._num_taken, self._num_taken + 1
-            self._progress.asked(number, self._num_samples_submitted, index)
-            if self._resume is None or number not in self._resume.ahead:
-                return index, first
-            # Received out of order before the state was taken: it is not loaded again.
-
-    def _note_draw(self, error: BaseException) -> None:
-        """Note on an error that it came from the sampler, as it was asked for an index."""
-        where = f"in the sampler ({self._name_of_sampler()})"
-        add_thread_note(error, where, f"asked for batch {self._num_taken}")
-
-    def _name_of_sampler(self) -> str:
-        """Return the classes of the sampler and of those inside it, from the outside in."""
-        samplers = nested_samplers(self._index_sampler)
-        return " of ".join(dict.fromkeys(type(each).__name__ for each in samplers))
 
     def _begin_sampler(self, loader: BaseLoader[Any], begin: Callable[[Any], None]) -> None:
         """Have torch begin an epoch, with ``iter(sampler)``; note on an error that it came from
@@ -324,15 +256,6 @@ class EpochIterator(_BaseDataLoaderIter):
             number,
         )
         return None
-
-    def _count(self, index: Any) -> int:
-        """Return the number of samples of an index."""
-        if not self._auto_collation:
-            return 1
-        try:
-            return len(index)
-        except TypeError:  # a slice, for __getitems__
-            return 1
 
 
 def _in_words(num_parts: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .base_loader import BaseLoader
-    from .checkpoint.progress import Progress
+    from .checkpoint.order import Order
     from .stats.stats import EpochStats
 
 
@@ -14,13 +14,13 @@ class Pass(NamedTuple):
     """What a loader reports and saves of one pass over it."""
 
     stats: EpochStats | None
-    progress: Progress | None
+    order: Order | None
 
 
 def pass_of(loader: BaseLoader[Any]) -> Pass:
     """Return the running pass, or the last one: of all iterators, that of the last one made."""
     known = loader._state
-    return Pass(known.figures.stats, known.position.progress)
+    return Pass(known.figures.stats, known.position.order)
 
 
 def go_back_to(loader: BaseLoader[Any], earlier: Pass | None) -> bool:
@@ -29,5 +29,5 @@ def go_back_to(loader: BaseLoader[Any], earlier: Pass | None) -> bool:
     known = loader._state
     if earlier is None or earlier.stats is None or known.figures.stats is earlier.stats:
         return False
-    known.figures.stats, known.position.progress = earlier
+    known.figures.stats, known.position.order = earlier
     return True

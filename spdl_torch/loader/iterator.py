@@ -30,6 +30,7 @@ from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .loader_state import WorkersStart
 from .opening import open_backend
+from .sampling.sampler_chain import names_of
 from .user_warnings import warn
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class LoaderIterator(EpochIterator):
     def _begin_jobs(self, loader: BaseLoader[Any]) -> None:
         """Begin an epoch in the backend, and give out its first jobs."""
         backend = self._backend
-        self._ring, self._outlet = backend.begin(self._key, self._begun_from, self._progress)
+        self._ring, self._outlet = backend.begin(self._key, self._begun_from, self._order)
         self._stats = backend.stats
         self._stats.skipped = self._skipped
         if self._tuner is not None:
@@ -177,7 +178,7 @@ class LoaderIterator(EpochIterator):
         self._dealing = Dealing(
             max(1, self._num_workers),
             self._begun_from,
-            self._progress.next_worker,
+            self._order.next_worker,
             max_outstanding=_max_outstanding(loader),
             evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
         )
@@ -298,21 +299,21 @@ class LoaderIterator(EpochIterator):
             if worker is None:
                 break
             try:
-                taken = self._stats.draws.time(self._take_index)
+                taken = self._stats.draws.time(self._order.draw, self._sampler_iter)
             except Exception as error:  # the sampler's own
                 return Told(error)
             if taken is None:
                 break
-            self._give(*taken, worker, wants_state=self._progress.is_wanted)
+            self._give(*taken, worker, wants_state=self._order.is_wanted)
         return None
 
-    def _give(self, index: Any, first: int, worker: int, *, wants_state: bool) -> None:
+    def _give(self, index: Any, first: int, batch: int, worker: int, *, wants_state: bool) -> None:
         number = self._num_given
-        self._dealing.given[number] = worker, self._num_taken - 1
+        self._dealing.given[number] = worker, batch
         self._num_given = number + 1
         error = self._backend.give(Given(number, index, first, wants_state, worker))
         if error is not None:  # pickle's, or that of the index's own __reduce__
-            where = f"in sending a worker what the sampler ({self._name_of_sampler()}) gave"
+            where = f"in sending a worker what the sampler ({names_of(self._index_sampler)}) gave"
             add_thread_note(error, where, describe_batch(number, index))
             self._backend.answer(Failed(number, error))
 
@@ -348,10 +349,10 @@ class LoaderIterator(EpochIterator):
         """Record ``result`` as handed out, so a state taken now continues after it."""
         worker, number = self._dealing.given.pop(result.number)
         if not self._iterable:
-            self._progress.handed(number)
+            self._order.handed(number)
         elif result.progress is not None:
             is_end = isinstance(result, Exhausted)
-            note = self._progress.ended if is_end else self._progress.handed_by
+            note = self._order.ended if is_end else self._order.handed_by
             note(worker, result.progress)
 
     def ask_ended(self, workers: Sequence[int]) -> None:
@@ -360,7 +361,7 @@ class LoaderIterator(EpochIterator):
         """
         for worker in workers:
             # The iterable has ended: the worker only answers that, with its state.
-            self._give([None], 0, worker, wants_state=True)
+            self._give([None], 0, -1, worker, wants_state=True)
         for _ in workers:
             if (instead := self._hold()) is not None:
                 raise instead.error
@@ -377,11 +378,11 @@ class LoaderIterator(EpochIterator):
 
     def _end_epoch(self) -> Over:
         """End the epoch: no batch is left. Let go of what has made the batches."""
-        progress = self._progress
-        if progress.is_short:
-            warn(_SHORT.format(type(self._dataset).__name__, sum(progress.left_before)))
-        if progress.own is not None and progress.workers[0].keeper != "dataset":
-            progress.own = None  # nothing of the iterator outlives the epoch
+        order = self._order
+        if order.is_short:
+            warn(_SHORT.format(type(self._dataset).__name__, sum(order.left_before)))
+        if order.own is not None and order.workers[0].keeper != "dataset":
+            order.own = None  # nothing of the iterator outlives the epoch
         if self._tuner is not None:
             self._tuner.end()
         if self._persistent_workers:
@@ -395,7 +396,7 @@ class LoaderIterator(EpochIterator):
         end = _END if failure is None else Over(failure)
         # Last: the loop does not see an end that Ctrl-C cuts off, and a state has to say so. From
         # here to the loop there is no place where Python looks for it.
-        self._over, progress.finished = _ENDED, True
+        self._over, order.finished = _ENDED, True
         return end
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..io._transfer.kept import TransferKeeper
     from ..observe.verdict.placement import Placement
     from .backends.processes.hearing import Unpacking
-    from .checkpoint.progress import Progress
+    from .checkpoint.order import Order
     from .checkpoint.saved_state import ResumeState
     from .stats.stats import EpochStats
 
@@ -85,8 +85,8 @@ class LoaderPosition:
 
     def __init__(self) -> None:
         self.num_epochs_begun = 0
-        self.progress: Progress | None = None
-        """The progress of the running epoch or, between epochs, of the last one."""
+        self.order: Order | None = None
+        """The order of the running epoch or, between epochs, of the last one."""
         self.to_resume: ResumeState | None = None
         """The state that the next epoch resumes. It stays until that epoch has begun, so an error
         or Ctrl-C in ``iter()`` does not lose it."""
@@ -98,8 +98,8 @@ class LoaderPosition:
         """
         self._is_wanted = True
         self._is_wanted_before = self._is_wanted_before or before
-        if self.progress is not None:
-            self.progress.is_wanted = self.is_collected(inline=self.progress.own is not None)
+        if self.order is not None:
+            self.order.is_wanted = self.is_collected(inline=self.order.own is not None)
 
     def is_collected(self, *, inline: bool) -> bool:
         """Return whether an iterable is asked for its state after every batch.
@@ -119,18 +119,18 @@ class LoaderPosition:
         if self.to_resume is not None:
             return self.to_resume.as_dict()
         generators = [generator.get_state() for generator in generators_of(loader)]
-        progress = self.progress
-        if progress is None:
+        order = self.order
+        if order is None:
             state = before_first_epoch(loader, generators)
         else:
-            unknown = progress.unknown_ends()
+            unknown = order.unknown_ends()
             if unknown and loader._iterator is not None:
                 loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
-            state = progress.state(generators, num_back=num_back)
+            state = order.state(generators, num_back=num_back)
             if state.finished:  # the next epoch is the one that set_epoch() has named since
                 state = replace(state, sampler_epoch=epoch_of(loader._index_sampler))
-            if progress.is_vague or (progress.num_counted and not was_wanted):
-                _warn_counted(loader.dataset, progress)
+            if order.is_vague or (order.num_counted and not was_wanted):
+                _warn_counted(loader.dataset, order)
         values = {**state.as_dict(), "made_by": made_by(loader)}
         # With workers, each has a copy of the dataset, and the copies diverge.
         is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
@@ -160,8 +160,8 @@ class LoaderPosition:
         Beginning within an epoch draws an index ahead. Without workers that loop had not asked for
         it, and a sampler may draw from a generator for it, even to find that there is none.
         """
-        if self.progress is not None:
-            states = self.progress.begun.before_first
+        if self.order is not None:
+            states = self.order.before_first
             for generator, state in zip(generators_of(loader)[1:], states, strict=False):
                 generator.set_state(state)
 
@@ -212,14 +212,14 @@ class LoaderPosition:
         return resume
 
 
-def _warn_counted(dataset: object, progress: Progress) -> None:
+def _warn_counted(dataset: object, order: Order) -> None:
     _logger.warning(
         "DataLoader.state_dict: nobody had asked for a state before, so this one counts the items "
         "of %s instead of holding its state: resuming makes %d items again%s. Call state_dict() "
         "once before training.",
         type(dataset).__name__,
-        progress.num_counted,
-        ", and is exact only if all its epochs are alike" if progress.begun.base.num_epochs else "",
+        order.num_counted,
+        ", and is exact only if all its epochs are alike" if order.base.num_epochs else "",
     )
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from ...engine.rings import ConsumerRing
-    from ..checkpoint.progress import Progress
+    from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..stats.stats import EpochStats
@@ -36,7 +36,7 @@ class Backend(ABC):
 
     @abstractmethod
     def begin(
-        self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress
+        self, key: StreamKey, workers: Sequence[WorkerState], order: Order
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch, the first or another one; jobs of the last one are dropped. ``workers``:
         the states to which their iterables advance before their first batch; () = map-style.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from ...engine.rings import ConsumerRing
-    from ..checkpoint.progress import Progress
+    from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
     from ..fetching.items import Items
     from ..rng.keys import StreamKey
@@ -53,7 +53,7 @@ class InlineWorker(Backend):
         self._job: Given | None = None
 
     def begin(
-        self, key: StreamKey, workers: Sequence[WorkerState], progress: Progress
+        self, key: StreamKey, workers: Sequence[WorkerState], order: Order
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Backend``. Raises: what ``iter(dataset)`` raises."""
         fetch_cell, collate_cell = self.stats.new_cells(enabled=self._spec.stats)
@@ -70,15 +70,15 @@ class InlineWorker(Backend):
             collate_cell=collate_cell,
         )
         if (items := self._maker.items) is not None:
-            self._keep_state_of(items, progress)
+            self._keep_state_of(items, order)
         return self.stats.consumer, ()
 
-    def _keep_state_of(self, items: Items, progress: Progress) -> None:
+    def _keep_state_of(self, items: Items, order: Order) -> None:
         # Nothing is loaded ahead, so the iterable is asked for its state when the loader is. Keep
         # the state's owner only: what dropping the iterator has to end must not outlive it.
-        progress.workers[0] = beginning = items.progress(wanted=False)
+        order.workers[0] = beginning = items.progress(wanted=False)
         if beginning.keeper is not None:
-            progress.own = items.own_state
+            order.own = items.own_state
         if self._streams is not None:
             weakref.finalize(self, _end_within, self._streams, items).atexit = False
 

@@ -1,16 +1,11 @@
-"""What each epoch keeps for a state: its base seed, what it has drawn from a sampler that keeps its
-own state, and what it began with, which a state says again as long as the epoch runs."""
+"""What an epoch keeps for a state beside numbers: its base seed, and what it has drawn from a
+sampler that keeps its own state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..rng.keys import epoch_seed
-
-if TYPE_CHECKING:
-    import torch
-
-    from .last_indices import LastIndices
 
 
 class BaseSeed(NamedTuple):
@@ -44,28 +39,3 @@ class SamplerState(NamedTuple):
     """The indices that were drawn and not handed out."""
     left: int | None = None
     """The number of indices that it gives after those in this epoch; None = unknown."""
-
-
-class EpochStart(NamedTuple):
-    """The beginning of one iterator's epoch."""
-
-    epoch: int
-    """The number of epochs begun before this one."""
-    epoch_seed: int
-    start: int
-    """The number of samples on all ranks before this iterator's first."""
-    world: int
-    in_batches: bool
-    """Whether the sampler gives the indices of a batch at once."""
-    before: LastIndices | None
-    """The last indices before this iterator's first; None = they say nothing of its order."""
-    nothing_left: bool
-    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
-    before_first: list[torch.Tensor]
-    """The user's generators before the first index was drawn ahead, to go on within an epoch; [] =
-    nothing was drawn ahead that may have to be drawn again."""
-    generators: list[torch.Tensor]
-    base: BaseSeed
-    persistent: bool
-    keeps_datasets: bool
-    """Whether later epochs use the same dataset objects."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from ..sampling.sampler_chain import keeper_of_unknown_epoch, nested_samplers, num_ranks
+from ..sampling.sampler_chain import keeper_of_unknown_epoch, names_of, nested_samplers, num_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,7 @@ def tell_order(index_sampler: Any) -> bool:
 
 def other_order(samplers: list[Any]) -> ValueError:
     """Return the error where a sampler does not give the indices that it gave."""
-    names = " of ".join(dict.fromkeys(type(each).__name__ for each in samplers))
+    names = names_of(samplers[0])
     keeper = keeper_of_unknown_epoch(samplers[0])
     if keeper is not None:
         return ValueError(

@@ -85,6 +85,11 @@ def nested_samplers(sampler: Any) -> Iterator[Any]:
         sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
 
 
+def names_of(sampler: Any) -> str:
+    """Return the classes of the sampler and of those inside it, from the outside in."""
+    return " of ".join(dict.fromkeys(type(each).__name__ for each in nested_samplers(sampler)))
+
+
 _MOST_WRAPPERS = 8
 
 

@@ -140,12 +140,12 @@ class LoopClock:
         # One object: whoever reads meanwhile must not miss a call, or count it twice.
         self._reading = (0, 0)
 
-    def time(self, call: Callable[[], T]) -> T:
-        """Return ``call()``, and count its time."""
+    def time(self, call: Callable[..., T], *args: Any) -> T:
+        """Return ``call(*args)``, and count its time."""
         total_ns, began_ns = self._reading[0], perf_counter_ns()
         self._reading = total_ns, began_ns
         try:
-            return call()
+            return call(*args)
         finally:
             self._reading = total_ns + perf_counter_ns() - began_ns, 0
 

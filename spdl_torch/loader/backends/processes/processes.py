@@ -86,14 +86,14 @@ class Processes(Crew):
         _live.add(self)
 
     def begin(
-        self, key: StreamKey, workers: Sequence[WorkerState], progress: object = None
+        self, key: StreamKey, workers: Sequence[WorkerState], order: object = None
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Crew``. From here on a thread unpacks the batches if that took the
         loop long in the last one: it would not do it while it waits for its device."""
         if self._unpacking.is_long and self._stage is None:
             self._stage, self.look_seconds = Forwarder(), _LOOK_SECONDS
             self.hearing.is_the_loops = False
-        return super().begin(key, workers, progress)
+        return super().begin(key, workers, order)
 
     def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Start the children, or have those that are there begin an epoch; new ones come in place
