@@ -22,7 +22,6 @@ from _datasets import (
     BulkData,
     GatedData,
     MapData,
-    RecordingSampler,
     StreamData,
     WorkerInfoData,
 )
@@ -31,7 +30,6 @@ from _inside import crew_of, forget_iterator, shift_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
-    ModelLoader,
     ThreadLoader,
     TorchIterator,
     as_list,
@@ -398,37 +396,6 @@ def test_persistent_threads_end_when_the_iterator_is_dropped():
     forget_iterator(loader)
     assert_threads_end(threads)
     assert len(list(loader)) == 8
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_sampler_is_pulled_where_torch_pulls_it(num_workers, batch_size):
-    """By the consumer alone: a fixed number at iter(), then one per batch."""
-    pulls = {}
-    for loader_class in (DataLoader, ModelLoader):
-        sampler = RecordingSampler(list(range(12)))
-        batches = iter(
-            loader_class(
-                MapData(12), sampler=sampler, num_workers=num_workers, batch_size=batch_size
-            )
-        )
-        counts = [sampler.pulled]
-        counts += [sampler.pulled for _ in batches]
-        pulls[loader_class] = counts
-        assert sampler.threads == {threading.get_ident()}
-    assert pulls[DataLoader] == pulls[ModelLoader]
-    assert pulls[DataLoader][0] == 2 * num_workers * (batch_size or 1)
-
-
-def test_sampler_error_reaches_the_caller():
-    """The sampler runs on the consumer's thread, so its error needs no carrying."""
-
-    def sampler():
-        yield 0
-        raise Bad(7, "sampler")
-
-    with pytest.raises(Bad, match="sampler"):
-        list(DataLoader(data8, sampler=sampler(), num_workers=2))
 
 
 def test_batches_ahead_are_bounded_by_prefetch_factor():
@@ -848,16 +815,6 @@ def test_base_exception_of_the_dataset_does_not_hang_the_loop():
         list(loader)
 
 
-def test_iteration_goes_on_after_an_error():
-    """The bad batch takes its place in the order, the next one follows."""
-    loader = DataLoader(FailingData(9, 4, Bad(1, "x")), num_workers=2, batch_size=2)
-    batches = iter(loader)
-    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-    with pytest.raises(Bad, match="x"):
-        next(batches)
-    assert [batch.tolist() for batch in batches] == [[6, 7], [8]]
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_error_of_collate_fn_arrives_as_the_same_object(num_workers):
     """collate_fn runs on a worker; its error is carried like the dataset's."""
@@ -971,20 +928,6 @@ def test_copy_of_a_dataset_may_load_with_workers():
     assert epoch_of(ThreadLoader(Cached(8), num_workers=2)) == epoch_of(TorchLoader(data8))
 
 
-def test_error_of_dataset_iter_surfaces_at_the_first_batch():
-    """An iterable that cannot be opened fails at next(), not at iter()."""
-
-    class Unopened(IterableDataset):
-        """Its file is missing."""
-
-        def __iter__(self):
-            raise FileNotFoundError("shard 3")
-
-    batches = iter(DataLoader(Unopened(), num_workers=1))
-    with pytest.raises(FileNotFoundError, match="shard 3"):
-        next(batches)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("data_class", [FailingData, FailingBulk])
 def test_stop_iteration_of_a_map_dataset_becomes_a_runtime_error(data_class, num_workers):
@@ -997,23 +940,6 @@ def test_stop_iteration_of_a_map_dataset_becomes_a_runtime_error(data_class, num
     assert isinstance(caught.value.__cause__, StopIteration)
     assert re.search(r"(dataset|indices ?)\[3\]", "".join(traceback.format_exception(caught.value)))
     assert [batch.item() for batch in batches] == [4, 5, 6, 7]
-
-
-def test_timeout_raises_while_a_sample_blocks():
-    """timeout= is a RuntimeError in torch's words; the batch still arrives afterwards."""
-    dataset = GatedData(2)
-    batches = iter(ThreadLoader(dataset, num_workers=1, timeout=0.05))
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
-            next(batches)
-    dataset.gate.set()
-    seen = []
-    while len(seen) < 2:
-        try:
-            seen.append(next(batches).item())
-        except RuntimeError:  # a loaded machine may need more than the timeout
-            continue
-    assert seen == [0, 1]
 
 
 def test_loader_closes_after_a_timeout():
