@@ -804,17 +804,6 @@ def test_error_of_the_dataset_arrives_as_the_same_object(data_class, error_class
     error.__traceback__ = None
 
 
-def test_base_exception_of_the_dataset_does_not_hang_the_loop():
-    """It ends a worker process of torch's; here it reaches the loop."""
-
-    class Halt(BaseException):
-        """Not an Exception, as a test framework's outcome."""
-
-    loader = ThreadLoader(FailingData(8, 3, Halt("now")), num_workers=2)
-    with pytest.raises(Halt, match="now"):
-        list(loader)
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_error_of_collate_fn_arrives_as_the_same_object(num_workers):
     """collate_fn runs on a worker; its error is carried like the dataset's."""

@@ -51,13 +51,6 @@ class Images(Dataset):
         return {"image": image_of(index), "index": index, "name": f"#{index}", "draws": draws}
 
 
-class BulkImages(Images):
-    """The whole batch in one call."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
 class ImageStream(IterableDataset):
     """Divides itself among the workers."""
 

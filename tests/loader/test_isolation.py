@@ -16,7 +16,6 @@ from _datasets import StatefulStream
 from _gates import num_fds
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
-    BulkImages,
     Coded,
     Crashing,
     Environment,
@@ -90,34 +89,6 @@ def test_batches_are_bit_equal_to_those_of_threads(case):
     found, expected = pair(Images(), **MAP_CASES[case])
     assert found == expected
     assert found[0]
-
-
-def test_batches_are_bit_equal_when_the_dataset_takes_whole_batches():
-    """``__getitems__``, and a Subset around it."""
-    found, expected = pair(Subset(BulkImages(), range(2, 20)), 5, num_workers=2, shuffle=True)
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "options"),
-    [
-        (1, {"batch_size": 5}),
-        (2, {"batch_size": None, "persistent_workers": True}),
-        (4, {"batch_size": 3, "drop_last": True}),
-    ],
-)
-def test_batches_are_bit_equal_when_the_dataset_is_iterable(num_workers, options):
-    """Each worker has its own iterator and sees its own number."""
-    found, expected = pair(ImageStream(), num_workers=num_workers, **options)
-    assert found == expected
-    assert found[0]
-
-
-def test_every_batch_comes_once_when_order_does_not_matter():
-    """in_order=False: as they are ready."""
-    loader = isolated(Images(), 4, num_workers=4, in_order=False, seed=3)
-    expected = [bits(batch) for batch in DataLoader(Images(), 4, num_workers=1, seed=3)]
-    assert sorted(bits(batch) for batch in loader) == sorted(expected)
 
 
 def test_batches_are_bit_equal_when_the_child_is_spawned():
@@ -288,29 +259,6 @@ def test_index_that_cannot_be_pickled_is_the_samplers_error():
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         next(batches)
     assert len(list(batches)) == 1
-
-
-def test_bad_samples_are_skipped():
-    """on_error="skip": left out, replaced and reported as on threads."""
-    for replace in (False, True):
-        dataset = Failing({2: Coded, 7: KeyError})
-        found, expected = (
-            DataLoader(
-                dataset,
-                4,
-                num_workers=2,
-                seed=1,
-                isolation=isolation,
-                on_error="skip",
-                error_budget=5,
-                replace=replace,
-            )
-            for isolation in ("process", "thread")
-        )
-        assert epochs_of(found, 1) == epochs_of(expected, 1)
-        assert found.skipped == expected.skipped
-        assert [each.key for each in found.skipped] == [2, 7]
-        assert "samples that were skipped" in shown(found.report())
 
 
 def test_budget_is_overdrawn_by_the_samples_own_errors():

@@ -27,7 +27,7 @@ from _folders import HELPERS
 from _gates import num_fds, until
 from _inside import are_up, children_of, crew_of
 from _isolated import bits, epochs_of, nothing_left, release_what_has_ended
-from _isolation_data import Coded, Crashing, Failing, Images, ImageStream, WhoAmI, as_list
+from _isolation_data import Coded, Crashing, Failing, Images, WhoAmI, as_list
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
@@ -97,29 +97,6 @@ def shuffled(dataset, make, **options):
     """A loader whose order and draws are the same each time."""
     generator = torch.Generator().manual_seed(3)
     return make(dataset, 5, shuffle=True, generator=generator, **options)
-
-
-class Dealt(IterableDataset):
-    """Deals its items out among the workers; each draws."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for item in range(first, 14, step):
-            yield torch.tensor([item, torch.rand(()), random.random(), np.random.rand()])
-
-
-@each_number
-def test_items_of_an_iterable_are_those_without_workers(processes):
-    """In the order that as many threads give them."""
-    torch.manual_seed(1)
-    expected = [item.tolist() for item in DataLoader(Dealt(), None, seed=5)]
-    loader = divided(Dealt(), None, processes=processes, seed=5)
-    assert sorted(item.tolist() for item in loader) == sorted(expected)
-    options = {"seed": 5, "persistent_workers": True}
-    found = epochs_of(divided(ImageStream(), 3, processes=processes, **options))
-    threaded = ThreadLoader(ImageStream(), 3, num_workers=processes, **options)
-    assert found == epochs_of(threaded)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
