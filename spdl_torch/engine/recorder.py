@@ -27,20 +27,18 @@ from .shared import LiveObjects, SharedCounter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-    from .rings import RowCopy
+    from .rings import SharedRing
     from .timeline import Timeline
 
 Level = Literal["off", "batch", "item"]
 
 FAILURE_EVENT = "failure"
-NO_ANSWER_EVENT = "no_answer"
-"""Of a worker process that was asked what it did: its rows are missing."""
 
 _NEVER_NS = 2**63 - 1
 
 _SHORTEST_NS: dict[Level, int] = {"off": _NEVER_NS, "batch": 100_000, "item": 0}
 
-_CAPACITY = 8_192  # 0.6 MB a thread once it is full; at 5 ms a turn, the last 40 s
+CAPACITY = 8_192  # 0.6 MB a thread once it is full; at 5 ms a turn, the last 40 s
 _SESSION_CAPACITY = 65_536
 
 _MOST_INSTANTS = 1_000
@@ -152,16 +150,6 @@ class FlightRecorder:
     def _consumers(self) -> list[ConsumerRing]:
         return [ring for *_, ring in tuple(self._rows) if isinstance(ring, ConsumerRing)]
 
-    def stages_copied(self) -> tuple[tuple[RowCopy, ...], tuple[Instant, ...]]:
-        """Return what the threads of stages did, to be read later or elsewhere, and the moments of
-        note."""
-        rows = tuple(
-            (stage, stage_number, replica, role, ring.copied())
-            for stage, stage_number, replica, role, ring in tuple(self._rows)
-            if role == "stage"
-        )
-        return rows, self._all_instants()
-
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""
         # Most programs never read one.
@@ -201,6 +189,19 @@ class FlightRecorder:
         return _SHORTEST_NS[level] if self.enabled else _NEVER_NS
 
 
+class SharedRecorder(FlightRecorder):
+    """The recorder of an epoch in a worker process, whose one ring another process reads."""
+
+    def __init__(self, ring: SharedRing, epoch: int, *, enabled: bool) -> None:
+        super().__init__("DataLoader", 0, enabled=enabled)
+        self._ring = ring
+        ring.clear(epoch, self._shortest_ns("batch"))
+
+    def new_ring(self, *_: object) -> Ring:
+        """Return the ring, for the only thread of the only stage."""
+        return self._ring
+
+
 def _same(value: tuple[int, int]) -> tuple[int, int]:
     return value
 
@@ -223,7 +224,7 @@ class _Process:
 
     @property
     def capacity(self) -> int:
-        return _SESSION_CAPACITY if self.sessions else _CAPACITY
+        return _SESSION_CAPACITY if self.sessions else CAPACITY
 
 
 _process = _Process()

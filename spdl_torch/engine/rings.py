@@ -25,6 +25,7 @@ _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whol
 
 _RECORD = struct.Struct("10q")
 _pack_into, _SIZE = _RECORD.pack_into, _RECORD.size
+_HEAD, _WORD = struct.Struct("3q"), struct.Struct("q")  # of a shared ring: epoch, thread, count
 
 _TURN_KINDS = len(Outcome)  # lower kinds are the outcome of a turn, higher ones the name of a part
 
@@ -37,7 +38,7 @@ class Ring:
         """Turns and parts shorter than this are not added."""
         self.thread_id = 0
         self._capacity = capacity
-        self._buffer = bytearray(min(capacity, _FIRST_CAPACITY) * _SIZE)
+        self._buffer: bytearray | memoryview = bytearray(min(capacity, _FIRST_CAPACITY) * _SIZE)
         self._num_added = 0
         self._part_names: list[str] = []
 
@@ -68,7 +69,8 @@ class Ring:
         place = added % self._capacity * _SIZE
         if place == len(self._buffer):
             # A new one: a reader of the old one at this moment keeps it from growing.
-            self._buffer = self._buffer + bytes(min(place, self._capacity * _SIZE - place))
+            more = bytes(min(place, self._capacity * _SIZE - place))
+            self._buffer = bytearray(self._buffer) + more
         num_before = -1 if before is None else len(before)
         num_after = -1 if after is None else len(after)
         # No *(...) here: it would make a tuple and a list for every record.
@@ -100,7 +102,8 @@ class Ring:
         # No lock: the thread writes on. The count is read first, then the buffer is copied. What
         # the thread wrote in between, while it was copied as well, and the record it may be writing
         # now, replaced the oldest ones, which are left out.
-        added, content = self._num_added, bytes(self._buffer)
+        added = self._num_added
+        content = bytes(memoryview(self._buffer)[: added * _SIZE])
         unsafe = self._num_added + 1 - self._capacity
         first = max(0, added - self._capacity, unsafe)
         names = tuple(self._part_names)
@@ -109,6 +112,44 @@ class Ring:
     def read(self) -> tuple[list[Turn], list[Part], int]:
         """Return turns, parts, and how many of them were overwritten. Any thread may call this."""
         return self.copied().read()
+
+
+class SharedRing(Ring):
+    """A ring in memory that two processes have: one writes it, and the other one reads."""
+
+    def __init__(self, memory: memoryview, part_names: tuple[str, ...]) -> None:
+        """``part_names``: of all the parts that will be recorded."""
+        self.shortest_ns = 0
+        self._head, self._buffer = memory[: _HEAD.size], memory[_HEAD.size :]
+        self._capacity = len(self._buffer) // _SIZE
+        self._part_names = list(part_names)
+
+    def clear(self, epoch: int, shortest_ns: int) -> None:
+        """Begin anew: what is written from now on belongs to that epoch."""
+        self.shortest_ns = shortest_ns
+        _HEAD.pack_into(self._head, 0, epoch, 0, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that it is about."""
+        return int(_HEAD.unpack_from(self._head)[0])
+
+    @property
+    def thread_id(self) -> int:
+        """The thread that writes; 0 = it has not begun."""
+        return int(_HEAD.unpack_from(self._head)[1])
+
+    @thread_id.setter
+    def thread_id(self, thread_id: int) -> None:
+        _WORD.pack_into(self._head, _WORD.size, thread_id)
+
+    @property
+    def _num_added(self) -> int:
+        return int(_HEAD.unpack_from(self._head)[2])
+
+    @_num_added.setter
+    def _num_added(self, count: int) -> None:
+        _WORD.pack_into(self._head, 2 * _WORD.size, count)
 
 
 class RingCopy(NamedTuple):
@@ -149,10 +190,6 @@ def read_row(stage: str, stage_number: int, replica: int, role: Role, ring: Ring
     return Row(
         stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
     )
-
-
-RowCopy = tuple[str, int, int, Role, RingCopy]
-"""What ``read_row`` takes, of one moment."""
 
 
 class ConsumerRing(Ring):

@@ -22,7 +22,6 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subse
 import spdl_torch
 from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
 from spdl_torch.loader.backends.epoch import Epoch
-from spdl_torch.loader.backends.processes import process_counts
 from spdl_torch.testing import assert_resume_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -438,7 +437,6 @@ def test_failures_are_recorded_before_their_batch_is_handed_over(seat, error, mo
         assert os.getpid() != trainer or checked.wait(PATIENCE_SECONDS)
 
     monkeypatch.setattr(Epoch, "deliver", and_no_further)
-    monkeypatch.setattr(process_counts, "_ASK_SECONDS", 0.05)  # nobody hears the children now
     # Bad samples are left out by the one, and end the epoch by the other, which is no Exception.
     data = Noisy(8, {3, 5} if error is ValueError else {1}, error=error)
     if error is SystemExit and seat == "no workers":

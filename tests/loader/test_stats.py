@@ -2,6 +2,8 @@
 
 import logging
 import math
+import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -290,6 +292,45 @@ def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
         assert waited == pytest.approx(fetch.thread_time - fetch_early.thread_time, rel=0.1)
         assert fetch.wait_in_ratio < 1
         assert len(list(batches)) == 11
+
+
+class Gated(multiprocessing.context.ForkProcess):
+    """A process that begins once something has been written into a pipe."""
+
+    gate = None
+
+    def run(self):
+        if self.gate is not None:
+            os.read(self.gate, 1)
+        super().run()
+
+
+class GatedContext(multiprocessing.context.ForkContext):
+    """Whose second process begins late."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gates = iter((None, gate))
+
+    def Process(self, *args, **kwargs):  # as multiprocessing calls it
+        process = Gated(*args, **kwargs)
+        process.gate = next(self.gates)
+        return process
+
+
+def test_workers_that_begin_after_the_first_batch_are_counted():
+    """Though the loop does nothing that would receive anything of theirs."""
+    reads, writes = os.pipe()
+    options = {"isolation": "process", "multiprocessing_context": GatedContext(reads)}
+    try:
+        loader = DataLoader(Numbers(), batch_size=1, num_workers=2, prefetch_factor=6, **options)
+        next(batches := iter(loader))
+        os.write(writes, b".")
+        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)
+        assert len(list(batches)) == 11
+    finally:
+        os.close(reads)
+        os.close(writes)
 
 
 def work():

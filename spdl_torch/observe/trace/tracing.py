@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...engine.recorder import (
-    NO_ANSWER_EVENT,
     FlightRecorder,
     Level,
     RecordingSession,
@@ -116,7 +115,7 @@ def profile_of(
         timeline = recorder.timeline(since_ns)
         if any(row.turns for row in timeline.rows):
             shown.append(_without_repeats(timeline, collections))
-            reports.append(_with_silent(_report_of(recorder.owner), timeline))
+            reports.append(_report_of(recorder.owner))
     report = _longest(reports, shown)
     return Profile(report, tuple(shown), rank=rank_of_process(), _program=program)
 
@@ -142,18 +141,7 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
     if timeline is None:
         return Profile(report, rank=rank_of_process())
     report = against_cached_steps(report, step_seconds(timeline), cached_step)
-    return Profile(_with_silent(report, timeline), (timeline,), rank=rank_of_process())
-
-
-def _with_silent(report: Report, timeline: Timeline) -> Report:
-    """Return the report with a remark on each worker process that did not say what it did."""
-    remarks = [
-        f"Worker process {each.details['worker']} (pid {each.details['pid']}) did not answer "
-        f"within {each.details['seconds']:g} s: what it did is not in this profile."
-        for each in timeline.instants
-        if each.name == NO_ANSWER_EVENT
-    ]
-    return _with_remarks(report, *remarks)
+    return Profile(report, (timeline,), rank=rank_of_process())
 
 
 def _with_remarks(report: Report, *remarks: str) -> Report:

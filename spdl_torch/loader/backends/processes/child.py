@@ -21,7 +21,7 @@ from ..worker_info import use_one_intra_op_thread
 from ..worker_thread import Worker
 from .batch_packing import SlabWriter
 from .job_wire import JobWire
-from .questions import Listener
+from .page import Guard, Page
 from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
 from .uplink import Uplink
@@ -30,7 +30,6 @@ from .wire import Wire
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
-    from multiprocessing.connection import Connection
 
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 class Beginning(NamedTuple):
     """The arguments with which the child is started."""
 
+    page: Page
     spec: Any
     number: int
     """The worker's number among those of all processes."""
@@ -52,38 +52,37 @@ class Beginning(NamedTuple):
     when the server started. None = the child is forked, and already has it."""
 
 
-def main(end: socket.socket, control: Connection, beginning: Beginning) -> None:
+def main(end: socket.socket, asked: socket.socket, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then multiprocessing ends the process, as it ends
     torch's workers.
 
-    ``control``: the pipe for the trainer's questions.
+    ``asked``: by which the trainer asks what is at work.
     """
     # Collections would write to every page that is shared with the trainer, or with a fork server.
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
     wire = Wire(end)
-    uplink = Uplink(wire, SlabPool())
+    uplink = Uplink(wire, SlabPool(), beginning.page)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=uplink.forget)
     uplink.carry_log_lines()
-    uplink.say_that_it_is_up()
-    _run_worker(wire, control, beginning, uplink)
+    beginning.page.is_up = True
+    _run_worker(wire, Guard(asked, beginning.page), beginning, uplink)
     uplink.send_all()
 
 
-def _run_worker(wire: Wire, control: Connection, beginning: Beginning, uplink: Uplink) -> None:
+def _run_worker(wire: Wire, guard: Guard, beginning: Beginning, uplink: Uplink) -> None:
     try:
         spec = _opened(beginning, wire, uplink)
         threading.current_thread().name = f"spdl-worker-{beginning.number}"
         _seed_process(spec.draws.base_seed, beginning.number)
-        listener = Listener(control, spec.pipeline_number, records=spec.stats)
-        listener.start()
+        guard.start()
     except BaseException as error:
         uplink.send_fatal("the worker process could not be set up", error)
         return
     try:
-        _work(wire, beginning, spec, uplink, listener)
+        _work(wire, beginning, spec, uplink, guard)
     except BaseException as error:
         uplink.send_fatal("the worker process failed", error)
     uplink.counts = None  # it stays, and would keep the dataset
@@ -94,19 +93,19 @@ def _work(
     beginning: Beginning,
     spec: LoadSpec,
     uplink: Uplink,
-    listener: Listener,
+    guard: Guard,
 ) -> None:
     """Work until the trainer hangs up, or is gone."""
     use_one_intra_op_thread()
     count_only_this_thread()
     uplink.counts = counts = WorkerCounts(1, spec.recipe.dataset)
-    jobs = JobWire(wire, uplink, counts, listener.new_recorder)
+    jobs = JobWire(wire, uplink, counts, records=spec.stats)
     jobs.restart(beginning.key, beginning.workers)
     worker = Worker(
         beginning.number,
         spec,
         jobs.shifts,
-        listener.activity,
+        guard.activity,
         copying=None,
         cells=counts.new_cells(enabled=spec.stats),
         could_not_start=_note_nothing,

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.channel import ChannelClosed
 from ....engine.counters import QueueCounters
+from ....engine.recorder import SharedRecorder
 from ..epoch import Epoch, Shift
 from ..jobs import Given, Job
 from .messages import Free, Restart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ....engine.recorder import FlightRecorder
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ...stats.counts import WorkerCounts
@@ -49,7 +49,7 @@ class JobWire:
     """The wire in place of the channels of threads. Only the main thread uses it, so it needs no
     lock.
 
-    counts: counts each epoch. new_recorder: makes its recorder.
+    counts: counts each epoch. records: whether it is recorded.
     """
 
     def __init__(
@@ -57,13 +57,14 @@ class JobWire:
         wire: Wire,
         uplink: Uplink,
         counts: WorkerCounts,
-        new_recorder: Callable[[], FlightRecorder],
+        *,
+        records: bool,
     ) -> None:
         self.shifts: Any = _Shifts()
         self._wire = wire
         self._uplink = uplink
         self._counts = counts
-        self._new_recorder = new_recorder
+        self._records = records
         self._waiting: deque[Any] = deque()  # messages read before their turn
         self._waited_ns = 0
 
@@ -92,7 +93,8 @@ class JobWire:
         """Begin an epoch: the worker takes it from ``shifts``."""
         self._waited_ns = 0
         queues: Any = self
-        recorder = self._new_recorder()
+        page, number = self._uplink.page, self._uplink.epoch
+        recorder = SharedRecorder(page.ring, number, enabled=self._records)
         epoch = Epoch(
             results=queues,
             outlet=queues,

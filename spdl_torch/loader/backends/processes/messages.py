@@ -33,16 +33,6 @@ class Restart(NamedTuple):
     workers: Sequence[WorkerState]
 
 
-class Ask(NamedTuple):
-    """To the child, by a pipe of its own: a question. The answer comes back by that pipe."""
-
-    number: int
-    """The question's, which its answer has as well."""
-    question: str
-    """The question: ``at_work`` or ``rows``."""
-    argument: Any = None
-
-
 class Span(NamedTuple):
     """A part of a slab, in bytes."""
 
@@ -68,11 +58,6 @@ class Packed(NamedTuple):
     """The pickle, or where it lies in the slab."""
     blocks: tuple[Span, ...]
     """The spans of the large tensors and arrays, in the pickle's order."""
-
-
-class Up(NamedTuple):
-    """From the child, its first message, with the file of its ``CountsPage``: signals to the
-    trainer's group no longer end it."""
 
 
 class Answer(NamedTuple):

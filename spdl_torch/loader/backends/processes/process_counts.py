@@ -8,29 +8,21 @@ import weakref
 from collections import Counter
 from dataclasses import replace
 from functools import reduce
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....engine.counters import TaskCounters, ThreadCount
-from ....engine.moments import Instant
-from ....engine.recorder import FAILURE_EVENT, NO_ANSWER_EVENT
 from ....engine.rings import read_row
 from ....machine.probes import ProbeCounters
 from ...stats.counts import Readings
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ....engine.rings import RowCopy
-    from ....engine.threads import ThreadGroup
-    from ....engine.timeline import Timeline
+    from ....engine.timeline import Row, Timeline
     from ..epoch import Epoch
     from .worker_process import WorkerProcess
 
-_ASK_SECONDS = 2.0
 _ROW = "worker process"  # the name of the children's rows in a trace
-_KEEP_SECONDS = 0.2  # at the end of an epoch, when the children have nothing left to do
 
 _Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
@@ -74,7 +66,7 @@ class ProcessCounts:
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
         if self.rows is not None:
-            self.rows.keep_rows_of(child)
+            self.rows.keep(child)
         self._left.append(child.latest or b"")
         self._drop(child)
 
@@ -84,9 +76,7 @@ class ProcessCounts:
     def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""
         self._lost, self._left = [], []
-        if self.rows is not None:
-            self.rows.let_go()
-        self.rows = ProcessRows(self, enabled=epoch.recorder.enabled)
+        self.rows = ProcessRows(self)
         epoch.recorder.completed_by(self.rows.completed)
 
     def keep_rows(self) -> None:
@@ -150,91 +140,31 @@ def _added(one: _Counters, other: _Counters) -> _Counters:
     return type(one)(*sums)
 
 
-_Recorded = tuple["tuple[RowCopy, ...]", "tuple[Instant, ...]"]
-"""What one child has recorded."""
-
-
 class ProcessRows:
-    """What the threads of an epoch's children did: asked for as long as they live, kept before they
-    end."""
+    """What the worker processes of an epoch did: read as long as they are in it, kept before they
+    begin another one, or leave."""
 
-    def __init__(self, counts: ProcessCounts, *, enabled: bool) -> None:
+    def __init__(self, counts: ProcessCounts) -> None:
         self._counts = weakref.ref(counts)
-        self._is_enabled = enabled
-        self._kept: list[_Recorded] | None = None  # None = the children still have them
-        self._left: list[_Recorded] = []  # of children that have left
-        self._silent: dict[int, Instant] = {}  # by number: children that were asked in vain
-        self._keeper: threading.Thread | None = None
+        self._kept: list[Row] = []
+        self._is_over = False
 
-    def keep(self) -> None:
-        """Keep the children's rows, before they are gone. Blocks, usually for a millisecond
-        each."""
-        self._kept = self._of_all(_KEEP_SECONDS)
-
-    def keep_before_the_end(self, children: Sequence[WorkerProcess], threads: ThreadGroup) -> None:
-        """Have a thread keep the children's rows and then let them end, unless they are kept
-        already. For a finalizer, which must not wait for answers.
-        """
-        if not self._is_enabled or self._kept is not None or self._keeper is not None:
-            return
-
-        def keep() -> None:
-            try:
-                self._kept = self._answers_of(children, _KEEP_SECONDS)
-            finally:
-                for child in children:
-                    child.hang_up()
-
-        self._keeper = threads.spawn("keeper", keep)
-
-    @property
-    def is_keeping(self) -> bool:
-        """Whether a thread is about to let the children end."""
-        return self._keeper is not None and self._keeper.is_alive()
-
-    def let_go(self) -> None:
-        """Note that another epoch begins: the children's rows will be of that one."""
-        self._kept = self._kept or []
+    def keep(self, *children: WorkerProcess) -> None:
+        """Keep the rows of children that are about to leave; of all, at the end of the epoch."""
+        if not self._is_over:
+            self._is_over = not children
+            self._kept = [*self._kept, *self._read(children or self._children())]
 
     def completed(self, own: Timeline) -> Timeline:
-        """Return the timeline with the children's rows; asking one takes some milliseconds."""
-        if self._keeper is not None:
-            self._keeper.join(_ASK_SECONDS)
-        rows, instants = list(own.rows), list(own.instants)
-        kept = self._of_all(_ASK_SECONDS) if self._kept is None else self._kept
-        instants += self._silent.values()
-        for their_rows, their_instants in (*self._left, *kept):
-            rows += [replace(read_row(*each), stage=_ROW) for each in their_rows]
-            # The trainer has recorded the failures, before it got their batches; it still knows
-            # them when the child is gone.
-            instants += [each for each in their_instants if each.name != FAILURE_EVENT]
-        return replace(
-            own,
-            rows=tuple(sorted(rows, key=lambda row: (row.stage_number, row.replica))),
-            instants=tuple(instants),
-        )
+        """Return the timeline with the children's rows."""
+        theirs = self._kept if self._is_over else [*self._kept, *self._read(self._children())]
+        rows = sorted((*own.rows, *theirs), key=lambda row: (row.stage_number, row.replica))
+        return replace(own, rows=tuple(rows))
 
-    def keep_rows_of(self, child: WorkerProcess) -> None:
-        """Keep the rows of a child that is about to leave."""
-        self._left += self._answers_of([child], _KEEP_SECONDS)
-
-    def _of_all(self, seconds: float) -> list[_Recorded]:
-        """Ask the live children; each has ``seconds`` to answer."""
+    def _children(self) -> Sequence[WorkerProcess]:
         counts = self._counts()
-        return self._answers_of(() if counts is None else counts.children, seconds)
+        return () if counts is None else counts.children
 
-    def _answers_of(self, children: Sequence[WorkerProcess], seconds: float) -> list[_Recorded]:
-        if not self._is_enabled:
-            return []
-        answers = []
-        for child in children:
-            if child.is_over:
-                continue
-            answer = child.questions.ask("rows", timeout=seconds)
-            self._silent.pop(child.number, None)
-            if answer is not None:
-                answers.append(answer)
-            elif not child.is_over:
-                details = {"worker": child.number, "pid": child.pid, "seconds": seconds}
-                self._silent[child.number] = Instant(perf_counter_ns(), NO_ANSWER_EVENT, details)
-        return answers
+    def _read(self, children: Sequence[WorkerProcess]) -> list[Row]:
+        rings = [(child.number, child.page.ring) for child in children if child.has_recorded]
+        return [read_row(_ROW, 1, number, "stage", ring) for number, ring in rings]

@@ -16,9 +16,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ....engine.recorder import is_tracing
 from ....engine.shared import LiveObjects
-from ....engine.threads import exit_has_begun
 from ...rng.patches import install_for_copies
 from ..crew import JOIN_SECONDS, Crew
 from ..transfer_stage import Forwarder
@@ -110,8 +108,7 @@ class Processes(Crew):
         self.roster.begin_epoch({child.number: child for child in new})
 
     def _prepare_again(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
-        if is_tracing() and self._epoch is not None:
-            self.counts.keep_rows()
+        self.counts.keep_rows()
         self._hear()
         self._epoch = None
         self._losses = Losses()
@@ -192,19 +189,8 @@ class Processes(Crew):
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
         self._hear()
         asked = self.roster.with_batch(awaited) if self._epoch is not None else []
-        described = [self._at_work_in(child, awaited) for child in asked]
+        described = [_at_work_in(child) for child in asked]
         return "\n".join(filter(None, [*described, super().at_work(awaited)]))
-
-    def _at_work_in(self, child: WorkerProcess, awaited: int | None) -> str:
-        described = None
-        if child.is_up:
-            described = child.questions.ask("at_work", awaited, timeout=_ASK_SECONDS)
-        if described is None:
-            return (
-                f"The worker process (pid {child.pid}) is being started, or did not "
-                f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
-            )
-        return str(described)
 
     @property
     def children(self) -> Mapping[int, WorkerProcess]:
@@ -223,17 +209,12 @@ class Processes(Crew):
         self._part()
 
     def _end(self) -> None:
-        """Let the children end; while tracing, only once a thread has kept their rows."""
-        children, rows = list(self.children.values()), self.counts.rows
-        is_left_to_thread = False
+        """Let the children end, and keep what they did."""
         try:
-            if rows is not None and is_tracing() and not exit_has_begun():
-                rows.keep_before_the_end(children, self._threads)
-                is_left_to_thread = rows.is_keeping
+            self.counts.keep_rows()
         finally:  # Ctrl-C too
-            if not is_left_to_thread:
-                for child in children:
-                    child.hang_up()
+            for child in self.children.values():
+                child.hang_up()
 
     def __del__(self) -> None:
         # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
@@ -241,11 +222,8 @@ class Processes(Crew):
             self.request_stop()
 
     def stop(self) -> None:
-        """Keep what the children recorded, call ``request_stop`` and wait for them: they have
-        nothing left to do.
-        """
+        """Call ``request_stop``, and wait for the children, which have nothing left to do."""
         if self._epoch is not None:
-            self.counts.keep_rows()
             self._hear()
         super().stop()
         reap(JOIN_SECONDS)
@@ -390,6 +368,14 @@ class Processes(Crew):
         if not child.was_killed or self._spec.has_turns or len(self.children) == 1:
             return False
         return self._losses.may_be_replaced(jobs) and self.counts.num_replaced < _MOST_REPLACED
+
+
+def _at_work_in(child: WorkerProcess) -> str:
+    described = child.at_work(_ASK_SECONDS) if child.is_up else None
+    return described or (
+        f"The worker process (pid {child.pid}) is being started, or did not "
+        f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
+    )
 
 
 def _start_late(child: WorkerProcess, hearing: Hearing) -> None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...error_notes import Reason
 from ..jobs import Failed, Loaded
-from .counts_page import CountsPage
 from .error_pickle import pack_error, pack_errors_of
-from .messages import Answer, Fatal, Free, LogLine, Up, content_of
+from .messages import Answer, Fatal, Free, LogLine, content_of
 from .wire import File
 
 if TYPE_CHECKING:
     from ...stats.counts import WorkerCounts
     from ..jobs import Result
     from .batch_packing import PackedBatch
+    from .page import Page
     from .shared_memory import Lease, SlabPool
     from .wire import Wire
 
@@ -30,8 +30,9 @@ class Uplink:
     """Sends to the trainer. Any thread may use it; the worker's alone takes jobs and sends
     results."""
 
-    def __init__(self, wire: Wire, slabs: SlabPool) -> None:
+    def __init__(self, wire: Wire, slabs: SlabPool, page: Page) -> None:
         self.slabs = slabs
+        self.page = page
         self.epoch = 0
         """The epoch of the results that are sent."""
         self.counts: WorkerCounts | None = None
@@ -40,7 +41,6 @@ class Uplink:
         self._lock = threading.RLock()
         self._num_submitted = self._num_sent = 0
         self._readings_ns = 0
-        self.page, self._page_file = CountsPage.new()
 
     def begin(self, epoch: int) -> None:
         """Send results of another epoch from now on."""
@@ -72,10 +72,6 @@ class Uplink:
     def _say(self, content: bytes, *files: File) -> None:
         with self._lock:
             self._wire.send(content, *files)
-
-    def say_that_it_is_up(self) -> None:
-        """Send the first message."""
-        self._say(pickle.dumps(Up(), 5), self._page_file)
 
     def send_fatal(self, what: str, error: BaseException) -> None:
         """Send the reason why the child cannot go on."""
@@ -129,7 +125,7 @@ class Uplink:
         if self.counts is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
             return
         self._readings_ns = now
-        self.page.write(self.epoch, pickle.dumps(self.counts.readings(), 5))
+        self.page.count(self.epoch, pickle.dumps(self.counts.readings(), 5))
 
 
 def _without_what_cannot_be_sent(result: Result, error: BaseException) -> tuple[Result, bool]:

@@ -61,6 +61,13 @@ class OwnedSocket(socket.socket):
         super().__init__(fileno=found.detach())
         self.settimeout(None)  # a new socket has the process's default timeout
 
+    def hang_up(self) -> None:
+        """End the waits of both sides. Never blocks; safe in a finalizer, and on any thread."""
+        try:
+            self.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side hung up first, or this is a forked process's copy
+
     __del__ = socket.socket.close
 
 
@@ -181,10 +188,7 @@ class Wire:
 
     def hang_up(self) -> None:
         """End the waits of both sides. Never blocks; safe in a finalizer, and on any thread."""
-        try:
-            self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side hung up first, or this is a forked process's copy
+        self.socket.hang_up()
 
     def close(self) -> None:
         """Close this process's end."""

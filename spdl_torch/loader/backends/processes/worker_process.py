@@ -13,7 +13,7 @@ import os
 import pickle
 import socket
 import sys
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,14 +22,13 @@ import torch.distributed
 from ....engine.shared import LiveObjects
 from ..device import most_regions
 from .child import Beginning, main
-from .counts_page import CountsPage
 from .ending import NO_GUARD, Ending
 from .mappings import Mappings
-from .messages import Answer, Fatal, LogLine, Restart, Up, message_of
+from .messages import Answer, Fatal, LogLine, Restart, message_of
+from .page import Page
 from .process import ChildProcess, start_child
-from .questions import Questions
 from .start_methods import context_of, forks
-from .wire import Wire
+from .wire import OwnedSocket, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from ..load_spec import LoadSpec
     from ..transfer_stage import DeviceStage
 
+_ASK_SECONDS = 0.001  # between two looks for an answer
 _END_SECONDS = 10.0  # for a process whose wire has ended; twice what it gives to its last sample
 
 
@@ -110,15 +110,12 @@ class WorkerProcess:
         """The jobs that it has not answered, in the order in which it got them."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
-        self._page: CountsPage | None = None
+        self.page = Page.new()
         self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=equipment.lock)
-        self.is_up = False
-        """Whether it has said that it is ready for messages."""
         self.is_over = False
         """Whether nothing comes from it any more."""
         self.is_hung_up = False
         self.ending = Ending()
-        self.questions = Questions()
         self._context = equipment.context
         self._owner = os.getpid()
         self._first: bytes | None = None  # the message before all others
@@ -126,9 +123,11 @@ class WorkerProcess:
         self._process: ChildProcess | None = None
         ours, theirs = socket.socketpair()
         self.wire = Wire(ours)
-        self._control, control = self._context.Pipe(duplex=True)
+        asks, asked = socket.socketpair()
+        self._guard = OwnedSocket(asks)
         is_forked = equipment.are_copies
         beginning = Beginning(
+            self.page,
             InheritedSpec(spec) if is_forked else _packed(spec),
             number,
             key,
@@ -136,7 +135,7 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
         )
-        self._theirs: tuple[Any, Any, Beginning] | None = (theirs, control, beginning)
+        self._theirs: tuple[Any, Any, Beginning] | None = (theirs, asked, beginning)
         _live.add(self)
 
     def start(self) -> None:
@@ -144,9 +143,9 @@ class WorkerProcess:
         theirs, self._theirs = self._theirs, None
         if theirs is None or self.is_hung_up:
             return  # ``iter()`` was interrupted before
-        end, control, beginning = theirs
+        end, asked, beginning = theirs
         try:
-            self._process = start_child(self._context, main, (end, control, beginning))
+            self._process = start_child(self._context, main, (end, asked, beginning))
         except BrokenPipeError as error:
             raise RuntimeError(
                 "DataLoader: the worker process ended while it was sent what it begins with; its "
@@ -154,7 +153,8 @@ class WorkerProcess:
             ) from error
         finally:
             end.close()
-            control.close()
+            asked.close()
+            self.page.has_arrived()
         self._first = beginning.spec.content
         if self.is_hung_up:  # meanwhile, by another thread
             self.hang_up()
@@ -162,7 +162,6 @@ class WorkerProcess:
     def open(self) -> None:
         """Begin to send to the process, which has been started: what it begins with, and what it
         has been told until now."""
-        self.questions.open(self._control)
         unsent, self._unsent = self._unsent or [], None
         for content in (self._first, *unsent):
             if content is not None:
@@ -250,24 +249,49 @@ class WorkerProcess:
                 self.mappings.open(packed.ticket, file)
             self.mappings.forget(message.retired)
             return message
-        if isinstance(message, Up):
-            self.is_up, self._page = True, CountsPage(*files)
-        elif isinstance(message, LogLine):
+        if isinstance(message, LogLine):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Fatal):
             self.ending.fatal = message
         return None
 
+    # What it does, at any time:
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has begun; see ``Page``."""
+        return self.page.is_up
+
     @property
     def latest(self) -> bytes | None:
         """The pickle of its last ``Readings`` of this epoch; None = there is none yet."""
-        return None if self._page is None else self._page.read(self.epoch)
+        return self.page.counts(self.epoch)
+
+    @property
+    def has_recorded(self) -> bool:
+        """Whether its ring is of this epoch, and its worker has begun."""
+        ring = self.page.ring
+        return ring.epoch == self.epoch and bool(ring.thread_id)
 
     @property
     def waited_ns(self) -> int:
         """For how long it has had no job."""
-        since_ns = 0 if self._page is None or self.is_over else self._page.idle_since_ns
+        since_ns = 0 if self.is_over else self.page.idle_since_ns
         return perf_counter_ns() - since_ns if since_ns else 0
+
+    def at_work(self, seconds: float) -> str | None:
+        """Ask what is at work in it, and return that; None = it has not said so in time. Any thread
+        may ask, also in a signal's handler: nobody waits for another one."""
+        num_said, end = self.page.num_said, monotonic() + seconds
+        try:
+            self._guard.send(b"?", socket.MSG_DONTWAIT)
+        except OSError:
+            return None  # it is gone, or was asked too often
+        while self.page.num_said == num_said:
+            if self.is_over or monotonic() >= end:
+                return None
+            sleep(_ASK_SECONDS)
+        return self.page.said
 
     # Its end:
 
@@ -276,7 +300,7 @@ class WorkerProcess:
         if os.getpid() != self._owner:
             return
         self.is_hung_up = True
-        self.questions.hang_up()
+        self._guard.hang_up()
         self.wire.hang_up()
         if self._process is not None:
             self._process.end_soon()
@@ -315,17 +339,15 @@ class WorkerProcess:
     def forget(self) -> None:
         """Close this forked process's copies, which must end with the parent."""
         self.wire.close()
-        self.questions.forget()
-        self._control.close()
+        self._guard.close()
         if self._process is not None:
             self._process.forget()
 
     def close(self) -> None:
         """Hang up, and close this end."""
         self.hang_up()
-        self.questions.detach()
         self.wire.close()
-        self._control.close()
+        self._guard.close()
         for each in (self._theirs or ())[:2]:
             each.close()
         self._theirs = None

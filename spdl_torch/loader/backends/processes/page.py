@@ -1,0 +1,173 @@
+"""What a worker process does and has done, in memory that the trainer shares from the start.
+
+The process writes without being asked, and the trainer reads when somebody wants to know: so it is
+true however long the loop has been away, and of a process that hangs or was killed as well. For one
+thing alone the trainer asks, what is at work in it: a thread that otherwise sleeps writes that.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import zlib
+from contextlib import suppress
+from multiprocessing import reduction
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+from ....engine.recorder import CAPACITY
+from ....engine.rings import SharedRing
+from ..activity import Activity, describe_activities
+from .shared_memory import anonymous_file
+from .wire import File, OwnedSocket
+
+if TYPE_CHECKING:
+    import socket
+
+PARTS = ("fetch", "collate")
+"""What the ring's turns consist of."""
+
+_word = struct.Struct("q")  # aligned, and so written and read as one
+_UP, _IDLE, _NUM_SAID = 0, 8, 16  # the places of words
+_slot = struct.Struct("IIqq")  # checksum, bytes, epoch, turn
+
+# The places and sizes of what is longer. Of all that, only what is written takes memory.
+_SLOTS, _SLOT_BYTES = 64, 32 * 1024
+_TEXT, _TEXT_BYTES = _SLOTS + 2 * _SLOT_BYTES, 64 * 1024
+_RING = _TEXT + _TEXT_BYTES
+_BYTES = _RING + (CAPACITY + 1) * 80
+
+
+class Page:
+    """The memory, on either side. The trainer makes it."""
+
+    def __init__(self, file: File) -> None:
+        self._file: File | None = file
+        self._memory = mmap.mmap(file, _BYTES)
+        self._turn = 0
+        self.ring = SharedRing(memoryview(self._memory)[_RING:], PARTS)
+        """The turns of the process's worker."""
+
+    @classmethod
+    def new(cls) -> Page:
+        """Return an empty page."""
+        file = File(anonymous_file("spdl-torch-page"))
+        os.ftruncate(file, _BYTES)
+        return cls(file)
+
+    def __reduce__(self) -> Any:
+        assert self._file is not None, "guaranteed by its owner: it is pickled to start a process"
+        return _arrived, (reduction.DupFd(self._file),)
+
+    def has_arrived(self) -> None:
+        """Let go of the file: the other process has the memory as well."""
+        self._file = None
+
+    def _read(self, place: int) -> int:
+        return int(_word.unpack_from(self._memory, place)[0])
+
+    def _write(self, place: int, value: int) -> None:
+        _word.pack_into(self._memory, place, value)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process has begun: signals to the trainer's group no longer end it."""
+        return bool(self._read(_UP))
+
+    @is_up.setter
+    def is_up(self, is_up: bool) -> None:
+        self._write(_UP, is_up)
+
+    @property
+    def idle_since_ns(self) -> int:
+        """Since when the process has had no job, by ``perf_counter_ns``; 0 = it has one."""
+        return self._read(_IDLE)
+
+    @idle_since_ns.setter
+    def idle_since_ns(self, since_ns: int) -> None:
+        self._write(_IDLE, since_ns)
+
+    def count(self, epoch: int, counts: bytes) -> None:
+        """Write the pickle of what has been counted. What does not fit is left out.
+
+        There are two slots, written in turn, as the process may be killed while it writes one.
+        """
+        size, start = len(counts), _SLOTS + self._turn % 2 * _SLOT_BYTES
+        if _slot.size + size > _SLOT_BYTES:
+            return
+        self._turn += 1
+        _slot.pack_into(self._memory, start, zlib.crc32(counts), size, epoch, self._turn)
+        self._memory[start + _slot.size : start + _slot.size + size] = counts
+
+    def counts(self, epoch: int) -> bytes | None:
+        """Return what was written last in that epoch; None = nothing."""
+        found: list[tuple[int, bytes]] = []
+        for start in (_SLOTS, _SLOTS + _SLOT_BYTES):
+            checksum, size, of_epoch, turn = _slot.unpack_from(self._memory, start)
+            content = self._memory[start + _slot.size : start + _slot.size + size]
+            if size and of_epoch == epoch and zlib.crc32(content) == checksum:
+                found.append((turn, content))
+        return max(found)[1] if found else None
+
+    @property
+    def num_said(self) -> int:
+        """How often the process has said what is at work in it."""
+        return self._read(_NUM_SAID)
+
+    def say(self, text: str) -> None:
+        """Write what is at work."""
+        content = text.encode(errors="replace")[: _TEXT_BYTES - _word.size]
+        self._write(_TEXT, len(content))
+        start = _TEXT + _word.size
+        self._memory[start : start + len(content)] = content
+        self._write(_NUM_SAID, self.num_said + 1)  # last: whoever sees it finds the text
+
+    @property
+    def said(self) -> str:
+        """What the process has said last."""
+        start = _TEXT + _word.size
+        return self._memory[start : start + self._read(_TEXT)].decode(errors="replace")
+
+
+def _arrived(duplicate: Any) -> Page:
+    page = Page(File(duplicate.detach()))
+    page.has_arrived()
+    return page
+
+
+_FINISH_SECONDS = 5.0  # for the sample that is being fetched when the trainer is gone
+
+
+class Guard:
+    """The thread in a worker process that writes what is at work when the trainer asks, and ends
+    the process when that is gone. It keeps nothing of the user's: the dataset ends with its worker.
+    """
+
+    def __init__(self, end: socket.socket, page: Page) -> None:
+        """``end``: of a socket by which the trainer asks, with any byte."""
+        self._end = OwnedSocket(end)
+        self._page = page
+        self.activity = Activity()
+        """What the worker does now; the worker, on the main thread, writes it."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="spdl-guard", daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while self._end.recv(64):
+                with suppress(Exception):
+                    self._page.say(self._at_work())
+        # The main thread finds the wire closed as well, and ends the process after its sample. If
+        # that does not return, the process ends here.
+        sleep(_FINISH_SECONDS)
+        os._exit(0)
+
+    def _at_work(self) -> str:
+        activity = self.activity
+        if activity.job is None and not activity.beginning:
+            return "None of its threads is at work."  # it waits for a job, in our own code
+        return describe_activities([activity], [threading.main_thread()], None)
