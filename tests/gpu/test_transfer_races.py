@@ -25,7 +25,6 @@ from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes import mappings
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
 from spdl_torch.loader.backends.processes.mappings import Mappings
-from spdl_torch.loader.backends.processes.shared_memory import SlabPool
 from spdl_torch.loader.backends.processes.wire import File
 from spdl_torch.loader.backends.transfer_stage import DeviceStage
 
@@ -94,25 +93,22 @@ class Border:
     """A child's end and the trainer's, in one process."""
 
     def __init__(self, most_held=8, lock=None):
-        self.pool = SlabPool()
-        self.writer = SlabWriter(self.pool)
+        self.writer = SlabWriter()
         self.mappings = Mappings(most_held, lock=lock)
         self.num_slabs = 0
 
     def pass_on(self, batch):
         """The trainer's view of a batch that the child packs."""
         packed = self.writer.pack(batch)
-        message = packed.as_message()
-        if message.ticket.is_new:
+        if packed.size:
             self.num_slabs += 1
-            self.mappings.open(message.ticket, File(os.dup(packed.lease.slab.descriptor)))
-        packed.lease.sent()
-        return unpack(Loaded(0, pickle.loads(pickle.dumps(message, 5))), self.mappings).batch
+            self.mappings.open(packed.slab, packed.size, File(os.dup(self.writer.slab.file)))
+        self.writer.sent()
+        return unpack(Loaded(0, pickle.loads(pickle.dumps(packed, 5))), self.mappings).batch
 
     def free(self):
         """What the trainer does not view any more may be written again."""
-        for slab in self.mappings.freed().slabs:
-            self.pool.give_back(slab)
+        self.writer.slabs.freed(self.mappings.freed().slabs, ())
 
     def too_many_slabs(self, most):
         """What to say where more of them were made."""

@@ -32,7 +32,7 @@ from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.loader.backends import transfer_stage
 from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter
-from spdl_torch.loader.backends.processes.shared_memory import _Slab
+from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.loader.fetching.collating import collate_into
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -348,13 +348,13 @@ def test_large_tensors_are_made_in_shared_memory(folder, kind, is_offered, monke
     """A child's batches are not copied to where the trainer sees them, but for the first one of
     each, whose second tensor finds no room; without the offer every one is.
     """
-    copied, write = multiprocessing.Value("q", 0), _Slab.write
+    copied, write = multiprocessing.Value("q", 0), Slab.write
 
-    def counting(slab, span, content):
-        copied.value += span.size >= SMALL_BYTES
-        write(slab, span, content)
+    def counting(slab, offset, content):
+        copied.value += content.nbytes >= SMALL_BYTES
+        write(slab, offset, content)
 
-    monkeypatch.setattr(_Slab, "write", counting)
+    monkeypatch.setattr(Slab, "write", counting)
     if not is_offered:
         monkeypatch.setattr(SlabWriter, "room", lambda writer, num_bytes: None)
     dataset = DATA[kind or "kernel"](folder)

@@ -26,7 +26,6 @@ from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpac
 from spdl_torch.loader.backends.processes.child import _seed_process
 from spdl_torch.loader.backends.processes.error_pickle import pack_error, unpack_error
 from spdl_torch.loader.backends.processes.mappings import Mappings
-from spdl_torch.loader.backends.processes.shared_memory import SlabPool
 from spdl_torch.loader.backends.processes.wire import File
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
@@ -39,27 +38,22 @@ class Passage:
     """Both sides of the border, in one process."""
 
     def __init__(self, most_held=8):
-        self.slabs = SlabPool()
+        self.writer = SlabWriter()
         self.mappings = Mappings(most_held)
 
-    def __call__(self, batch, writer=None):
-        packed = (writer or SlabWriter(self.slabs)).pack(batch)
-        message = packed.as_message()
-        if message.ticket is not None:
-            if message.ticket.is_new:
-                self.mappings.open(message.ticket, File(os.dup(packed.lease.slab.descriptor)))
-            packed.lease.sent()
-        self.mappings.forget(self.slabs.retired())
-        message = pickle.loads(pickle.dumps(message, 5))
+    def __call__(self, batch):
+        packed = self.writer.pack(batch)
+        if packed.size:
+            self.mappings.open(packed.slab, packed.size, File(os.dup(self.writer.slab.file)))
+        self.writer.sent()
+        self.mappings.forget(self.writer.slabs.retired())
+        message = pickle.loads(pickle.dumps(packed, 5))
         return unpack(Loaded(0, message), self.mappings).batch
 
     def tell_freed(self):
         """Slabs that nothing views any more go back."""
         freed = self.mappings.freed()
-        for slab in freed.slabs:
-            self.slabs.give_back(slab)
-        for slab in freed.spent:
-            self.slabs.drop(slab)
+        self.writer.slabs.freed(*freed)
         return freed.slabs
 
 
@@ -197,7 +191,7 @@ def test_slab_that_is_too_small_is_replaced():
 def test_slabs_have_the_exact_size_of_equal_batches(is_made_there):
     """Whether they are made there or copied there; where batches grow, an eighth more at most."""
     sizes = [9 * LARGE_BYTES + 128, 10 * LARGE_BYTES]
-    writer = SlabWriter(SlabPool())
+    writer = SlabWriter()
     for _ in range(3):
         writer.begin()
         rooms = [writer.room(size) if is_made_there else None for size in sizes]
@@ -205,32 +199,31 @@ def test_slabs_have_the_exact_size_of_equal_batches(is_made_there):
             torch.zeros(size, dtype=torch.uint8) if room is None else room
             for room, size in zip(rooms, sizes, strict=True)
         ]
-        taken = writer.pack(batch).lease.slab.size
+        writer.pack(batch)
+        taken = writer.slab.size
         del rooms, batch
     assert taken == sum(sizes)
-    grown = writer.pack(torch.zeros(sum(sizes) + 1, dtype=torch.uint8)).lease.slab.size
+    writer.pack(torch.zeros(sum(sizes) + 1, dtype=torch.uint8))
+    grown = writer.slab.size
     assert sum(sizes) < grown <= sum(sizes) * 9 / 8 + LARGE_BYTES
 
 
 def test_batch_that_was_never_sent_gives_its_slab_back():
     """An epoch that was left drops what was ready."""
-    slabs = SlabPool()
-    first = SlabWriter(slabs).pack(BIG)
-    number = first.lease.slab.number
-    del first
-    assert SlabWriter(slabs).pack(BIG).lease.slab.number == number
+    writer = SlabWriter()
+    assert [writer.pack(BIG).slab for _ in range(3)] == [0, 0, 0]
 
 
 def test_slab_that_the_child_views_is_not_written_again():
     """A dataset may keep samples that were made in it, or pass them on once more."""
     passage, kept, places = Passage(), [], []
-    writer = SlabWriter(passage.slabs)
+    writer = passage.writer
     for value in range(6):
         writer.begin()
         made = writer.room(LARGE_BYTES).fill_(value)
         places.append(made.data_ptr())
         kept += [made[:9]] if value % 2 else []
-        assert bytes(passage(made, writer)) == bytes([value]) * LARGE_BYTES
+        assert bytes(passage(made)) == bytes([value]) * LARGE_BYTES
         del made
         passage.tell_freed()
     assert [each.tolist() for each in kept] == [[value] * 9 for value in (1, 3, 5)]
@@ -243,7 +236,7 @@ def test_slab_that_the_child_views_is_not_written_again():
 
 def test_batch_that_is_not_packed_sets_its_slab_free():
     """One whose samples fail after some were made."""
-    writer, places = SlabWriter(SlabPool()), set()
+    writer, places = SlabWriter(), set()
     for _ in range(3):
         writer.begin()
         places.add(writer.room(LARGE_BYTES).data_ptr())

@@ -3,8 +3,8 @@ order and random streams.
 
 Trainer                                         child, one for each worker
     processes ── jobs, freed shared memory ────▶ the main thread reads its jobs and sends its
-        │                                        │ batches (job_wire, uplink); a second thread
-        │                                        │ answers questions
+        │                                        │ batches (trainer)
+        │ ◀──── what it does and has counted: page, in memory that both have
     hearing ◀──────── where a batch lies ────────┘
         │ unpacks: tensors that view the shared memory
         ▼

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,14 @@ from torch.multiprocessing.reductions import reduce_tensor
 from ....engine.failures import attach_note
 from ....objects.kinds import is_plain_tensor
 from ...fetching.collating import LARGE_BYTES
-from .messages import Packed, Span
+from .messages import Packed
+from .shared_memory import SlabPool
 
 if TYPE_CHECKING:
     from ..jobs import Loaded
     from .mappings import Mappings
-    from .shared_memory import Lease, SlabPool
+    from .messages import Span
+    from .shared_memory import Slab
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
@@ -33,32 +35,30 @@ _ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
 _INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
 
 
-class PackedBatch(NamedTuple):
-    """A packed batch before it is sent, with the lease of its slab."""
-
-    lease: Lease | None
-    body: bytes | Span
-    blocks: tuple[Span, ...]
-
-    def as_message(self) -> Packed:
-        ticket = None if self.lease is None else self.lease.ticket()
-        return Packed(ticket, self.body, self.blocks)
-
-
 class SlabWriter:
     """Offers space in slabs for batches, and packs them, one at a time: the worker, on its own
-    thread, calls ``begin``, ``room`` for each large tensor, and ``pack``.
+    thread, calls ``begin``, ``room`` for each large tensor, ``pack``, and ``sent``. A batch that
+    gets no further leaves its slab to the next one.
     """
 
-    def __init__(self, slabs: SlabPool) -> None:
-        self._slabs = slabs
-        self._lease: Lease | None = None
+    def __init__(self) -> None:
+        self.slabs = SlabPool()
+        self.slab: Slab | None = None
+        """The slab of the batch; None = it needs none yet."""
+        self._view: torch.Tensor | None = None  # of the slab, for tensors that are made there
+        self._is_packed = False
         self._end = 0  # of what lies in the slab
         self._expected = 0  # the bytes of the previous batch
 
     def begin(self) -> None:
-        """Begin a batch; one that was not packed frees its slab."""
-        self._lease, self._end = None, 0
+        """Begin a batch."""
+        self._leave()
+        self._is_packed, self._end = False, 0
+
+    def _leave(self) -> None:
+        slab, self.slab, self._view = self.slab, None, None
+        if slab is not None:
+            self.slabs.freed((slab.number,), ())
 
     def room(self, num_bytes: int) -> torch.Tensor | None:
         """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = use other
@@ -66,62 +66,79 @@ class SlabWriter:
         """
         if num_bytes < LARGE_BYTES:
             return None
-        if self._lease is None:
+        if self.slab is None:
             # The first batch cannot know how many tensors follow.
             is_guess = self._expected == 0
-            self._lease = self._slabs.take(max(self._expected, num_bytes), is_guess=is_guess)
+            self.slab = self.slabs.take(max(self._expected, num_bytes), is_guess=is_guess)
         start = self._end
-        if start + num_bytes > self._lease.slab.size:
+        if start + num_bytes > self.slab.size:
             return None
+        if self._view is None:
+            self._view = self.slabs.viewed(self.slab)
         self._end = _aligned(start + num_bytes)
-        return self._lease.room(start, num_bytes)
+        return self._view[start : start + num_bytes]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in the slab of the batch."""
         address = tensor.untyped_storage().data_ptr()
-        return self._lease is not None and self._lease.slab.has(address)
+        return self.slab is not None and self.slab.has(address)
 
     def end(self) -> None:
         """Do nothing: ``pack`` ends the batch."""
 
-    def pack(self, batch: Any) -> PackedBatch:
+    def pack(self, batch: Any) -> Packed:
         """Pack a batch on the worker that made it. Large copies release the GIL.
 
         Raises: what pickle raises on a part that cannot be pickled.
         """
+        if self._is_packed:
+            self.begin()
         body, contents = _pickled(batch)
-        if len(body) > _INLINE_BYTES:
+        is_long = len(body) > _INLINE_BYTES
+        if is_long:
             contents.append(np.frombuffer(body, np.uint8))
-        lease, spans = self._placed(contents)
-        self._lease = None
-        if len(body) > _INLINE_BYTES:
-            return PackedBatch(lease, spans[-1], tuple(spans[:-1]))
-        return PackedBatch(lease, bytes(body), tuple(spans))
-
-    def _placed(self, contents: list[Any]) -> tuple[Lease | None, list[Span]]:
-        """Copy into a slab whatever does not lie there yet; return the spans of all."""
-        lease, self._lease = self._lease, None
+        spans = self._placed(contents) if contents else []
+        self._view, self._is_packed = None, True
+        blocks = tuple(spans[:-1] if is_long else spans)
+        content = spans[-1] if is_long else bytes(body)
         if not contents:
-            return None, []
-        spans = [None if lease is None else lease.slab.span_of(content) for content in contents]
+            self._leave()
+        slab = self.slab
+        if slab is None:
+            return Packed(None, 0, content, blocks)
+        return Packed(slab.number, 0 if slab.file is None else slab.size, content, blocks)
+
+    def sent(self) -> None:
+        """Note that the batch was sent: the trainer has its slab, and reports when it is free."""
+        if self.slab is not None:
+            self.slab.file = None
+        self.slab = None
+
+    def _placed(self, contents: list[Any]) -> list[Span]:
+        """Copy into a slab whatever does not lie there yet; return the spans of all."""
+        slab = self.slab
+        spans = [None if slab is None else slab.span_of(content) for content in contents]
         rest = sum(
             _aligned(content.nbytes)
             for content, span in zip(contents, spans, strict=True)
             if span is None
         )
-        if lease is None or self._end + rest > lease.slab.size:
+        if slab is None or self._end + rest > slab.size:
             # The first batch, or a larger one than before: all of it goes elsewhere.
-            lease, self._end = self._slabs.take(sum(_aligned(each.nbytes) for each in contents)), 0
-            spans = [None] * len(contents)
+            self.slab = self.slabs.take(sum(_aligned(each.nbytes) for each in contents))
+            self._end, spans = 0, [None] * len(contents)
+            if slab is not None:
+                self.slabs.freed((slab.number,), ())
+            slab = self.slab
         written = []
         for content, span in zip(contents, spans, strict=True):
             if span is None:
-                span = Span(self._end, content.nbytes)
-                lease.slab.write(span, content)
-                self._end += _aligned(span.size)
+                span = self._end, content.nbytes
+                slab.write(self._end, content)
+                self._end += _aligned(content.nbytes)
             written.append(span)
         self._expected = self._end
-        return lease, written
+        return written
 
 
 def _aligned(num_bytes: int) -> int:
@@ -156,11 +173,11 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     """Rebuild a batch in the trainer. Raises: what a class in the batch raises when rebuilt."""
     packed: Packed = loaded.batch
     content: Any = packed.body
-    if packed.ticket is None:
+    if packed.slab is None:
         return loaded._replace(batch=pickle.loads(content))
-    last = content if isinstance(content, Span) else packed.blocks[-1]
-    owner = mappings.lend(packed.ticket.slab, last.offset + last.size)
-    if isinstance(content, Span):
+    is_long = type(content) is tuple
+    owner = mappings.lend(packed.slab, sum(content if is_long else packed.blocks[-1]))
+    if is_long:
         content = _part(owner, content)
     parts = [_part(owner, span) for span in packed.blocks]
     return loaded._replace(batch=pickle.loads(content, buffers=parts))
@@ -168,7 +185,8 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
 
 def _part(owner: Any, span: Span) -> Any:
     """Return a span as an array of bytes; an array is a buffer, though numpy's types hide it."""
-    return owner[span.offset : span.offset + span.size]
+    offset, size = span
+    return owner[offset : offset + size]
 
 
 class TensorReducer(pickle.Pickler):

@@ -19,13 +19,9 @@ from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts
 from ..worker_info import use_one_intra_op_thread
 from ..worker_thread import Worker
-from .batch_packing import SlabWriter
-from .job_wire import JobWire
 from .page import Guard, Page
-from .shared_memory import SlabPool
 from .signals import leave_to_the_trainer
-from .uplink import Uplink
-from .wire import Wire
+from .trainer import Trainer
 
 if TYPE_CHECKING:
     import socket
@@ -62,49 +58,41 @@ def main(end: socket.socket, asked: socket.socket, beginning: Beginning) -> None
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    wire = Wire(end)
-    uplink = Uplink(wire, SlabPool(), beginning.page)
+    trainer = Trainer(end, beginning.page)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=uplink.forget)
-    uplink.carry_log_lines()
+        # What the dataset forks must not hold it open, or the trainer would not see the end.
+        os.register_at_fork(after_in_child=trainer.wire.close)
+    trainer.carry_log_lines()
     beginning.page.is_up = True
-    _run_worker(wire, Guard(asked, beginning.page), beginning, uplink)
-    uplink.send_all()
+    _run_worker(trainer, Guard(asked, beginning.page), beginning)
+    trainer.send_all()
 
 
-def _run_worker(wire: Wire, guard: Guard, beginning: Beginning, uplink: Uplink) -> None:
+def _run_worker(trainer: Trainer, guard: Guard, beginning: Beginning) -> None:
+    what = "the worker process could not be set up"
     try:
-        spec = _opened(beginning, wire, uplink)
+        spec = _opened(beginning, trainer)
         threading.current_thread().name = f"spdl-worker-{beginning.number}"
         _seed_process(spec.draws.base_seed, beginning.number)
         guard.start()
+        what = "the worker process failed"
+        _work(trainer, beginning, spec, guard)
     except BaseException as error:
-        uplink.send_fatal("the worker process could not be set up", error)
-        return
-    try:
-        _work(wire, beginning, spec, uplink, guard)
-    except BaseException as error:
-        uplink.send_fatal("the worker process failed", error)
-    uplink.counts = None  # it stays, and would keep the dataset
+        trainer.send_fatal(what, error)
+    trainer.counts = None  # the trainer stays, and would keep the dataset
 
 
-def _work(
-    wire: Wire,
-    beginning: Beginning,
-    spec: LoadSpec,
-    uplink: Uplink,
-    guard: Guard,
-) -> None:
+def _work(trainer: Trainer, beginning: Beginning, spec: LoadSpec, guard: Guard) -> None:
     """Work until the trainer hangs up, or is gone."""
     use_one_intra_op_thread()
     count_only_this_thread()
-    uplink.counts = counts = WorkerCounts(1, spec.recipe.dataset)
-    jobs = JobWire(wire, uplink, counts, records=spec.stats)
-    jobs.restart(beginning.key, beginning.workers)
+    trainer.records, trainer.counts = spec.stats, WorkerCounts(1, spec.recipe.dataset)
+    counts = trainer.counts
+    trainer.begin(0, beginning.key, beginning.workers)
     worker = Worker(
         beginning.number,
         spec,
-        jobs.shifts,
+        trainer.shifts,
         guard.activity,
         copying=None,
         cells=counts.new_cells(enabled=spec.stats),
@@ -120,7 +108,7 @@ def _note_nothing(*_: object) -> None:
     """Do nothing: nobody waits for the worker, whose error answers its jobs."""
 
 
-def _opened(beginning: Beginning, wire: Wire, uplink: Uplink) -> LoadSpec:
+def _opened(beginning: Beginning, trainer: Trainer) -> LoadSpec:
     """Return the loader's configuration, and apply the trainer's settings to this process."""
     torch.set_default_dtype(beginning.default_dtype)
     environment = beginning.environment
@@ -131,8 +119,8 @@ def _opened(beginning: Beginning, wire: Wire, uplink: Uplink) -> LoadSpec:
     # Before the dataset is unpickled, and its modules are imported: a function of random that it
     # keeps is found by its name there, and has to be the one that follows the samples' streams.
     install_functions()
-    spec: LoadSpec = beginning.spec.open(wire)
-    writer = SlabWriter(uplink.slabs)
+    spec: LoadSpec = beginning.spec.open(trainer.wire)
+    writer = trainer.writer
     return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)
 
 

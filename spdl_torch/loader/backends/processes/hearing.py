@@ -143,8 +143,8 @@ class Hearing:
 
 def _give_back(child: WorkerProcess | None, result: Result) -> None:
     """Free the memory of a result that nobody takes."""
-    if child is not None and isinstance(result, Loaded) and result.batch.ticket is not None:
-        child.mappings.give_back(result.batch.ticket.slab)
+    if child is not None and isinstance(result, Loaded) and result.batch.slab is not None:
+        child.mappings.give_back(result.batch.slab)
 
 
 class Incoming:

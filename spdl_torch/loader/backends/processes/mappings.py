@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from .messages import Ticket
     from .wire import File
 
 _NOTHING_FREED = Free((), ())
@@ -86,15 +85,15 @@ class Mappings:
         self._region_of = lock or Region
         self._slabs = MappedSlabs()
 
-    def open(self, ticket: Ticket, file: File) -> None:
+    def open(self, slab: int, size: int, file: File) -> None:
         """Map a new slab, and close its file. Its pages are found when they are read: the loop may
         be waiting here."""
         find = mmap.mmap if self._region_of is Region else mapped_file
         try:
-            memory = find(file, ticket.size)
+            memory = find(file, size)
         finally:
             file.close()
-        self._slabs.regions[ticket.slab] = self._region_of(memory)
+        self._slabs.regions[slab] = self._region_of(memory)
 
     def lend(self, slab: int, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return a slab's bytes to be viewed; when nothing views them any more, it is free."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..jobs import Result
     from .error_pickle import PackedError
 
+Span = tuple[int, int]
+"""A part of a slab: the place of its first byte, and the number of bytes."""
+
 
 class Free(NamedTuple):
     """To the child: no tensor in the trainer views these slabs any more."""
@@ -33,27 +36,13 @@ class Restart(NamedTuple):
     workers: Sequence[WorkerState]
 
 
-class Span(NamedTuple):
-    """A part of a slab, in bytes."""
-
-    offset: int
-    size: int
-
-
-class Ticket(NamedTuple):
-    """The description of a slab in a message."""
-
-    slab: int
-    size: int
-    is_new: bool
-    """Whether the trainer has yet to map it; the descriptor then follows the message."""
-
-
 class Packed(NamedTuple):
     """A batch in the form in which it is sent."""
 
-    ticket: Ticket | None
-    """The slab's ticket; None = the batch needs no slab."""
+    slab: int | None
+    """The number of its slab; None = it needs none."""
+    size: int
+    """The slab's size if the trainer has yet to map it, whose file comes with the message; or 0."""
     body: bytes | Span
     """The pickle, or where it lies in the slab."""
     blocks: tuple[Span, ...]
@@ -77,14 +66,8 @@ def content_of(answer: Answer) -> bytes:
     result = answer.result
     if type(result) is not Loaded or result.progress is not None or result.tries is not None:
         return pickle.dumps(answer, 5)
-    ticket, body, blocks = result.batch
-    is_span = type(body) is Span
-    found = (
-        *(answer.epoch, result.number, ticket and tuple(ticket)),
-        *(is_span, tuple(body) if is_span else body, tuple(map(tuple, blocks))),
-        *(answer.retired, answer.done_ns),
-    )
-    return pickle.dumps(found, 5)
+    plain = answer.epoch, result.number, tuple(result.batch), answer.retired, answer.done_ns
+    return pickle.dumps(plain, 5)
 
 
 def message_of(content: Any) -> Any:
@@ -92,13 +75,8 @@ def message_of(content: Any) -> Any:
     message = pickle.loads(content)
     if type(message) is not tuple:
         return message
-    epoch, number, ticket, is_span, body, blocks, retired, done_ns = message
-    packed = Packed(
-        ticket and Ticket(*ticket),
-        Span(*body) if is_span else body,
-        tuple([Span(*each) for each in blocks]),
-    )
-    return Answer(epoch, Loaded(number, packed), retired, done_ns)
+    epoch, number, packed, retired, done_ns = message
+    return Answer(epoch, Loaded(number, Packed(*packed)), retired, done_ns)
 
 
 class LogLine(NamedTuple):

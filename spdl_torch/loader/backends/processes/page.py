@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ....engine.recorder import CAPACITY
 from ....engine.rings import SharedRing
 from ..activity import Activity, describe_activities
-from .shared_memory import anonymous_file
-from .wire import File, OwnedSocket
+from .wire import File, OwnedSocket, anonymous_file
 
 if TYPE_CHECKING:
     import socket
@@ -53,13 +52,11 @@ class Page:
     @classmethod
     def new(cls) -> Page:
         """Return an empty page."""
-        file = File(anonymous_file("spdl-torch-page"))
-        os.ftruncate(file, _BYTES)
-        return cls(file)
+        return cls(anonymous_file("spdl-torch-page", _BYTES))
 
     def __reduce__(self) -> Any:
         assert self._file is not None, "guaranteed by its owner: it is pickled to start a process"
-        return _arrived, (reduction.DupFd(self._file),)
+        return _arrived, (reduction.DupFd(int(self._file)),)
 
     def has_arrived(self) -> None:
         """Let go of the file: the other process has the memory as well."""

@@ -14,10 +14,9 @@ import os
 import select
 import socket
 import struct
+import tempfile
 from collections import deque
 from typing import TYPE_CHECKING, Any
-
-from .shared_memory import anonymous_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,8 +70,19 @@ class OwnedSocket(socket.socket):
     __del__ = socket.socket.close
 
 
+def anonymous_file(name: str, size: int = 0) -> File:
+    """Return a new file in memory; ``name`` shows in ``/proc/*/maps``."""
+    if hasattr(os, "memfd_create"):
+        found = File(os.memfd_create(name))
+    else:
+        with tempfile.TemporaryFile() as file:  # unlinked at once
+            found = File(os.dup(file.fileno()))
+    os.ftruncate(found, size)
+    return found
+
+
 def _in_file(content: bytes) -> File:
-    file = File(anonymous_file("spdl-torch-message"))
+    file = anonymous_file("spdl-torch-message")
     with open(file, "wb", closefd=False) as writer:
         writer.write(content)
     return file

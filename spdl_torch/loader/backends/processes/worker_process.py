@@ -246,7 +246,7 @@ class WorkerProcess:
         if isinstance(message, Answer):
             packed: Any = getattr(message.result, "batch", None)
             for file in files:
-                self.mappings.open(packed.ticket, file)
+                self.mappings.open(packed.slab, packed.size, file)
             self.mappings.forget(message.retired)
             return message
         if isinstance(message, LogLine):
