@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...engine.statistics import PipelineStats, StageStats
 from ...machine.readings import Probes, probes_between
@@ -17,38 +17,22 @@ if TYPE_CHECKING:
 _POOLED = ("fetch", "collate")
 
 
-class Figures(NamedTuple):
-    """What a report is made of."""
+def report_of(measured: Measured | None) -> Report:
+    """Return the report on what was measured; None = nothing has run yet."""
+    from ...observe.verdict.report import make_report  # judges: statistics alone need none
 
-    stats: PipelineStats
-    probes: Probes
-    placements: tuple[Placement, ...] = ()
-    remarks: tuple[str, ...] = ()
-    pooled: tuple[str, ...] = _POOLED
-
-    def report(self) -> Report:
-        """Return the report on these figures."""
-        from ...observe.verdict.report import make_report  # judges: statistics alone need none
-
-        report = make_report(self.stats, self.probes, pooled=self.pooled)
-        return with_remarks(replace(report, placements=self.placements), *self.remarks)
-
-
-def figures_of(measured: Measured | None) -> Figures:
-    """Return the figures on what was measured; None = nothing has run yet."""
     if measured is None:
-        return Figures(PipelineStats(0, 0, ()), Probes())
-    placement = measured.placement
-    return Figures(
-        stats=stats_of(measured),
-        probes=_probes_of(measured),
-        placements=() if placement is None else (_with_workers(placement, measured.num_workers),),
-        remarks=measured.remarks,
-    )
+        return make_report(stats_of(None), Probes(), pooled=_POOLED)
+    report = make_report(stats_of(measured), _probes_of(measured), pooled=_POOLED)
+    if (placement := measured.placement) is not None:
+        report = replace(report, placements=(_with_workers(placement, measured.num_workers),))
+    return with_remarks(report, *measured.remarks)
 
 
-def stats_of(measured: Measured) -> PipelineStats:
+def stats_of(measured: Measured | None) -> PipelineStats:
     """Return the statistics alone."""
+    if measured is None:
+        return PipelineStats(0, 0, ())
     readings, queues = measured.readings, measured.queues
     elapsed_ns, thread_ns = measured.elapsed_ns, max(1, measured.thread_ns)
     stages = [

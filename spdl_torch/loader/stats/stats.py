@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...engine.counters import QueueCounters, TaskCounters
-from ...engine.hooks import StageInfo, TaskStatsHook
 from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
-from .counts import DatasetCounts, LoopClock, Measured, Queues, Readings
+from .counts import LoopClock, Measured, Queues, Readings, WorkerCounts
 from .remarks import remarks_on_skipped
 
 if TYPE_CHECKING:
@@ -94,21 +93,19 @@ class EpochStats(ABC):
 
     def report(self) -> Report:
         """Return the statistics with the probes' readings and the verdict, which cost more."""
-        from .figures import figures_of
+        from .figures import report_of
 
-        return figures_of(self._measured()).report()
+        return report_of(self._measured())
 
     def timeline(self) -> Timeline | None:
         """Return what every thread did in the last seconds; None = nothing ran yet."""
         return None if self._recorder is None else self._recorder.timeline()
 
     def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
-        from .figures import figures_of, stats_of
+        from .figures import stats_of
 
         measured = self._measured(run_delays=False)
-        if measured is None:
-            return figures_of(None).stats
-        return stats_of(measured.of_workers if of_workers else measured)
+        return stats_of(measured.of_workers if of_workers and measured else measured)
 
     @abstractmethod
     def _measured(self, *, run_delays: bool = True) -> Measured | None:
@@ -204,9 +201,7 @@ class InlineStats(EpochStats):
         self, recorder: FlightRecorder, dataset: Any, stage: DeviceStage | None = None
     ) -> None:
         super().__init__(stage)
-        self._fetch = TaskStatsHook(StageInfo(0, 1, "fetch"))
-        self._collate = TaskStatsHook(StageInfo(0, 2, "collate"))
-        self._counts = DatasetCounts(dataset)
+        self._counts = WorkerCounts(1, dataset)
         self._recorder = recorder
         recorder.belongs_to(self)
         self.consumer = recorder.new_consumer_ring(0)
@@ -217,11 +212,11 @@ class InlineStats(EpochStats):
 
     def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
         """Return the cells in which the thread counts its fetching and its collating."""
-        return tuple(each.new_cell() if enabled else None for each in (self._fetch, self._collate))
+        return self._counts.new_cells(enabled=enabled)
 
     def end(self) -> None:
         """Stop the epoch's clock."""
-        for stage in filter(None, (self._fetch, self._collate, self._transfer)):
+        for stage in filter(None, (self._counts.fetch, self._counts.collate, self._transfer)):
             stage.end()
         self.consumer.end()
         self._at_end = self._at_end or self._now()
@@ -237,11 +232,12 @@ class InlineStats(EpochStats):
 
     def _measured(self, *, run_delays: bool = True) -> Measured:
         probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
-        fetch, collate = self._fetch.counters(), self._collate.counters()
+        counts = self._counts
+        fetch, collate = counts.fetch.counters(), counts.collate.counters()
         transfer = self._transferred()
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
         return Measured(
-            Readings(fetch, collate, 0, self._probes_before, probes, data=self._counts.now()),
+            Readings(fetch, collate, 0, self._probes_before, probes, data=counts.datasets.now()),
             Queues(no_queue, no_queue, transfer, sampling_ns, self.consumer.waited_ns),
             elapsed_ns,
             has_transfer=self._transfer is not None,

@@ -25,7 +25,7 @@ from .trainer import Trainer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
@@ -36,7 +36,8 @@ class Beginning(NamedTuple):
     """The arguments with which the child is started."""
 
     page: Page
-    spec: Any
+    spec: Callable[[], LoadSpec]
+    """What opens the loader's configuration."""
     number: int
     """The worker's number among those of all processes."""
     key: StreamKey
@@ -119,7 +120,7 @@ def _opened(beginning: Beginning, trainer: Trainer) -> LoadSpec:
     # Before the dataset is unpickled, and its modules are imported: a function of random that it
     # keeps is found by its name there, and has to be the one that follows the samples' streams.
     install_functions()
-    spec: LoadSpec = beginning.spec.open(trainer.wire)
+    spec: LoadSpec = beginning.spec()
     writer = trainer.writer
     return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)
 

@@ -2,10 +2,10 @@
 its main function.
 
 Only while a process starts does multiprocessing pickle its own locks, queues and shared values. The
-pickle itself is sent once the child says that it is up. multiprocessing would write it into a pipe
-that holds 64 KiB, and wait until the child, which imports torch first, has read the rest: seconds
-for each child, one after another, and for ever where it ends before. It is opened late, so that an
-error in doing so can be reported to the trainer.
+pickle itself lies in a file in memory. multiprocessing would write it into a pipe that holds
+64 KiB, and wait until the child, which imports torch first, has read the rest: seconds for each
+child, one after another, and for ever where it ends before. It is opened late, so that an error in
+doing so can be reported to the trainer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 import traceback
 import types
 from itertools import islice
+from multiprocessing import reduction
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -29,11 +30,11 @@ from ....objects.kinds import is_plain_tensor
 from ....objects.members import members, text_of
 from ....shown_text import short_repr
 from .batch_packing import TensorReducer
+from .wire import File, content_of, in_file
 
 if TYPE_CHECKING:
     from ....objects.members import Way
     from ..load_spec import LoadSpec
-    from .wire import Wire
 
 _LIBRARY, _TORCH, _OURS = (
     str(Path(file).parent) for file in (pickle.__file__, torch.__file__, __file__)
@@ -49,28 +50,22 @@ class PickledSpec:
 
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
-        self.content: bytes | None = None
-        """The pickle, which is to be the first message to the child."""
+        self._file: File | None = None
 
     def __reduce__(self) -> Any:
-        self.content = _dumps_or_explain(self._spec)
-        return _ComingSpec, ()
+        self._file = in_file(_dumps_or_explain(self._spec))
+        return _SpecInFile, (reduction.DupFd(int(self._file)),)
 
 
-class _ComingSpec:
-    """The spec in the child, where its pickle is the first message."""
+class _SpecInFile:
+    """The spec in the child."""
 
-    def open(self, wire: Wire) -> LoadSpec:
-        """Return the spec, once it has come.
+    def __init__(self, duplicate: Any) -> None:
+        self._file = File(duplicate.detach())
 
-        Raises: EOFError: the trainer is gone; what pickle raises if a class or function is not
-            found.
-        """
-        while (found := wire.next()) is None:
-            if wire.is_over:
-                raise EOFError
-            wire.wait()
-        spec: LoadSpec = pickle.loads(found[0])
+    def __call__(self) -> LoadSpec:
+        """Return the spec. Raises: what pickle raises if a class or function is not found."""
+        spec: LoadSpec = pickle.loads(content_of(self._file))
         return spec
 
 

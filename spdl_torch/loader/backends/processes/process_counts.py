@@ -18,8 +18,10 @@ from ...stats.counts import Readings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ....engine.timeline import Row, Timeline
+    from ....engine.rings import RingCopy
+    from ....engine.timeline import Timeline
     from ..epoch import Epoch
+    from .hearing import Hearing
     from .worker_process import WorkerProcess
 
 _ROW = "worker process"  # the name of the children's rows in a trace
@@ -28,61 +30,51 @@ _Counters = TypeVar("_Counters", TaskCounters, ProbeCounters)
 
 
 class ProcessCounts:
-    """The counts of the worker processes of a crew, as each has last written them.
+    """The counts of a loader's worker processes, as each has last written them.
 
     The probes' readings are the children's: their GIL, their cores. It outlives the processes.
     """
 
     has_own_gil = True
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, hearing: Hearing) -> None:
         self.workers = ThreadCount(num_workers)
-        self.rows: ProcessRows | None = None
-        """The rows of the epoch that began last."""
-        # Replaced as a whole by the loop's thread, so that others may iterate over it.
-        self._children: tuple[weakref.ref[WorkerProcess], ...] = ()
-        self._lost: list[bytes] = []  # the last readings of children that were killed
+        self._hearing = weakref.ref(hearing)  # which has the children
+        self._rows: ProcessRows | None = None  # of the epoch that began last
+        self._killed: list[bytes] = []  # the last readings of children that were killed
         self._left: list[bytes] = []  # and of those that left
 
     @property
     def children(self) -> list[WorkerProcess]:
-        """The children whose statistics count, without those that are gone."""
-        return [child for each in self._children if (child := each()) is not None]
+        """The children that there are."""
+        hearing = self._hearing()
+        return [] if hearing is None else list(hearing.children.values())
 
     @property
     def num_replaced(self) -> int:
         """The number of children that were killed in this epoch, and replaced."""
-        return len(self._lost)
-
-    def add(self, child: WorkerProcess) -> None:
-        """Include a child's statistics."""
-        self._children = (*self._children, weakref.ref(child))
+        return len(self._killed)
 
     def replaced(self, child: WorkerProcess) -> None:
         """Keep what a child that was killed has counted."""
-        self._lost.append(child.latest or b"")
-        self._drop(child)
+        self._killed.append(child.latest or b"")
 
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
-        if self.rows is not None:
-            self.rows.keep(child)
+        if self._rows is not None:
+            self._rows.keep(child)
         self._left.append(child.latest or b"")
-        self._drop(child)
-
-    def _drop(self, child: WorkerProcess) -> None:
-        self._children = tuple(each for each in self._children if each() not in (None, child))
 
     def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""
-        self._lost, self._left = [], []
-        self.rows = ProcessRows(self)
-        epoch.recorder.completed_by(self.rows.completed)
+        self._killed, self._left = [], []
+        self._rows = ProcessRows(self)
+        epoch.recorder.completed_by(self._rows.completed)
 
     def keep_rows(self) -> None:
         """Keep the rows of the epoch, before the children are gone or begin another one."""
-        if self.rows is not None:
-            self.rows.keep()
+        if self._rows is not None:
+            self._rows.keep()
 
     def remarks(self) -> tuple[str, ...]:
         """Return remarks if batches were copied, or children replaced."""
@@ -104,7 +96,7 @@ class ProcessCounts:
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the sum of the children's counts in this epoch; None = there are none yet."""
         children = self.children
-        latest = [*self._lost, *self._left, *(child.latest for child in children)]
+        latest = [*self._killed, *self._left, *(child.latest for child in children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]
         if not found:
             return None
@@ -146,7 +138,7 @@ class ProcessRows:
 
     def __init__(self, counts: ProcessCounts) -> None:
         self._counts = weakref.ref(counts)
-        self._kept: list[Row] = []
+        self._kept: list[tuple[int, RingCopy]] = []  # with the numbers of the children
         self._is_over = False
 
     def keep(self, *children: WorkerProcess) -> None:
@@ -157,7 +149,8 @@ class ProcessRows:
 
     def completed(self, own: Timeline) -> Timeline:
         """Return the timeline with the children's rows."""
-        theirs = self._kept if self._is_over else [*self._kept, *self._read(self._children())]
+        rings = self._kept if self._is_over else [*self._kept, *self._read(self._children())]
+        theirs = [read_row(_ROW, 1, number, "stage", ring) for number, ring in rings]
         rows = sorted((*own.rows, *theirs), key=lambda row: (row.stage_number, row.replica))
         return replace(own, rows=tuple(rows))
 
@@ -165,6 +158,5 @@ class ProcessRows:
         counts = self._counts()
         return () if counts is None else counts.children
 
-    def _read(self, children: Sequence[WorkerProcess]) -> list[Row]:
-        rings = [(child.number, child.page.ring) for child in children if child.has_recorded]
-        return [read_row(_ROW, 1, number, "stage", ring) for number, ring in rings]
+    def _read(self, children: Sequence[WorkerProcess]) -> list[tuple[int, RingCopy]]:
+        return [(each.number, each.page.ring.copied()) for each in children if each.has_recorded]

@@ -76,7 +76,7 @@ class Processes(Crew):
         if passed_on is not None:
             self.look_seconds = _LOOK_SECONDS
         self.hearing = Hearing(is_the_loops=passed_on is None)
-        self.counts: ProcessCounts = ProcessCounts(spec.num_workers)
+        self.counts: ProcessCounts = ProcessCounts(spec.num_workers, self.hearing)
         self._incoming: Incoming | None = None
         self.roster = Roster(self.hearing, spec.num_workers, has_turns=spec.has_turns)
         self._is_whole = True  # False once a child that was to join could not be started
@@ -235,11 +235,7 @@ class Processes(Crew):
         self, number: int, key: StreamKey, workers: Sequence[WorkerState], num_lives: int = 1
     ) -> WorkerProcess:
         """Return a child that is yet to be started."""
-        child = WorkerProcess(
-            number, self._spec, self._equipment, key, workers, num_lives=num_lives
-        )
-        self.counts.add(child)
-        return child
+        return WorkerProcess(number, self._spec, self._equipment, key, workers, num_lives=num_lives)
 
     def _start(self, *children: WorkerProcess) -> None:
         """Start processes, and return when they exist.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LONG_BYTES = 4 * 1024
 
 _head = struct.Struct("<IBB")  # the bytes that follow, whether they name a file, descriptors
-_size = struct.Struct("<Q")
 
 _READ_BYTES = 16 * 1024
 _MOST_DESCRIPTORS = 16  # that come with one read
@@ -81,16 +80,18 @@ def anonymous_file(name: str, size: int = 0) -> File:
     return found
 
 
-def _in_file(content: bytes) -> File:
+def in_file(content: bytes) -> File:
+    """Return a new file with that content."""
     file = anonymous_file("spdl-torch-message")
     with open(file, "wb", closefd=False) as writer:
         writer.write(content)
     return file
 
 
-def _content_of(file: File, size: int) -> mmap.mmap:
+def content_of(file: File) -> mmap.mmap:
+    """Return the content of such a file, and close it."""
     try:
-        return mmap.mmap(file, size, access=mmap.ACCESS_READ)
+        return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
     finally:
         file.close()
 
@@ -116,8 +117,8 @@ class Wire:
         is gone, nothing happens: who reads notices."""
         size = len(content)
         if size > LONG_BYTES:
-            files = (_in_file(content), *files)
-            content = _size.pack(size)
+            files = (in_file(content), *files)
+            content = b""
         head = _head.pack(len(content), size > LONG_BYTES, len(files))
         self._unsent.append((head + content, files))
         self.flush()
@@ -193,7 +194,7 @@ class Wire:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         files = [self._files.popleft() for _ in range(num_files)]
         if is_in_file:
-            content = _content_of(files.pop(0), *_size.unpack(content))
+            content = content_of(files.pop(0))
         return content, files
 
     def hang_up(self) -> None:

@@ -77,19 +77,6 @@ _MOST_KEPT = 8
 copied: enough for gradient accumulation or a prefetcher of the user's."""
 
 
-class InheritedSpec:
-    """A LoadSpec for a forked child, which already has it in memory."""
-
-    content = None
-
-    def __init__(self, spec: LoadSpec) -> None:
-        self._spec = spec
-
-    def open(self, _: Wire) -> LoadSpec:
-        """Return the spec."""
-        return self._spec
-
-
 class WorkerProcess:
     """A worker process; its number is that of its worker."""
 
@@ -118,8 +105,7 @@ class WorkerProcess:
         self.ending = Ending()
         self._context = equipment.context
         self._owner = os.getpid()
-        self._first: bytes | None = None  # the message before all others
-        self._unsent: list[bytes] | None = []  # those that wait for it; None = it was sent
+        self._unsent: list[bytes] | None = []  # messages to a process that is yet to be started
         self._process: ChildProcess | None = None
         ours, theirs = socket.socketpair()
         self.wire = Wire(ours)
@@ -128,7 +114,7 @@ class WorkerProcess:
         is_forked = equipment.are_copies
         beginning = Beginning(
             self.page,
-            InheritedSpec(spec) if is_forked else _packed(spec),
+            (lambda: spec) if is_forked else _packed(spec),
             number,
             key,
             tuple(workers),
@@ -155,18 +141,14 @@ class WorkerProcess:
             end.close()
             asked.close()
             self.page.has_arrived()
-        self._first = beginning.spec.content
         if self.is_hung_up:  # meanwhile, by another thread
             self.hang_up()
 
     def open(self) -> None:
-        """Begin to send to the process, which has been started: what it begins with, and what it
-        has been told until now."""
+        """Begin to send to the process, which has been started, what it has been told until now."""
         unsent, self._unsent = self._unsent or [], None
-        for content in (self._first, *unsent):
-            if content is not None:
-                self.wire.send(content)
-        self._first = None
+        for content in unsent:
+            self.wire.send(content)
 
     @property
     def pid(self) -> int:
