@@ -67,7 +67,7 @@ def pids_of(source):
 
 def regions_of(mappings):
     """The slabs that the trainer has mapped, by number."""
-    return mappings._slabs.regions
+    return mappings.regions
 
 
 def look_often():

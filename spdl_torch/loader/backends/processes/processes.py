@@ -175,14 +175,13 @@ class Processes(Crew):
                 child.send_freed()
 
     def _look_after(self) -> None:
-        """Replace the children that have ended, and send to those that were started late."""
+        """Replace the children that have ended, and hear those that were started late."""
         news = self.hearing.news
         while news and not self.is_stopped:
             child = news.popleft()
             if child.is_over:
                 self._child_has_ended(child)
             else:
-                child.open()
                 self.hearing.children = {**self.hearing.children}  # its end is to be heard, too
 
     def at_work(self, awaited: int | None) -> str:
@@ -253,8 +252,6 @@ class Processes(Crew):
                         child.start()
             else:
                 start_elsewhere(children, self._threads)
-            for child in children:
-                child.open()
         except BaseException:  # Ctrl-C too
             for child in children:
                 child.hang_up()

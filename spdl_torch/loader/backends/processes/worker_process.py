@@ -105,7 +105,6 @@ class WorkerProcess:
         self.ending = Ending()
         self._context = equipment.context
         self._owner = os.getpid()
-        self._unsent: list[bytes] | None = []  # messages to a process that is yet to be started
         self._process: ChildProcess | None = None
         ours, theirs = socket.socketpair()
         self.wire = Wire(ours)
@@ -125,7 +124,7 @@ class WorkerProcess:
         _live.add(self)
 
     def start(self) -> None:
-        """Start the process; ``open`` follows, on the loop's thread. Raises: as ``start_child``."""
+        """Start the process. Raises: as ``start_child``."""
         theirs, self._theirs = self._theirs, None
         if theirs is None or self.is_hung_up:
             return  # ``iter()`` was interrupted before
@@ -143,12 +142,6 @@ class WorkerProcess:
             self.page.has_arrived()
         if self.is_hung_up:  # meanwhile, by another thread
             self.hang_up()
-
-    def open(self) -> None:
-        """Begin to send to the process, which has been started, what it has been told until now."""
-        unsent, self._unsent = self._unsent or [], None
-        for content in unsent:
-            self.wire.send(content)
 
     @property
     def pid(self) -> int:
@@ -181,18 +174,12 @@ class WorkerProcess:
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
         self.jobs[job.number] = job
-        self._say(content)
+        self.wire.send(content)
         return None
 
     def send(self, message: Any) -> None:
-        """Send a message. Never waits."""
-        self._say(pickle.dumps(message, 5))
-
-    def _say(self, content: bytes) -> None:
-        if self._unsent is None:
-            self.wire.send(content)
-        else:
-            self._unsent.append(content)
+        """Send a message, which one that has yet to be started finds then. Never waits."""
+        self.wire.send(pickle.dumps(message, 5))
 
     def send_freed(self) -> None:
         """Send the slabs that have become free, if there are any."""
@@ -203,8 +190,6 @@ class WorkerProcess:
         """Begin another epoch: outstanding jobs are dropped."""
         self.epoch += 1
         self.jobs.clear()
-        if self._unsent is not None:
-            self._unsent.clear()
         self.send(Restart(self.epoch, key, tuple(workers)))
 
     # Answers:
