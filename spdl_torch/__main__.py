@@ -19,6 +19,7 @@ from .observe.commands.plot import add_plot
 from .observe.commands.report import add_report
 from .observe.commands.trace import add_trace
 from .prepare.arguments import add_prepare
+from .run.command import add_run
 from .shown_text import printable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 # In the order of the help. None of these modules imports torch.
 _COMMANDS = (
-    *(add_demo, add_photographs, add_prepare),
+    *(add_run, add_demo, add_photographs, add_prepare),
     *(add_report, add_plot, add_trace),
     add_check_gpu,
 )
@@ -44,10 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: None = this process's arguments; SIGTERM then ends the command as Ctrl-C does, with the
         results so far.
     """
+    first = next(iter(sys.argv[1:] if argv is None else argv), "")
+    if first == "run":  # what comes out of there, signals as well, is the program's
+        return _run(_parser().parse_args(argv))
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        first = next(iter(sys.argv[1:] if argv is None else argv), "")
         if first in _WENT:
             print(f"spdl-torch: the command {first} is gone. {_WENT[first]}", file=sys.stderr)
             return 2
@@ -56,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command is None:
             parser.print_help()
             return 0
-        return _run(arguments)
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -67,13 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        status = int(arguments.run_command(arguments))
+        return int(arguments.run_command(arguments))
     except CommandError as error:
         # What it tells of may be somebody else's: names of files, what is in them.
         print(f"spdl-torch {arguments.command}: {printable(str(error))}", file=sys.stderr)
         return error.status
-    sys.stdout.flush()
-    return status
 
 
 def _reader_left() -> bool:

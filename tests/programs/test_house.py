@@ -44,7 +44,7 @@ LAYERS = [
     ),
     *("testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),
-    *("measuring", "prepare", "demo", "check_gpu", "__main__"),
+    *("measuring", "prepare", "demo", "check_gpu", "run", "__main__"),
 ]
 
 # The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's

@@ -1,0 +1,223 @@
+"""The classes that a program gets as ``torch.utils.data.DataLoader``."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import sysconfig
+import weakref
+from contextlib import suppress
+from multiprocessing import util
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import spdl_torch
+
+from ..loader.dataloader import DataLoader as OurDataLoader
+from ..shown_text import printable_line
+from .ending import end_process, note_ranks
+from .program import while_it_runs
+
+_OURS = (os.path.dirname(os.path.dirname(__file__)), "<frozen ")
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
+
+T_co = TypeVar("T_co", covariant=True)
+_options: Any = None
+
+
+def exchange_loader(options: Any) -> None:
+    """Give torch's name to one of the classes below, wherever it stands by now; at the end of this
+    process and of its children, say what is known of them."""
+    global _options
+    _options = options
+    named: Any = DataLoader if options.loader == "ours" else Watched
+    for name, module in list(sys.modules.items()):
+        is_taken = getattr(module, "__dict__", {}).get("DataLoader") is TorchDataLoader
+        if is_taken and not name.startswith("spdl_torch."):
+            vars(module)["DataLoader"] = named
+    if options.loader == "ours":
+        vars(spdl_torch)["DataLoader"] = named  # for a program that has been edited
+    end = functools.partial(end_process, options, known)
+    atexit.register(end)
+    # A child of multiprocessing ends without atexit, and calls this when it begins.
+    util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=known.clear)  # a fork reports on its own loaders
+
+
+class Site(NamedTuple):
+    """A place that makes loaders. Of those made there, it tells datasets of other lengths apart."""
+
+    where: str
+    file: str  # which names torch's loader: this place's, or that of a class derived from it
+    line: int  # in that file; 0 = not known
+    library: str  # the library that the file is of; "" = none, it is the program's
+    loads: str  # the dataset's class and length
+
+
+class Made:
+    """The loaders made at a site."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.how = ""  # the options of the last loader
+        self.report: Any = None  # of its last epoch that took 2 s or more
+        self.num_batches = 0
+        # Seconds: the first wait; those in iter() and next(), and between, in all epochs.
+        self.first = self.waited = self.stepped = 0.0
+        self._last: float | None = None
+        self.loader, self._id = (lambda: None), 0
+
+    def begin(self, loader: Any, make: Any) -> Any:
+        """Return the iterator of an epoch that begins, timed where that is torch's or compared;
+        keep the report on the one before."""
+        self.keep(loader)
+        note_ranks()
+        self.loader, self._id = weakref.ref(loader), id(loader)
+        self.how = f"batch_size={loader.batch_size}, num_workers={loader.num_workers}"
+        began, self._last = perf_counter(), None
+        iterator = make()
+        self.waited += perf_counter() - began
+        if _options.loader == "torch" or _options.compare:
+            if not hasattr(iterator, "_made"):  # else of persistent workers
+                iterator.__class__ = _timed(type(iterator))
+            iterator._made = self
+        return iterator
+
+    def ask(self, ask: Any) -> Any:
+        """Ask for a batch, and time it.
+
+        Raises: SystemExit, which ``except Exception`` lets pass: the loops have run long enough.
+        """
+        began = perf_counter()
+        if self._last is not None:
+            self.stepped += began - self._last
+        most = _options.compare
+        if most and sum(each.waited + each.stepped for each in known.values()) >= most:
+            sys.exit()
+        self._last = None  # an epoch that ends, by whatever, has no step after it
+        batch = ask()
+        self._last = perf_counter()
+        self.waited += self._last - began
+        self.first = self.first or self.waited
+        self.num_batches += 1
+        return batch
+
+    def keep(self, loader: Any) -> None:
+        """Keep the report of a loader that begins another epoch or ends, if it began the last."""
+        if id(loader) == self._id and not getattr(loader, "_is_torchs", True):
+            with suppress(RuntimeError):  # nothing was loaded
+                if (report := OurDataLoader.report(loader)).stats.elapsed >= 2:
+                    self.report = report
+
+
+known: dict[Site, Made] = {}
+"""In the order in which they began to load."""
+_sites: weakref.WeakValueDictionary[Site, Any] = weakref.WeakValueDictionary()
+"""A loader of each site, if one is still there."""
+
+
+def _timed(kind: Any) -> Any:
+    def __next__(self: Any) -> Any:
+        return self._made.ask(functools.partial(kind.__next__, self))
+
+    return type(kind.__name__, (kind,), {"__next__": __next__})
+
+
+def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
+    """Return where a loader is being made."""
+    frame: Any = sys._getframe(1)
+    frames = []
+    while frame is not None:
+        if not (frame.f_code.co_filename.startswith(_OURS) or _is_init(frame, loader)):
+            frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    file, line = frames[0]
+    where = f"{os.path.relpath(file)}:{line}"
+    if _library_of(file):
+        for site, other in _sites.items():  # Lightning and Accelerate make the program's anew
+            if vars(other).get("dataset", _sites) is dataset:
+                return site
+        own = next((each for each in frames if not _library_of(each[0])), frames[-1])
+        where += f", called at {os.path.relpath(own[0])}:{own[1]}"
+    for each in type(loader).__mro__:
+        if {DataLoader, Watched} & set(each.__mro__[1:]):  # the last one derives from torch's
+            file, line = getattr(sys.modules[each.__module__], "__file__", file), 0
+    loads = type(dataset).__name__
+    with suppress(Exception):  # it has no length, or not yet
+        loads += f" of {len(dataset):,}"
+    site = Site(where, file, line, _library_of(file), loads)
+    _sites[site] = loader
+    return site
+
+
+def _is_init(frame: Any, loader: Any) -> bool:
+    code = frame.f_code
+    return code.co_name == "__init__" and frame.f_locals.get(code.co_varnames[0]) is loader
+
+
+def _library_of(file: str) -> str:
+    for folder in filter(file.startswith, _LIBRARIES):
+        return file[len(folder) :].split(os.sep)[0]
+    return ""
+
+
+def _begin(loader: Any, begin: Any) -> Any:
+    """Return the iterator of an epoch, known at the loader's site if it has one: a library's class
+    may never call the constructor."""
+    site = vars(loader).get("_site_of_run")
+    return begin() if site is None else known.setdefault(site, Made(site)).begin(loader, begin)
+
+
+class Watched(TorchDataLoader[T_co]):
+    """torch's loader, whose loops are timed."""
+
+    @functools.wraps(TorchDataLoader.__init__)  # type: ignore[misc]  # Lightning reads it
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._site_of_run = _site_of(self, *args, **kwargs)
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Any:
+        return _begin(self, super().__iter__)
+
+
+class DataLoader(OurDataLoader[T_co]):
+    """Our loader, or torch's where ours refuses what it is given."""
+
+    _is_torchs = True  # also of a library's class that never calls the constructor
+
+    @functools.wraps(OurDataLoader.__init__)  # type: ignore[misc]  # Lightning reads it
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        site = self._site_of_run = _site_of(self, *args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+            self._is_torchs = False
+        except Exception as refusal:
+            vars(self).clear()
+            TorchDataLoader.__init__(self, *args, **kwargs)  # or raises what torch raises
+            # Trainers ask every loader that has these for its state; torch's has none.
+            vars(self).update(_site_of_run=site, state_dict=dict, load_state_dict=dict)
+            text = f"spdl-torch run: {site.where}: torch's own loader stays. {refusal}"
+            print(printable_line(text), file=sys.stderr)
+
+    def __iter__(self) -> Any:
+        if self._is_torchs:
+            return _begin(self, functools.partial(TorchDataLoader.__iter__, self))
+        if _options.record is not None and self._site_of_run not in known:
+            from ..observe.store.recording import recording
+
+            named = {self._site_of_run.where: self}
+            while_it_runs.enter_context(recording(named, _options.record))
+        return _begin(self, super().__iter__)
+
+    def _get_iterator(self) -> Any:
+        kind: Any = TorchDataLoader if self._is_torchs else OurDataLoader
+        return kind._get_iterator(self)
+
+    def __del__(self, known: Any = known) -> None:  # which is gone when Python is taken down
+        if (made := known.get(vars(self).get("_site_of_run"))) is not None:
+            made.keep(self)

@@ -1,0 +1,85 @@
+"""Run a program as Python itself would: as ``__main__``, with its own arguments, path and end."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..command_options import CommandError
+
+_NOT_THE_USERS = (str(Path(__file__).parent), "<frozen ")
+
+while_it_runs = ExitStack()
+"""What ends with the program, while threads still run; not in a fork, which is not the one."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=while_it_runs.pop_all)
+
+
+def run_program(words: list[str], *, is_module: bool) -> None:
+    """Run a script or a module with its arguments.
+
+    What it raises comes through, SystemExit and Ctrl-C as well; Python then shows a traceback
+    without the frames from here.
+    Raises: CommandError: there is no such script.
+    """
+    path = os.path.abspath(words[0])
+    if not is_module and not os.path.isfile(path):
+        raise CommandError(f"can't open file {path!r}: there is no such file.")
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
+    # Children of multiprocessing look there for the program.
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = ["-m" if is_module else words[0], *words[1:]]
+    try:
+        if is_module:
+            runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]  # as python -m does
+        else:
+            vars(main).update(__file__=path, __cached__=None)
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
+    except BaseException:
+        sys.excepthook = _without_these_frames(sys.excepthook)
+        raise
+    finally:
+        while_it_runs.close()
+
+
+def _without_these_frames(hook: Any) -> Any:
+    """Return a hook, Python's or the program's, that is shown the program's frames alone."""
+
+    def show(kind: type[BaseException], error: BaseException, shown: Any) -> None:
+        while shown is not None and shown.tb_frame.f_code is not run_program.__code__:
+            shown = shown.tb_next
+        while shown is not None and shown.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            shown = shown.tb_next
+        hook(kind, error.with_traceback(shown), shown)
+
+    return show
+
+
+class after_torch:  # called like a function
+    """Call ``then`` when torch has been imported, at once if it has been: a program may set
+    environment variables first that torch reads at its import."""
+
+    def __init__(self, then: Any) -> None:
+        self._then = then
+        if "torch" in sys.modules:
+            then()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        """Return torch's spec, once; None for another module."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        if spec is not None:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (load(module), self._then())
+        return spec

@@ -1,0 +1,105 @@
+"""``run --compare``: the program in turns, with torch's loader and with ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from statistics import geometric_mean, mean
+from typing import TYPE_CHECKING, Any
+
+from ..command_options import CommandError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+_TURNS = ("torch", "ours", "torch", "ours")
+_TURN = "import pickle, sys; it = pickle.loads(bytes.fromhex(sys.argv[1])); it.run_command(it)"
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Run the program in turns, print what each loop gained, and return the exit status.
+
+    Raises: CommandError: it runs on several ranks, or a turn failed.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise CommandError("--compare is for one rank: run it without torchrun.")
+    print(
+        f"spdl-torch run: the program runs {len(_TURNS)} times, each time until its loops have "
+        f"run for {options.compare} s. What it writes, sends or deletes, it does each time.",
+        file=sys.stderr,
+    )
+    found: dict[str, list[dict[str, float]]] = {"torch": [], "ours": []}
+    for number, options.loader in enumerate(_TURNS, 1):
+        print(f"spdl-torch run: turn {number}: {options.loader}", file=sys.stderr, flush=True)
+        found[options.loader].append(_turn(options, number))
+    print(f"{'':48}{'torch':>16}{'ours':>16}  ours/torch")
+    for name in found["torch"][0]:
+        with suppress(KeyError):  # not in every turn
+            print(_row(name, *([each[name] for each in turns] for turns in found.values())))
+    return 0
+
+
+def _turn(options: argparse.Namespace, number: int) -> dict[str, float]:
+    """Run the program once; return its figures by their names."""
+    with tempfile.TemporaryDirectory(prefix="spdl-torch-run-") as folder:
+        options.folder = Path(folder)
+        packed = pickle.dumps(options).hex()
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        turn = subprocess.Popen([sys.executable, *flags, "-c", _TURN, packed])
+        peak = 0
+        while turn.poll() is None:
+            peak = max(peak, sum(map(_bytes_of, _tree(turn.pid))))
+            with suppress(subprocess.TimeoutExpired):
+                turn.wait(0.5)
+        if turn.returncode:
+            raise CommandError(f"turn {number} ended with status {turn.returncode}.", 1)
+        figures: dict[str, float] = {}
+        for file in sorted(options.folder.iterdir()):  # of each process of the program
+            figures |= json.loads(file.read_text())
+    return figures | ({"peak memory, MiB": peak / 2**20} if peak else {})
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """Yield a process and those below it. They may end; and only Linux shows them."""
+    yield pid
+    with suppress(OSError):
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in file.read_text().split():
+                yield from _tree(int(child))
+
+
+def _bytes_of(pid: int) -> int:
+    """Return a process's memory; what several share is divided among them. 0 = unknown."""
+    with suppress(OSError):
+        pages = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * sum(map(int, re.findall(r"^Pss: +(\d+)", pages, re.M)))
+    return 0
+
+
+def leave_figures(sites: list[Any], folder: Path) -> None:
+    """Write the figures of this process's loops, at its end."""
+    figures = {}
+    for made in sites:
+        seconds = made.waited + made.stepped - made.first
+        if made.num_batches > 1 and seconds > 0:
+            name = f"{made.site.where}, {made.site.loads}"
+            figures[f"{name}: batches/s"] = (made.num_batches - 1) / seconds
+            figures[f"{name}: s to first batch"] = made.first
+    (folder / f"{os.getpid()}.json").write_text(json.dumps(figures))
+
+
+def _row(name: str, torchs: list[float], ours: list[float]) -> str:
+    """Return means of the turns with half of what is between them, and the turns' ratios."""
+    cells = "".join(
+        f"{f'{mean(each):.4g} ±{(max(each) - min(each)) / 2:.2g}':>16}" for each in (torchs, ours)
+    )
+    ratios = [b / a for a, b in zip(torchs, ours, strict=True)]
+    return f"{name:48}{cells}  {geometric_mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"

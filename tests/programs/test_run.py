@@ -1,0 +1,327 @@
+"""``python -m spdl_torch run``: programs do what they do under Python, on our loader."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from spdl_torch.__main__ import main
+from spdl_torch.run.ending import _edit
+from spdl_torch.run.loaders import Site
+
+SQUARES = """
+    import torch
+    from torch.utils.data import Dataset
+
+    class Squares(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return torch.tensor([index / 8, index**2 / 64])
+
+    def train(loader, epochs=2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(epochs):
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        return [p.tolist() for p in model.parameters()]
+"""
+
+SCRIPT = """
+    import os, sys
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    from data import Squares, train
+    from torch.utils.data import DataLoader
+
+    class Mine(DataLoader):
+        def __init__(self, *args):
+            super().__init__(*args, num_workers=2)
+
+    if __name__ == "__main__":
+        loaders = DataLoader(Squares(), 4, shuffle=True), Mine(Squares(), 4)
+        for loader in loaders:
+            assert isinstance(loader, torch.utils.data.DataLoader)
+            print(train(loader), len(loader))
+        print(torch.get_num_threads(), sys.argv, __file__, __spec__, sys.path[0])
+        print(sys.modules["__main__"].Mine is Mine)
+        sys.exit(3)
+"""
+
+MODULE = """
+    import sys
+    import torch.utils.data as data
+    from .data import Squares, train
+
+    print(__name__, __package__, __spec__.name, sys.argv)
+    print(train(data.DataLoader(Squares(), 4, num_workers=2)))
+    raise ValueError("of the program")
+"""
+
+CHILDREN = """
+    import multiprocessing, os
+    from torch.utils.data import DataLoader
+    from data import Squares, train
+
+    def child(method):
+        print(method, __name__, train(DataLoader(Squares(), 4)), flush=True)
+
+    if __name__ == "__main__":
+        train(DataLoader(Squares(), 8))
+        for method in ("spawn", "forkserver", "fork"):
+            process = multiprocessing.get_context(method).Process(target=child, args=(method,))
+            process.start()
+            process.join()
+            print(process.exitcode)
+        if not os.fork():
+            raise SystemExit
+        os.wait()
+"""
+
+REFUSED = """
+    import os, signal
+    from torch.utils.data import DataLoader, IterDataPipe
+
+    class Pipe(IterDataPipe):
+        def __iter__(self):
+            yield from range(3)
+
+    loader = DataLoader(Pipe())
+    print([batch.item() for batch in loader])
+    try:
+        DataLoader([1], batch_size=-1)
+    except ValueError as error:
+        print(error)
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+LIBRARIES = """
+    import lightning
+    import torch
+    from accelerate import Accelerator
+    from data import Squares
+    from torch.utils.data import DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, _):
+            return self.linear(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    model = Model()
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = lightning.Trainer(max_epochs=2, overfit_batches=4, accelerator="cpu", **quiet)
+    trainer.fit(model, DataLoader(Squares(), 4, shuffle=True))
+    print(model.linear.weight.tolist())
+    print(*Accelerator(cpu=True).prepare(DataLoader(Squares(), 4)))
+    print(*StatefulDataLoader(Squares(), 4))
+"""
+
+FOR_TWO_SECONDS = """
+    import time
+    from data import Squares
+    from torch.utils.data import DataLoader
+
+    class Many(Squares):
+        def __len__(self):
+            return 10**9
+
+    loader, began = DataLoader(Many(), 4), None
+    for _ in loader:
+        began = began or time.perf_counter()
+        if time.perf_counter() - began > 2.2:
+            break
+"""
+
+RANKS = """
+    import torch, torch.distributed as dist
+    from data import Squares
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    dist.init_process_group("gloo")
+    for batch in DataLoader(Squares(), 4, sampler=DistributedSampler(Squares(), shuffle=False)):
+        dist.all_reduce(batch)
+    if dist.get_rank() == 0:
+        print(batch.sum().item())
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the programs."""
+    (tmp_path / "package").mkdir()
+    for name, text in {
+        "data.py": SQUARES,
+        "package/data.py": SQUARES,
+        "script.py": SCRIPT,
+        "package/__main__.py": MODULE,
+        "children.py": CHILDREN,
+        "refused.py": REFUSED,
+        "libraries.py": LIBRARIES,
+        "long.py": FOR_TWO_SECONDS,
+        "ranks.py": RANKS,
+    }.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+def start(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def ended(process):
+    """The exit status, standard output and standard error."""
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, out, err
+
+
+def both_ways(folder, *words):
+    """What a program does under Python and, at the same time, under run."""
+    processes = start(folder, *words), start(folder, "-m", "spdl_torch", "run", *words)
+    (status, out, err), under_run = map(ended, processes)
+    assert under_run[:2] == (status, out), under_run[2]
+    return status, err, under_run[2]
+
+
+def sites(err):
+    """Where the loaders of the reports were made."""
+    return re.findall(r"^spdl-torch run: (\S+:\d+): ", err, re.M)
+
+
+def test_script_trains_the_same(folder):
+    """Two files, arguments, the loader and a class derived from it, and sys.exit(3); torch is
+    imported when the program imports it."""
+    status, _, err = both_ways(folder, "script.py", "--loader", "-m")
+    assert status == 3
+    assert sites(err) == ["script.py:13", "script.py:13"]
+
+
+def test_module_that_fails_shows_its_own_traceback(folder):
+    """A package with relative imports; runpy's frames are as little the program's as ours."""
+    status, python_err, err = both_ways(folder, "-m", "package", "--lr", "1")
+    assert status == 1
+    assert sites(err) == ["package/__main__.py:7"]
+    shown = [line for line in python_err.splitlines() if "frozen runpy" not in line]
+    assert err.splitlines()[: len(shown)] == shown
+
+
+def test_children_load_with_ours_and_report_once(folder):
+    """Whether they are spawned, served or forked; a fork reports only on loaders of its own."""
+    status, _, err = both_ways(folder, "children.py")
+    assert status == 0
+    assert sites(err) == [*["children.py:7"] * 3, "children.py:10"]
+
+
+def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
+    """One line says where and why. What torch refuses, too, it refuses as under Python."""
+    status, _, err = both_ways(folder, "refused.py")
+    assert status == -signal.SIGINT
+    (line,) = (each for each in err.splitlines() if "torch's own loader stays" in each)
+    assert line.startswith("spdl-torch run: refused.py:9: ")
+    assert "DataPipe" in line
+
+
+def test_libraries_that_make_loaders_have_ours(folder):
+    """Lightning makes the program's loader anew, and Accelerate wraps it: it stays the program's.
+    torchdata's derives from torch's, and loads by itself."""
+    status, _, err = both_ways(folder, "libraries.py")
+    assert status == 0
+    assert sites(err) == ["libraries.py:24", "libraries.py:26"]
+
+
+def test_report_and_page_and_file_are_of_the_program(folder, capsys):
+    """The report has its edit; the page and the statistics file have the loader, too."""
+    words = ["--html", "page.html", "--record", "run.db", "long.py"]
+    status, out, err = ended(start(folder, "-m", "spdl_torch", "run", *words))
+    assert (status, out) == (0, "")
+    assert "long.py:10: Many of 1,000,000,000, batch_size=4, num_workers=0" in err
+    assert "VERDICT" in err
+    assert "long.py:4: leave DataLoader out; add: from spdl_torch import DataLoader" in err
+    assert "long.py:10" in (folder / "page.html").read_text()
+    assert main(["report", str(folder / "run.db")]) == 0
+    assert "VERDICT" in capsys.readouterr().out
+
+
+def test_torchs_loader_is_watched(folder):
+    """Its own class loads, and is timed."""
+    words = "--loader", "torch", "script.py"
+    status, _, err = ended(start(folder, "-m", "spdl_torch", "run", *words))
+    assert status == 3
+    assert len(re.findall(r"^32 batches in .*\. The loop\s+waited", err, re.M)) == 2
+    assert "costs nothing" in " ".join(err.split())
+
+
+def test_comparison_ends_the_program_in_turns(folder):
+    """It says before what happens, and at the end what each loop gained."""
+    process = start(folder, "-m", "spdl_torch", "run", "--compare", "1", "long.py")
+    status, out, err = ended(process)
+    assert status == 0, err
+    assert "the program runs 4 times" in err.splitlines()[0]
+    assert re.search(r"long\.py:10, .*: batches/s +[\d.]+ ±", out)
+
+
+def test_first_of_several_ranks_reports(folder):
+    """Under torchrun; it names the slowest."""
+    launch = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"
+    words = sys.executable, "-m", "spdl_torch", "run", "ranks.py"
+    status, out, err = ended(start(folder, *launch, *words))
+    assert (status, out) == (0, "502.6875\n"), err
+    assert sites(err) == ["ranks.py:7"]
+    assert re.search(r"rank 0 .* %, rank 1 .* %: rank [01] is the slowest", err)
+
+
+@pytest.mark.parametrize(
+    ("source", "edit"),
+    [
+        ("from torch.utils.data import (\n    Dataset,\n    DataLoader,\n)", "train.py:3: leave"),
+        ("from torch.utils.data import Dataset\nclass A(data.DataLoader):", "train.py:7: import"),
+        ("from spdl_torch import DataLoader", "none: the program names our loader already"),
+    ],
+)
+def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, monkeypatch):
+    """An import in several lines, a name in a module, and a program that was edited."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(source)
+    assert _edit(Site("train.py:7", "train.py", 7, "", "Squares")).startswith(edit)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "expected a program"),
+        (["none.py"], "can't open file"),
+        (["--loader", "torch", "--html", "x", "y.py"], "alone"),
+    ],
+)
+def test_command_that_cannot_run_says_why(words, message, capsys):
+    """With status 2."""
+    assert main(["run", *words]) == 2
+    assert message in capsys.readouterr().err
