@@ -111,6 +111,9 @@ KINDS = {
     "MP4, H.264 open GOP": of("mp4", "libx264", OPEN),
     "MP4, H.264 B-pyramid": of("mp4", "libx264", x264(":b-pyramid=normal", bf="3")),
     "MP4, H.264 intra-refresh": of("mp4", "libx264", REFRESH, num_frames=40),
+    "MP4, H.264 inexact recovery points": of(
+        "mp4", "libx264", x264(bf="0", g="99"), recovery=(8, 16)
+    ),
     "MP4, H.264 10 bit": of("mp4", "libx264", x264(), "yuv420p10le"),
     "MP4, H.264 interlaced": of("mp4", "libx264", x264(flags="+ildct+ilme")),
     "MP4, H.264 rotated": of("mp4", "libx264", x264(), rotation=(90,)),

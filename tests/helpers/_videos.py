@@ -28,6 +28,7 @@ class Kind(NamedTuple):
     hidden: tuple = ()  # the packets of VP8 whose frames are not to be displayed
     same_time: tuple = ()  # two packets, the second of which gets the time of the first
     edit: object = None  # the first frame and the ticks that an edit list leaves
+    recovery: tuple = ()  # marked packets of H.264 whose pictures are not exact
     marks_all: bool = False  # whether the container marks every packet as a keyframe
     palette_changes: bool = False
     seconds_of_sound: int = 0  # in a stream of its own
@@ -114,6 +115,11 @@ def _picture(view, pix_fmt, turn):
 def _edited(packets, kind):
     for packet in packets if kind.marks_all else ():
         packet.is_keyframe = True
+    for number in kind.recovery:
+        message = b"\0\0\0\1\6\6\1\x84\x80"  # after 0 frames, not exactly
+        old, new = packets[number], av.Packet(message + bytes(packets[number]))
+        new.pts, new.dts, new.time_base, new.stream = old.pts, old.dts, old.time_base, old.stream
+        packets[number], new.is_keyframe = new, True
     for number in kind.hidden:
         content = bytearray(bytes(packets[number]))
         content[0] &= ~0x10

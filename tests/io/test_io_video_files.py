@@ -27,7 +27,7 @@ from spdl_torch.io import (
     strided_frames,
     uniform_frames,
 )
-from spdl_torch.io._video import opening
+from spdl_torch.io._video import clips, opening
 
 SHORT = (
     "MPEG program stream, MPEG-2",
@@ -38,6 +38,7 @@ SHORT = (
     "AVI, raw with a palette",
     "MOV, QuickTime Animation, 8 bit",
     "MP4, H.264 intra-refresh",
+    "MP4, H.264 inexact recovery points",
     "MP4, H.264 rotated",
     "MP4, H.264 edit list, both ends cut",
     "MP4, H.264 a fragment for each frame",
@@ -140,6 +141,39 @@ def test_all_files_give_the_frames_of_a_decode_of_all(kind, variant):
         return
     if (kind, variant) not in BY_CHANCE and decoded(kind, variant) is not None:
         check(kind, variant, 20, 30)
+
+
+def without_references_in_layers(content):
+    """The same HEVC in MP4, whose frames of upper temporal layers say that they are no references:
+    none of their own layer refers to them, as encoders of phones write it."""
+    content, num_changed = bytearray(content), 0
+    with av.open(io.BytesIO(bytes(content))) as container:
+        places = [(each.pos, each.size) for each in container.demux(video=0) if each.size]
+    for start, size in places:
+        place = start
+        while place < start + size:
+            head, layer = content[place + 4], (content[place + 5] & 7) - 1
+            if head >> 1 in (1, 3, 5) and layer > 0:
+                content[place + 4] -= 2
+                num_changed += 1
+            place += 4 + int.from_bytes(content[place : place + 4], "big")
+    assert num_changed
+    return bytes(content)
+
+
+def test_frames_of_lower_layers_are_decoded_for_those_of_upper_ones(monkeypatch):
+    """HEVC's non-references may be references of higher temporal layers: near each frame, without
+    a decode of all that comes before it."""
+    video = decoded("MP4, HEVC temporal layers")
+    content = without_references_in_layers(video.content)
+
+    def refuse(*args):
+        raise AssertionError("the way from the first packet on is not needed")
+
+    monkeypatch.setattr(clips, "_from_first", refuse)
+    for time, frame in zip(video.times, video.frames, strict=True):
+        found = load_clip(content, lambda info, time=time: [time])
+        assert torch.equal(found.frames[0], frame)
 
 
 def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
