@@ -239,7 +239,7 @@ def test_error_of_a_source_that_begins_is_its_own_on_a_resume_too():
     run, again = dataset_of(range(9)), dataset_of(Refusing())
     next(iter(run))
     again.load_state_dict({**run.state_dict(), "made_by": {}})
-    with pytest.raises(spdl_torch.PipelineFailure) as raised:
+    with pytest.raises(spdl_torch.PipelineFailure, match="the source raised") as raised:
         next(iter(again))
     assert raised.group_contains(UnicodeError, match="no such file")
 

@@ -175,7 +175,7 @@ def test_nothing_is_left_when_the_time_is_up():
     assert not folder.exists()
 
 
-PRELUDE = 'import os, sys, time\nif True:  # {options}\n    print("READY", flush=True)\n'
+PRELUDE = 'import os, signal, sys\nif True:  # {options}\n    print("READY", flush=True)\n'
 ENDINGS = {
     "good": (exits.Ending("good", "", 0), "exit_good_seconds PASS"),
     "status": (exits.Ending("status", "sys.exit(3)", 3), "exit_status_seconds PASS"),
@@ -183,10 +183,10 @@ ENDINGS = {
     "loud": (exits.Ending("loud", "sys.stderr.write('a word')", 0), "exit_loud FAIL"),
     "aborts": (exits.Ending("aborts", "os.abort()", 0), "exit_aborts FAIL"),
     "signal": (
-        exits.Ending("signal", "time.sleep(60)", -2, signal=2, is_quiet=False),
+        exits.Ending("signal", "signal.pause()", -2, signal=2, is_quiet=False),
         "exit_signal_seconds PASS",
     ),
-    "hangs": (exits.Ending("hangs", "time.sleep(60)", 0), "exit_hangs FAIL"),
+    "hangs": (exits.Ending("hangs", "signal.pause()", 0), "exit_hangs FAIL"),
 }
 
 

@@ -115,7 +115,7 @@ def test_memory_comes_back_from_a_pipeline_that_could_not_be_made(device):
     class Queue(StatsQueue):
         def __init__(self, *args, **options):
             if refuses:
-                raise Boom
+                raise Boom("no queue")
             super().__init__(*args, **options)
 
     stages = PipelineBuilder().add_source(range(COUNT)).pipe(in_storage).add_sink(1)
@@ -123,7 +123,7 @@ def test_memory_comes_back_from_a_pipeline_that_could_not_be_made(device):
     run_epoch(dataset)
     num_locks = device.num_locks
     refuses.append(True)
-    with pytest.raises(Boom):
+    with pytest.raises(Boom, match="no queue"):
         next(iter(dataset))
     refuses.clear()
     run_epoch(dataset)

@@ -106,7 +106,7 @@ def test_ctrl_c_in_the_sampler_is_no_end(options):
 
     def indices():
         yield from ([0], [1], [2])
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("in the sampler")
 
     class Order:
         def __iter__(self):
@@ -114,7 +114,7 @@ def test_ctrl_c_in_the_sampler_is_no_end(options):
 
     loader = DataLoader(range(9), batch_sampler=Order(), **options)
     iterator, batches = iter(loader), []
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="in the sampler"):
         batches.extend(batch.tolist() for batch in iterator)
     assert batches == [[0], [1], [2]][: len(batches)]
     for _ in range(2):

@@ -52,10 +52,10 @@ def test_ctrl_c_is_raised_after_the_block():
             if error is not None:
                 raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="^$"):
         interrupted(None)
     error = ZeroDivisionError()
-    with pytest.raises(KeyboardInterrupt) as info:
+    with pytest.raises(KeyboardInterrupt, match="^$") as info:
         interrupted(error)
     assert info.value.__context__ is error
     assert len(done) == 2
@@ -68,10 +68,10 @@ def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypat
 
     def interrupted(number, handler):
         if number == SIGNALS[-1] and not isinstance(handler, type(signal.getsignal(number))):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("while putting back")
         return put_back(number, handler)
 
-    with pytest.raises(KeyboardInterrupt), handlers_deferred():
+    with pytest.raises(KeyboardInterrupt, match="while putting back"), handlers_deferred():
         monkeypatch.setattr(signal, "signal", interrupted)
     monkeypatch.undo()
     for number in SIGNALS:

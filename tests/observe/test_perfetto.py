@@ -10,8 +10,8 @@ import http.server
 import importlib.util
 import json
 import threading
-import time
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ IS_LOADED = """new Promise((done) => {
 
 
 class Waiting:
-    """Samples that take a moment, so that waits are long enough to be in the trace."""
+    """Samples that are computed without the GIL, so that waits are long enough to be in the trace."""
 
     thread_safe = True
 
@@ -52,7 +52,7 @@ class Waiting:
         return 64
 
     def __getitem__(self, index):
-        time.sleep(1e-3)
+        sha256(bytes(10**6))
         return float(index)
 
 
