@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 import torch
-from _covering import by_pairs
 from _later import later
 from _loader_helpers import DataLoader
 from torch.utils.data import IterableDataset
@@ -86,16 +85,20 @@ def fit(
     return model.seen
 
 
-in_every_way = {
-    "make": [plain, shuffled, unsized],
-    "num_workers": [0, 2],
-    "counted": list(COUNTED),
-    "validated": list(VALIDATED),
-    "touches_estimate": [False, True],
-}
+in_many_ways = pytest.mark.parametrize(
+    ("make", "num_workers", "counted", "validated", "touches_estimate"),
+    [
+        (plain, 0, "epochs", "within", False),
+        (plain, 2, "steps", "never", True),
+        (shuffled, 2, "epochs", "after", True),
+        (shuffled, 0, "steps", "within", False),
+        (unsized, 0, "epochs", "never", True),
+        (unsized, 2, "steps", "after", False),
+    ],
+)
 
 
-@by_pairs(**in_every_way)
+@in_many_ways
 def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
     tmp_path, make, num_workers, counted, validated, touches_estimate
 ):
@@ -107,7 +110,7 @@ def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
     assert_rest_is_trained(whole, saving.saved, lambda: make(DataLoader, num_workers), options)
 
 
-@by_pairs(**{**in_every_way, "touches_estimate": [False]})
+@in_many_ways
 def test_checkpoint_of_any_kind_resumes_at_the_next_batch(
     tmp_path, make, num_workers, counted, validated, touches_estimate
 ):
@@ -145,8 +148,7 @@ def assert_rest_is_trained(whole, saved, make, options):
             assert seen == rest, path.name
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("make", [plain, unsized])
+@pytest.mark.parametrize(("make", "num_workers"), [(plain, 2), (unsized, 0)])
 @pytest.mark.parametrize("when", ["every_n_train_steps", "every_n_epochs"])
 def test_what_follows_an_epochs_last_step_is_what_torchs_loader_trains(
     tmp_path, when, make, num_workers

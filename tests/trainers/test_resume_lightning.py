@@ -7,7 +7,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from _covering import by_pairs
 from _datasets import ShuffledSource
 from _later import later
 from _loader_helpers import DataLoader
@@ -202,14 +201,8 @@ def fit(
 
 
 numbers_of_workers = pytest.mark.parametrize("num_workers", [0, 1])
-in_every_way = {
-    "options": [
-        pytest.param({}, id="epochs"),
-        pytest.param({"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}, id="steps"),
-    ],
-    "touches_estimate": [False, True],
-    "num_workers": [0, 1],
-}
+EPOCHS, STEPS = {}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}
+"""What bounds a training."""
 
 
 @numbers_of_workers
@@ -219,7 +212,15 @@ def test_checkpoint_of_a_pipeline_resumes_at_the_next_batch(tmp_path, num_worker
     assert_exact(tmp_path, pipeline, True, num_workers, steps=[4, 5], epochs=[1])
 
 
-@by_pairs(make=[even, dropping], **in_every_way)
+@pytest.mark.parametrize(
+    ("make", "options", "touches_estimate", "num_workers"),
+    [
+        (even, EPOCHS, False, 1),
+        (even, STEPS, True, 0),
+        (dropping, EPOCHS, True, 0),
+        (dropping, STEPS, False, 1),
+    ],
+)
 def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
     tmp_path, make, options, touches_estimate, num_workers
 ):
@@ -228,7 +229,15 @@ def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
     assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
 
 
-@by_pairs(make=[replacing, longer, longer_stream, longer_pipeline], **in_every_way)
+@pytest.mark.parametrize(
+    ("make", "options", "touches_estimate", "num_workers"),
+    [
+        (replacing, STEPS, True, 1),
+        (longer, EPOCHS, False, 1),
+        (longer_stream, STEPS, False, 0),
+        (longer_pipeline, EPOCHS, True, 0),
+    ],
+)
 def test_later_epochs_are_whole_where_lightning_ends_early(
     tmp_path, make, options, touches_estimate, num_workers
 ):
@@ -242,7 +251,10 @@ def test_later_epochs_are_whole_where_lightning_ends_early(
 LENGTHS = {"min_size": (12, 20), "max_size": (9, 12), "max_size_cycle": (9, 12)}
 
 
-@by_pairs(mode=LENGTHS, short=[shuffled, piped], num_workers=[0, 1])
+@pytest.mark.parametrize(
+    ("mode", "short", "num_workers"),
+    [("min_size", piped, 1), ("max_size", shuffled, 1), ("max_size_cycle", piped, 0)],
+)
 def test_loaders_of_several_lengths_resume(tmp_path, mode, short, num_workers):
     """One that is over where the epoch is not does not begin another, unless the mode has it
     cycle, and where both are over it does so once."""
@@ -253,10 +265,13 @@ def test_loaders_of_several_lengths_resume(tmp_path, mode, short, num_workers):
         pair = [short(lengths[0], num_workers), shuffled(lengths[1], num_workers)]
         return utilities.CombinedLoader(pair, mode)
 
-    assert_exact(tmp_path, several, False, num_workers, steps=[2, 4, 7], epochs=[0])
+    assert_exact(tmp_path, several, False, num_workers, steps=[2, 7], epochs=[0])
 
 
-@by_pairs(make=[sized, unsized, pipeline, stateful], is_kept=[True, False], num_workers=[0, 1])
+@pytest.mark.parametrize(
+    ("make", "is_kept", "num_workers"),
+    [(sized, True, 1), (unsized, False, 1), (pipeline, True, 0), (stateful, False, 0)],
+)
 def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
     tmp_path, make, is_kept, num_workers
 ):
@@ -273,8 +288,7 @@ def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
 
 
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
-@numbers_of_workers
-@pytest.mark.parametrize("limit", [1.0, 2], ids=["whole", "limited"])
+@pytest.mark.parametrize(("limit", "num_workers"), [(1.0, 1), (2, 0)], ids=["whole", "limited"])
 def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limit, num_workers):
     """In the middle of an epoch, after which the state is training's again."""
     options = {"val_check_interval": 2, "num_sanity_val_steps": 0, "limit_val_batches": limit}
@@ -295,8 +309,7 @@ def test_checkpoint_after_the_last_step_has_the_state_behind_it(tmp_path, num_wo
     assert [each["num_items"] for each in state["workers"]] == [6]
 
 
-@numbers_of_workers
-@pytest.mark.parametrize("make", [sized, unsized, pipeline])
+@pytest.mark.parametrize(("make", "num_workers"), [(sized, 0), (unsized, 1), (pipeline, 1)])
 def test_checkpoint_of_a_training_that_max_steps_ended_is_that_of_an_epoch(
     tmp_path, make, num_workers
 ):
