@@ -200,8 +200,8 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
         batches = iter(loader)
         next(batches)
     """
-    words = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    words = ["-W", "ignore", "-c", textwrap.dedent(program)]
+    done = _warm.run(words, timeout=60, ends_whole=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -4,12 +4,11 @@ import logging
 import math
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from functools import partial
 from time import perf_counter
 
+import _warm
 import pytest
 from _gates import FakeClock, until
 from _seats import (
@@ -252,10 +251,7 @@ print(len(stats.stages), stats.stages[0].tasks.num_tasks)
 def test_epoch_computes_no_figures_before_somebody_asks(options):
     """What computes them is not even imported until then; afterwards they are those of the epoch,
     which is over."""
-    program = AN_EPOCH.format(options=options)
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
-    )
+    result = _warm.run(["-c", AN_EPOCH.format(options=options)], timeout=50)
     assert (result.returncode, result.stdout.splitlines()) == (0, ["", "3", "2 8"]), result.stderr
 
 
