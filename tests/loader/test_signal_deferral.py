@@ -52,10 +52,10 @@ def test_ctrl_c_is_raised_after_the_block():
             if error is not None:
                 raise error
 
-    with pytest.raises(KeyboardInterrupt, match="^$"):
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
         interrupted(None)
     error = ZeroDivisionError()
-    with pytest.raises(KeyboardInterrupt, match="^$") as info:
+    with pytest.raises(KeyboardInterrupt, match=r"^$") as info:
         interrupted(error)
     assert info.value.__context__ is error
     assert len(done) == 2

@@ -44,7 +44,7 @@ IS_LOADED = """new Promise((done) => {
 
 
 class Waiting:
-    """Samples that are computed without the GIL, so that waits are long enough to be in the trace."""
+    """Samples that take a while without the GIL: waits are long enough to be in the trace."""
 
     thread_safe = True
 
