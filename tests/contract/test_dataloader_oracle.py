@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
+    default_convert,
 )
 
 pytestmark = [
@@ -55,10 +58,14 @@ class Case:
     in_order: bool = True
     own_generator: bool = True
     seed: int = 0
+    picky: int | None = None
+    """The sample that the collate function does not like."""
 
     def build(self, loader_class, generator):
         """Returns the loader, and the sampler that counts pulls (None: torch's own)."""
         options: dict[str, Any] = {"num_workers": self.num_workers, "generator": generator}
+        if self.picky is not None:
+            options["collate_fn"] = partial(picky, self.picky)
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers
@@ -75,6 +82,8 @@ class Case:
 
     def dataset(self):
         kinds = {"map": MapData, "bulk": BulkData, "stream": StreamData}
+        if self.data == "mortal":
+            return MortalStream(self.length, self.bad)
         if self.data == "split":
             return StreamData(self.length, self.bad, split=True)
         return kinds[self.data](self.length, self.bad)
@@ -93,6 +102,20 @@ class Case:
                 generator.get_state().tolist() if generator else None,
             ]
         return story
+
+
+class MortalStream(StreamData):
+    """A generator: its error is its end, as Python has it."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+def picky(number, batch):
+    """A collate function of samples or of one."""
+    if any(sample["y"] == number for sample in (batch if isinstance(batch, list) else [batch])):
+        raise ZeroDivisionError("picky")
+    return default_collate(batch) if isinstance(batch, list) else default_convert(batch)
 
 
 def _epoch_with_pulls(loader, sampler):
@@ -114,6 +137,7 @@ errors = st.dictionaries(
     st.integers(0, 40), st.sampled_from([ValueError, KeyError, OSError, ZeroDivisionError])
 )
 workers = st.sampled_from([0, 1, 2, 4])
+pickies = st.none() | st.none() | st.integers(0, 20)
 
 
 @st.composite
@@ -137,13 +161,14 @@ def map_cases(draw):
         persistent_workers=draw(st.booleans()),
         own_generator=draw(st.booleans()),
         seed=draw(st.integers(0, 3)),
+        picky=draw(pickies),
     )
 
 
 @st.composite
 def stream_cases(draw):
     return Case(
-        data=draw(st.sampled_from(["stream", "split"])),
+        data=draw(st.sampled_from(["stream", "split", "mortal"])),
         length=draw(st.integers(0, 40)),
         bad=draw(st.one_of(st.just({}), errors)),
         batch_size=draw(st.one_of(st.none(), st.integers(1, 7))),
@@ -152,6 +177,7 @@ def stream_cases(draw):
         prefetch_factor=draw(st.integers(1, 3)),
         persistent_workers=draw(st.booleans()),
         own_generator=draw(st.booleans()),
+        picky=draw(pickies),
     )
 
 
@@ -168,6 +194,8 @@ def stream_cases(draw):
         Case(data="split", length=2, batch_size=2, num_workers=3, drop_last=True),
         Case(data="split", length=9, batch_size=None, bad={3: ValueError, 8: KeyError}),
         Case(data="split", length=1, batch_size=1, persistent_workers=True, prefetch_factor=1),
+        Case(data="mortal", bad={4: OSError}, persistent_workers=True),
+        Case(order="batch_sampler", indices=[[3, 1], [4], [2]], picky=4, num_workers=4),
     ],
     ids=repr,
 )
@@ -239,6 +267,44 @@ def _assert_same_batches_out_of_order(case, loader_class):
         _batches_alone(unordered, loader_class), _batches_alone(case, ModelLoader), strict=True
     ):
         assert sorted(ours, key=repr) == sorted(torchs, key=repr)
+
+
+@settings(quick, max_examples=300)
+@given(
+    is_stream=st.booleans(),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "batch_size": st.sampled_from([1, 3, None, 0, -1]),
+            "drop_last": st.booleans(),
+            "shuffle": st.booleans(),
+            "sampler": st.just([2, 1]),
+            "batch_sampler": st.just([[2, 1]]),
+            "in_order": st.booleans(),
+            "num_workers": st.sampled_from([0, 1, -1]),
+            "persistent_workers": st.booleans(),
+            "prefetch_factor": st.sampled_from([None, 2, -1]),
+            "timeout": st.sampled_from([0, 5, -1]),
+            "multiprocessing_context": st.sampled_from([None, "spawn", "no such method", 3]),
+        },
+    ),
+)
+@example(is_stream=True, options={"sampler": [2, 1]})
+@example(is_stream=True, options={"batch_sampler": [[2, 1]], "batch_size": None})
+@example(is_stream=False, options={"persistent_workers": True})
+@example(is_stream=False, options={"batch_sampler": [[2, 1]], "drop_last": True})
+@example(is_stream=False, options={"batch_size": None, "drop_last": True})
+def test_refusal_equals_torchs(is_stream, options):
+    """Of options that torch does not take together, or at all: the same exception and words."""
+    found = []
+    for loader_class in (TorchLoader, DataLoader):
+        try:
+            loader_class(StreamData(5) if is_stream else MapData(5), **options)
+        except Exception as error:
+            found.append((type(error), str(error)))
+        else:
+            found.append(None)
+    assert found[0] == found[1]
 
 
 def _batches_alone(case, loader_class):
