@@ -51,13 +51,3 @@ def fork_server():
     from multiprocessing import forkserver  # not every process that forks has one
 
     return forkserver._forkserver
-
-
-def fork_server_pid():
-    """The number of its process."""
-    return fork_server()._forkserver_pid
-
-
-def end_fork_server():
-    """End its process; whoever asks for a child next starts another one."""
-    fork_server()._stop()

@@ -22,7 +22,6 @@ LONG_PROGRAMS = (
     "test_testing_threads.py",
     "test_bench.py",
     "test_prepare.py",
-    "test_warm.py",
 )
 LAST_ROOMS = ("programs", "trainers")
 
