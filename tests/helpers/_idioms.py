@@ -78,8 +78,6 @@ class Samples(Dataset):
 
 
 IDIOMS: dict[str, Callable[[Path], Idiom]] = {}
-CRASHING: set[str] = set()
-"""Idioms that end the process when threads share what they have."""
 
 
 def idiom(make):
@@ -87,12 +85,6 @@ def idiom(make):
     assert make.__name__ not in IDIOMS, make.__name__
     IDIOMS[make.__name__] = make
     return make
-
-
-def crashing(make):
-    """Register one that may end the process on threads."""
-    CRASHING.add(make.__name__)
-    return idiom(make)
 
 
 def simple(kind):

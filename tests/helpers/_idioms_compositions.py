@@ -10,19 +10,15 @@ import os
 import numpy as np
 import torch
 from _idioms import PAIRS, Idiom, N, Samples, decode, idiom
-from _idioms_files import Reader, written
-from _idioms_objects import Padding, Resize
 from PIL import Image
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
-    IterableDataset,
-    Subset,
 )
 from torchvision.transforms import v2
 
 from spdl_torch import ImageFolder, PipelineDataset
-from spdl_torch.data import bucket, cached, mix
+from spdl_torch.data import cached, mix
 from spdl_torch.pipeline import PipelineBuilder
 
 NUMBERS = list(range(N))
@@ -71,12 +67,6 @@ class Wrapper(Dataset):
 
 
 @idiom
-def wrapper_of_a_safe_dataset(folder):
-    """What is inside says that it is safe."""
-    return Idiom(dataset=Wrapper(Safe()))
-
-
-@idiom
 def wrapper_that_delegates(folder):
     """``__getattr__`` hands through what the wrapper has not, ``thread_safe`` included."""
 
@@ -103,40 +93,6 @@ def subclass_of_a_safe_dataset(folder):
 
 
 @idiom
-def subclass_of_subset(folder):
-    """As wrappers that apply a transform are often written."""
-
-    class Transformed(Subset):
-        keeps = Keeps()
-
-        def __getitem__(self, index):
-            return self.keeps(super().__getitem__(index))
-
-        def __getitems__(self, indices):
-            return [self[index] for index in indices]
-
-    return Idiom(dataset=Transformed(Safe(), NUMBERS))
-
-
-@idiom
-def dataset_as_a_property(folder):
-    """``dataset`` is computed, and safe; the samples come from a file."""
-
-    class Computed(Samples):
-        def __init__(self, path):
-            self.reader = Reader(path)
-
-        @property
-        def dataset(self):
-            return Safe()
-
-        def value(self, index):
-            return self.reader.read(index)
-
-    return Idiom(dataset=Computed(written(folder)))
-
-
-@idiom
 def concatenation_of_safe_and_other(folder):
     """One of two is safe."""
     return Idiom(dataset=ConcatDataset([Safe(), Wrapper(Safe())]), epochs=[PAIRS * 2])
@@ -149,20 +105,6 @@ def concatenation_of_safe_and_other(folder):
 def cached_with_a_transform_that_keeps(folder):
     """The samples are safe, the transform is not."""
     return Idiom(dataset=cached(Safe(), transform=Keeps()))
-
-
-@idiom
-def cached_around_a_wrapper(folder):
-    """Each worker has the user's dataset to itself; the cache is everybody's."""
-    return Idiom(dataset=cached(Wrapper(Safe())), epochs=[PAIRS] * 2)
-
-
-@idiom
-def buckets_with_a_collate_object(folder):
-    """The groups' batches go through one buffer."""
-    grouped = bucket(Safe(), 8, size_of=[1] * N, collate_fn=Padding())
-    options = {"sampler": grouped.sampler(1, 0), "batch_size": None}
-    return Idiom(dataset=grouped, options=options)
 
 
 @idiom
@@ -193,12 +135,6 @@ def pipeline_and_worker_init_fn(folder):
         torch.set_default_dtype(torch.float64)
 
     return Idiom(dataset=pipeline(NUMBERS, pair), options={"worker_init_fn": begin})
-
-
-@idiom
-def pipeline_op_that_keeps(folder):
-    """One thread calls the op, in each worker's pipeline."""
-    return Idiom(dataset=pipeline(PAIRS, Keeps()))
 
 
 @idiom
@@ -257,25 +193,6 @@ def partial_with_a_buffer(folder):
     buffer = torch.zeros(16, 2, dtype=torch.int64)
     options = {"collate_fn": functools.partial(collated_into, buffer)}
     return Idiom(dataset=PAIRS, options=options)
-
-
-# -- what else a sample may leave behind -----------------------------------------------------
-
-
-@idiom
-def samples_in_turn_of_an_iterable(folder):
-    """An iterable that wraps a safe one, and sizes its boxes with a transform that keeps."""
-
-    class Boxes(IterableDataset):
-        def __init__(self, dataset):
-            self.dataset, self.resize = dataset, Resize()
-
-        def __iter__(self):
-            info = torch.utils.data.get_worker_info()
-            for index in range(info.id, len(self.dataset), info.num_workers):
-                yield self.resize({"index": self.dataset[index][1]})["boxes"]
-
-    return Idiom(dataset=Boxes(Safe()), epochs=[NUMBERS])
 
 
 # -- samplers --------------------------------------------------------------------------------

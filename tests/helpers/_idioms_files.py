@@ -6,13 +6,10 @@ import mmap
 import os
 import sqlite3
 import tarfile
-from functools import lru_cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from _idioms import PAIRS, Idiom, N, Samples, crashing, decode, idiom, simple
-from torch.utils.data import ConcatDataset, Subset
+from _idioms import PAIRS, Idiom, N, Samples, decode, idiom, simple
 
 HANDLE = None
 HANDLES = {}
@@ -59,18 +56,6 @@ class Lazy(Samples):
 def lazily_on_self(folder):
     """A file that is opened on the first sample, on self."""
     return Idiom(dataset=Lazy(folder))
-
-
-@idiom
-def lazily_in_a_subset(folder):
-    """The same inside of a Subset."""
-    return Idiom(dataset=Subset(Lazy(folder), list(range(N))[::-1]))
-
-
-@idiom
-def lazily_in_a_concatenation(folder):
-    """The same twice in a ConcatDataset."""
-    return Idiom(dataset=ConcatDataset([Lazy(folder)] * 2), epochs=[PAIRS * 2])
 
 
 @idiom
@@ -137,22 +122,6 @@ class ModuleGlobalFile(Samples):
 
 
 @simple
-class CachedOpen(Samples):
-    """The file is opened by a function under ``lru_cache``."""
-
-    def __init__(self, folder):
-        self.path = written(folder)
-
-    def value(self, index):
-        return decode(read(opened(self.path), index))
-
-
-@lru_cache(maxsize=1)
-def opened(path):
-    return open(path, "rb")
-
-
-@simple
 class MemoryMapInInit(Samples):
     """A memory map that is opened in the beginning, and has a position of its own."""
 
@@ -175,17 +144,6 @@ class NumpyMemoryMap(Samples):
         return decode(int(self.map[index].tobytes()))
 
 
-@simple
-class PositionedRead(Samples):
-    """``os.pread`` needs no position either."""
-
-    def __init__(self, folder):
-        self.file = open(written(folder), "rb")
-
-    def value(self, index):
-        return decode(int(os.pread(self.file.fileno(), SIZE, index * SIZE)))
-
-
 def tarred(folder):
     """Write N members of a tar file."""
     path = folder / "records.tar"
@@ -196,32 +154,6 @@ def tarred(folder):
             member.size = SIZE
             tar.addfile(member, records)
     return path
-
-
-class TarReader:
-    """A reader in timm's manner: members are listed once, and an object keeps the state."""
-
-    def __init__(self, path):
-        self.path = path
-        with tarfile.open(path) as tar:
-            self.members = tar.getmembers()
-        self.state = SimpleNamespace(tar=None)
-
-    def __getitem__(self, index):
-        if self.state.tar is None:
-            self.state.tar = tarfile.open(self.path)
-        return self.state.tar.extractfile(self.members[index])
-
-
-@simple
-class ReaderOfTar(Samples):
-    """timm's ImageDataset: a reader that keeps a tar file for its samples."""
-
-    def __init__(self, folder):
-        self.reader = TarReader(tarred(folder))
-
-    def value(self, index):
-        return decode(int(self.reader[index].read()))
 
 
 @idiom
@@ -280,7 +212,7 @@ def database(folder):
     return path
 
 
-@crashing
+@idiom
 def sqlite_cursor(folder):
     """A helper's cursor: one for all threads ends the process with a segmentation fault."""
 
@@ -292,20 +224,6 @@ def sqlite_cursor(folder):
             return decode(self.database.find(index))
 
     return Idiom(dataset=OneCursor())
-
-
-@simple
-class SqliteLazily(Samples):
-    """A connection for each worker, on self, as sqlite3 wants it."""
-
-    def __init__(self, folder):
-        self.path, self.connection = database(folder), None
-
-    def value(self, index):
-        if self.connection is None:
-            self.connection = sqlite3.connect(self.path)
-        rows = self.connection.execute("select value from samples where id = ?", (index,))
-        return decode(rows.fetchone()[0])
 
 
 @simple

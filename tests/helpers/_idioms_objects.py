@@ -42,20 +42,6 @@ def shuffled_then_divided(folder):
 
 
 @idiom
-def shares_of_others_deleted(folder):
-    """``del self.files[k]`` for what belongs to other workers."""
-
-    class Deleted(Files):
-        def mine(self, number, num_workers):
-            for k in reversed(range(len(self.files))):
-                if k % num_workers != number:
-                    del self.files[k]
-            return self.files
-
-    return Idiom(dataset=Deleted(), epochs=[NUMBERS])
-
-
-@idiom
 def deque_emptied(folder):
     """A queue of files; every worker takes all and keeps its own."""
 
@@ -164,22 +150,6 @@ class AugmentationInRecipe(Samples):
         return results["image"] - results["mask"]
 
 
-@idiom
-def augmentation_under_the_name_transform(folder):
-    """The same under torchvision's name for it."""
-
-    class Transformed(Samples):
-        transform = None
-
-        def value(self, index):
-            results = self.transform({"image": index, "mask": 0})
-            return results["image"] - results["mask"]
-
-    dataset = Transformed()
-    dataset.transform = ShiftOfBoth()
-    return Idiom(dataset=dataset)
-
-
 class Resize:
     """mmaction's manner: sets an attribute and reads it in other methods."""
 
@@ -266,33 +236,6 @@ class BufferOfClass(Samples):
     def value(self, index):
         self.buffer[:] = b"%8d" % index
         return int(decode(self.buffer))
-
-
-@simple
-class BufferByDefault(Samples):
-    """A buffer that is the default of an argument."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index, cache={}):  # noqa: B006
-        cache["last"] = index
-        return decode(cache)["last"]
-
-
-@simple
-class LastShard(Samples):
-    """The last shard is kept, its number and its rows in two steps."""
-
-    def __init__(self, folder):
-        self.cache = SimpleNamespace(number=None, rows=None)
-
-    def value(self, index):
-        number = index // 5
-        if self.cache.number != number:
-            self.cache.number = number
-            self.cache.rows = decode([5 * number + k for k in range(5)])
-        return self.cache.rows[index % 5]
 
 
 @simple
@@ -408,21 +351,6 @@ def sample_changes_its_tensor(folder):
 
     rows = [(number + 1, number + 1) for number in range(N)]
     return Idiom(dataset=Changing(), epochs=[rows] * 3)
-
-
-@idiom
-def loop_changes_a_sample(folder):
-    """With ``batch_size=None`` the loop changes what it gets in place."""
-    return Idiom(
-        dataset=Tensors(),
-        options={"batch_size": None, "collate_fn": _itself},
-        epochs=[[number for pair in PAIRS for number in pair]] * 2,
-        use=lambda sample: sample.zero_(),
-    )
-
-
-def _itself(sample):
-    return sample
 
 
 @idiom

@@ -98,17 +98,6 @@ def shard_in_thread_local(folder):
     return Idiom(dataset=dataset, options={"worker_init_fn": begin}, epochs=[NUMBERS])
 
 
-@idiom
-def shard_in_context_variable(folder):
-    """The same with a context variable."""
-
-    def begin(worker):
-        VARIABLE.set((worker, get_worker_info().num_workers))
-
-    dataset = Shards(VARIABLE.get)
-    return Idiom(dataset=dataset, options={"worker_init_fn": begin}, epochs=[NUMBERS])
-
-
 class DigitsOfProgram(Samples):
     """Decimals with the precision that the program has set."""
 
@@ -175,33 +164,6 @@ class KeptForThread(Samples):
 def thread_local_of_program(folder):
     """There in torch's workers where they are forked."""
     return Idiom(dataset=KeptForThread())
-
-
-@simple
-class GlobalBetweenFunctions(Samples):
-    """A function leaves its result in a global for another."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index):
-        global LAST
-        LAST = index
-        decode(index)
-        return LAST
-
-
-@simple
-class EnvironmentOfSample(Samples):
-    """Options of a library that reads the environment."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index):
-        os.environ["SPDL_TEST_OPTION"] = str(index)
-        decode(index)
-        return int(os.environ["SPDL_TEST_OPTION"])
 
 
 @simple
