@@ -153,7 +153,8 @@ SAMPLING = {
 def test_tail_is_exact_from_every_batch(sampling, num_workers):
     """Indices and random numbers, for whatever draws the order."""
     length = 7 if sampling == "no batches" else 23
-    check_exact(lambda: DataLoader(Drawn(length), num_workers=num_workers, **SAMPLING[sampling]()))
+    options = {"num_workers": num_workers}
+    check_exact(lambda: DataLoader(Drawn(length), **options, **SAMPLING[sampling]()), 2)
 
 
 @pytest.mark.parametrize(

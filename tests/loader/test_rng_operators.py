@@ -509,7 +509,10 @@ def compiled(**options):
 
 
 NEEDS = {
-    "by inductor": pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+    "by inductor": (
+        pytest.mark.long,
+        pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++"),
+    )
 }
 
 

@@ -570,7 +570,7 @@ any_calls = st.tuples(
 
 
 @pytest.mark.parametrize("as_kind", [as_timed, as_sample, as_op])
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(calls=st.lists(any_calls, max_size=60))
 def test_cpu_time_of_every_long_task_is_known(as_kind, calls):
     """To 0.05 ms, whatever comes before it."""
