@@ -204,21 +204,6 @@ def test_device_is_accepted_when_it_is_the_cpu(device):
     assert next(iter(DataLoader([1, 2], num_workers=1, device=device))).device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("device", "reason"),
-    [
-        ("mps", "a single stream"),
-        (torch.device("xpu", 1), "tested for CUDA alone"),
-    ],
-)
-def test_device_is_refused_when_batches_cannot_be_sent_there(device, reason):
-    """The message names the device, and says why, and what to do."""
-    message = rf"device must be .*, got '{device}': .*{reason}.*batch\.to\('{device}'"
-    with pytest.raises(UnsupportedOptionError, match=message):
-        DataLoader(data8, device=device)
-    assert issubclass(UnsupportedOptionError, ValueError)
-
-
 def test_process_is_refused_when_there_are_no_workers():
     """The message says what to pass."""
     with pytest.raises(UnsupportedOptionError, match=r"isolation=.*num_workers=0.*num_workers=1"):

@@ -16,7 +16,6 @@ from _loader_helpers import (
     DataLoader,
     ThreadLoader,
     assert_threads_end,
-    loader_threads,
     no_thread_left,
     torch_loader,
 )
@@ -435,10 +434,3 @@ def test_reproducible_iterable_passes_and_another_is_found():
             lambda n: DataLoader(DrawnBy(lambda _: torch.tensor(next(count))), 2, num_workers=n),
             num_workers=(0, 2),
         )
-
-
-def test_threads_are_those_of_the_loader():
-    """The threads that the checks above look for are there while a loader runs."""
-    batches = iter(ThreadLoader(Indices(), num_workers=2))
-    assert len([each for each in loader_threads() if "loader" in each.name]) == 2
-    del batches

@@ -110,9 +110,10 @@ def test_other_device_is_asked_for_nothing(facts):
     assert facts["calls_without_a_device"] > 0
 
 
+@pytest.mark.long
 def test_check_gpu_runs_as_a_whole(checked):
     """Every group; what needs a kernel is skipped and says so, and the rest passes."""
-    lines = [line for line in checked[:-1] if not line.startswith("#")]
+    lines = [line for line in checked if not line.startswith("#")]
     outcomes = {line.split()[0]: line.rsplit(maxsplit=1)[1] for line in lines}
     assert {*outcomes.values()} == {"PASS", "SKIP"}
     by_kernels = [line.split()[0] for line in lines if "(it runs no kernels)" in line]
@@ -123,14 +124,3 @@ def test_check_gpu_runs_as_a_whole(checked):
     skipped = {name for name, outcome in outcomes.items() if outcome == "SKIP"}
     assert skipped <= {*by_kernels}
     assert len(outcomes) - len(skipped) >= 40
-
-
-def test_check_gpu_finds_what_is_not_guarded(checked):
-    """The test before can fail: on every way where the allocator is told nothing, and on the one
-    where the loop leaves memory to what moves itself."""
-    found = json.loads(checked[-1])
-    moves_itself = ["race_moves_itself_threads", "race_moves_itself_processes"]
-    raced = [line.split()[0] for line in checked if line.startswith("race_")]
-    ways = raced[raced.index(moves_itself[0]) : raced.index("race_allocators")]
-    assert found["record_stream"] == [way for way in ways if way not in moves_itself]
-    assert found["Readers"] == moves_itself[1:]

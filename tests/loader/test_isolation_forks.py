@@ -344,17 +344,6 @@ def test_workers_rest_until_the_last_of_several_forks_has_ended():
     assert not begins_between_two_forks()
 
 
-def test_one_flag_for_all_forks_wakes_them_too_early(monkeypatch):
-    """The control: the end of any fork counts as that of all."""
-
-    class Forgets(set):
-        def discard(self, _):
-            self.clear()
-
-    monkeypatch.setattr(fork_rest, "_forks", Forgets())
-    assert begins_between_two_forks()
-
-
 class _Nothing:
     def __enter__(self):
         pass

@@ -36,12 +36,6 @@ KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
 PNG = b"\x89PNG"
 
 
-# -- statistics ------------------------------------------------------------------------------------
-
-
-# -- the report ------------------------------------------------------------------------------------
-
-
 # -- what is measured ------------------------------------------------------------------------------
 
 
@@ -101,7 +95,14 @@ def videos(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the peers, about themselves
-@pytest.mark.parametrize("table", [name for name in TABLES if name != "transfer"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name == "program" else [])
+        for name in TABLES
+        if name != "transfer"
+    ],
+)
 def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
     """Every table runs to its end: ours is measured, JSON and picture are written."""
     data = videos if table == "clips" else photographs
