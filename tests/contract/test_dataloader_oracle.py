@@ -204,7 +204,7 @@ def test_model_agrees_with_torch(case):
     assert case.play(ModelLoader) == case.play(TorchLoader)
 
 
-@in_both_forms(short=120, long=500)
+@in_both_forms(short=90, long=500)
 def test_epochs_equal_torchs_for_a_map_dataset(num_examples):
     """Batches, order, errors, len, sampler pulls and generator states are torch's."""
 
@@ -219,7 +219,7 @@ def test_epochs_equal_torchs_for_a_map_dataset(num_examples):
     check()
 
 
-@in_both_forms(short=80, long=300)
+@in_both_forms(short=60, long=300)
 def test_epochs_equal_torchs_for_an_iterable_dataset(num_examples):
     """Round robin over the workers, ended workers skipped, batches and errors as torch's."""
 
@@ -233,7 +233,7 @@ def test_epochs_equal_torchs_for_an_iterable_dataset(num_examples):
     check()
 
 
-@settings(quick, max_examples=15)
+@settings(quick, max_examples=10)
 @given(case=st.one_of(map_cases(), stream_cases()))
 @example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
 @example(case=Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True))
@@ -242,7 +242,7 @@ def test_epochs_equal_torchs_when_workers_are_processes(case):
     assert case.play(DataLoader) == case.play(ModelLoader)
 
 
-@in_both_forms(short=60, long=200)
+@in_both_forms(short=40, long=200)
 def test_epochs_hold_the_same_batches_when_out_of_order(num_examples):
     """in_order=False changes the order alone: nothing lost, nothing twice."""
 

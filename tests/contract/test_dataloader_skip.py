@@ -95,7 +95,7 @@ def expected(order, good_of, batch_size, *, drop_last=False):
 # Which samples come
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     length=st.integers(1, 24),
     bad=st.sets(st.integers(0, 23)),

@@ -405,11 +405,16 @@ def epochs_of_grouped(group, stop, number, world=1, workers=0, **options):
     return epochs, mixture, grouped, loaders
 
 
-@pytest.mark.parametrize("stop", ["first", "all", "never"])
 @pytest.mark.parametrize(
-    ("group", "options"), [(pack, {}), (pack, {"oversize": "split"}), (bucket, {})]
+    ("group", "options", "stop", "world", "workers"),
+    [
+        *((pack, {}, stop, 2, 0) for stop in ("first", "all", "never")),
+        *((bucket, {}, stop, 2, 0) for stop in ("first", "all", "never")),
+        (pack, {"oversize": "split"}, "all", 2, 0),
+        (pack, {"oversize": "split"}, "first", 1, 2),
+        (bucket, {}, "never", 1, 2),
+    ],
 )
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (1, 2)])
 def test_each_epoch_of_a_grouped_mixture_has_the_mixtures_samples(
     group, options, stop, world, workers
 ):

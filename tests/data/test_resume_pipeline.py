@@ -16,7 +16,7 @@ from spdl_torch.data.sources import ListSource
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
-LENGTH = 10  # the runs from every item are as many as it has: their time is its square
+LENGTH = 11  # the runs from every item are as many as it has: their time is its square
 
 
 class Stateful:
