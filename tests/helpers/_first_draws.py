@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import sys
 import warnings
 from functools import partial
 
@@ -21,10 +20,8 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng.patches import can_see_draws
 
-FEW = 200
-"""The samples that a worker makes before draws are looked for; ten times as many otherwise."""
-MANY = 600
-"""More of them for each of two workers."""
+MANY = 6_000
+"""More samples for each of two workers than are made before draws are looked for."""
 
 
 class Draws:
@@ -86,7 +83,7 @@ KINDS = {
     "persistent": (Draws(), {"persistent_workers": True}),
     "one by one": (Draws(), {"batch_size": None}),
     "many": (Draws(MANY), {"batch_size": 100}),
-    "late": (Draws(MANY, MANY - 50), {"batch_size": 100}),
+    "late": (Draws(MANY, MANY - 300), {"batch_size": 100}),
 }
 SEATS = {
     "none": {"num_workers": 0},
@@ -110,7 +107,6 @@ def digest_of(kind: str, seat: str) -> str:
 def main() -> None:
     assert not can_see_draws()
     warnings.simplefilter("ignore")
-    sys.modules["spdl_torch.loader.rng.thread_generators"]._MOST_UNSEEN = FEW
     found: dict[str, dict[str, str]] = {}
     for kind in KINDS:
         for seat in SEATS:
