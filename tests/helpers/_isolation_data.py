@@ -51,18 +51,6 @@ class Images(Dataset):
         return {"image": image_of(index), "index": index, "name": f"#{index}", "draws": draws}
 
 
-class ImageStream(IterableDataset):
-    """Divides itself among the workers."""
-
-    def __init__(self, length=24):
-        self.length = length
-
-    def __iter__(self):
-        info = get_worker_info()
-        for index in range(info.id, self.length, info.num_workers):
-            yield {"image": image_of(index), "index": index, "worker": info.id}
-
-
 class Failing(Images):
     """Raises where ``bad`` says so."""
 

@@ -31,7 +31,6 @@ from _isolation_data import Coded, Crashing, Failing, Images, WhoAmI, as_list
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
-    ThreadLoader,
     assert_threads_end,
     torch_loader,
 )
@@ -76,36 +75,6 @@ def divided(dataset, *args, processes, **options):
 def children():
     """The worker processes that live now."""
     return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
-
-
-@each_number
-def test_batches_are_those_without_workers(processes):
-    """Two shuffled epochs: order, samples, and draws of three libraries; out of order the same."""
-    expected = epochs_of(shuffled(Images(), DataLoader))
-    options = {"processes": processes}
-    assert epochs_of(shuffled(Images(), divided, **options)) == expected
-    options |= {"persistent_workers": True, "seed": 2}
-    expected = epochs_of(
-        shuffled(Images(), ThreadLoader, num_workers=1, persistent_workers=True, seed=2)
-    )
-    assert epochs_of(shuffled(Images(), divided, **options)) == expected
-    found = epochs_of(shuffled(Images(), divided, in_order=False, **options))
-    assert list(map(sorted, found)) == list(map(sorted, expected))
-
-
-def shuffled(dataset, make, **options):
-    """A loader whose order and draws are the same each time."""
-    generator = torch.Generator().manual_seed(3)
-    return make(dataset, 5, shuffle=True, generator=generator, **options)
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("isolation", ["auto", "thread", "process"])
-def test_figures_count_every_sample(num_workers, isolation):
-    """Wherever it was made."""
-    loader = DataLoader(Images(), 4, num_workers=num_workers, isolation=isolation)
-    list(loader)
-    assert [stage.tasks.num_tasks for stage in loader.snapshot().stages] == [24, 6]
 
 
 class DiesOnce(Images):
