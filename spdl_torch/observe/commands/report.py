@@ -23,7 +23,9 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Name what held training back in a run, why, and what to do, with the figures "
         "of every stage: as a text, or as a page for a browser.",
     )
-    add_file_and_run(report, "statistics file, or trace")
+    add_file_and_run(
+        report, "statistics file, or trace; several: files of the ranks of one run", several=True
+    )
     report.add_argument(
         "--pipeline",
         type=int,
@@ -34,7 +36,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--format",
         choices=["text", "json"],
         default="text",
-        help="default: text; JSON has one line for each pipeline",
+        help="default: text; JSON has one line for each pipeline, of each file",
     )
     report.add_argument(
         "--html",
@@ -57,6 +59,9 @@ def _report(arguments: argparse.Namespace) -> int:
     try:
         if arguments.html is not None and arguments.format == "json":
             raise ValueError("--html and --format json exclude each other: choose one.")
+        if len(arguments.db_path) > 1:
+            return _report_ranks(arguments)
+        (arguments.db_path,) = arguments.db_path
         runs = _runs_to_report(arguments)
         if arguments.html is not None:
             from ..page.page import write_page
@@ -76,6 +81,33 @@ def _report(arguments: argparse.Namespace) -> int:
             name = run.run.pipelines()[run.pipeline or 0]
             print(f"PIPELINE {run.pipeline} {name}".rstrip())
             print(f"{run.report}\n")
+    return 0
+
+
+def _report_ranks(arguments: argparse.Namespace) -> int:
+    """Show the ranks beside each other, for each loader, and the report of the one that waits
+    longest; as JSON each rank's."""
+    from ..trace.run_page import load_runs
+    from ..verdict.ranks import on_ranks
+
+    if arguments.html is not None or arguments.trace is not None:
+        raise ValueError("--html and --trace are for one file: choose a rank's.")
+    loaders: dict[int | None, dict[int, MeasuredRun]] = {}
+    for path in arguments.db_path:
+        for run in load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline):
+            own = loaders.setdefault(run.pipeline, {})
+            if run.rank in own:
+                raise ValueError(f"{path}: there is a file of rank {run.rank} before it already.")
+            own[run.rank] = run
+    for own in loaders.values():
+        reports = {rank: own[rank].report for rank in sorted(own)}
+        if arguments.format == "json":
+            print(*(each.as_json() for each in reports.values()), sep="\n")
+            continue
+        slowest = max(reports, key=lambda rank: reports[rank].stats.consumer_wait_ratio)
+        if len(loaders) > 1:
+            print(f"LOADER   {own[slowest].name}")
+        print(f"{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
     return 0
 
 

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 
 def add_file_and_run(
-    command: argparse.ArgumentParser, what: str = "statistics file that SQLiteStatsWriter wrote"
+    command: argparse.ArgumentParser,
+    what: str = "statistics file that SQLiteStatsWriter wrote",
+    *,
+    several: bool = False,
 ) -> None:
-    """Add the file, and ``--run``."""
-    command.add_argument("db_path", type=Path, metavar="FILE", help=what)
+    """Add the file or files, and ``--run``."""
+    number = {"nargs": "+"} if several else {}
+    command.add_argument("db_path", type=Path, metavar="FILE", help=what, **number)
     command.add_argument(
         "--run",
         type=whole_number,

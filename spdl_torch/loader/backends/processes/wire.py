@@ -66,7 +66,7 @@ class OwnedSocket(socket.socket):
         except OSError:
             pass  # the other side hung up first, or this is a forked process's copy
 
-    __del__ = socket.socket.close
+    __del__ = socket.SocketType.close  # of C: Ctrl-C may have cut __init__ off
 
 
 def anonymous_file(name: str, size: int = 0) -> File:
