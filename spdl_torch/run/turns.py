@@ -99,7 +99,12 @@ def leave_figures(sites: list[Any], folder: Path) -> None:
 def _row(name: str, torchs: list[float], ours: list[float]) -> str:
     """Return means of the turns with half of what is between them, and the turns' ratios."""
     cells = "".join(
-        f"{f'{mean(each):.4g} ±{(max(each) - min(each)) / 2:.2g}':>16}" for each in (torchs, ours)
+        f"{f'{_shown(mean(each))} ±{_shown((max(each) - min(each)) / 2)}':>16}"
+        for each in (torchs, ours)
     )
     ratios = [b / a for a, b in zip(torchs, ours, strict=True)]
     return f"{name:48}{cells}  {geometric_mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"

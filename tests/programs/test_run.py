@@ -285,7 +285,7 @@ def test_comparison_ends_the_program_in_turns(folder):
     status, out, err = ended(process)
     assert status == 0, err
     assert "the program runs 4 times" in err.splitlines()[0]
-    assert re.search(r"long\.py:10, .*: batches/s +[\d.]+ ±", out)
+    assert re.search(r"long\.py:10, .*: batches/s +[\d.,]+ ±", out)
 
 
 def test_first_of_several_ranks_reports(folder):
