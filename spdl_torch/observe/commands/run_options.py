@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...command_options import whole_number
 
@@ -18,7 +18,7 @@ def add_file_and_run(
     several: bool = False,
 ) -> None:
     """Add the file or files, and ``--run``."""
-    number = {"nargs": "+"} if several else {}
+    number: dict[str, Any] = {"nargs": "+"} if several else {}
     command.add_argument("db_path", type=Path, metavar="FILE", help=what, **number)
     command.add_argument(
         "--run",
