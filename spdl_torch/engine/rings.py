@@ -124,6 +124,11 @@ class SharedRing(Ring):
         self._capacity = len(self._buffer) // _SIZE
         self._part_names = list(part_names)
 
+    @staticmethod
+    def num_bytes(capacity: int) -> int:
+        """Return the size of the memory for so many records."""
+        return _HEAD.size + capacity * _SIZE
+
     def clear(self, epoch: int, shortest_ns: int) -> None:
         """Begin anew: what is written from now on belongs to that epoch."""
         self.shortest_ns = shortest_ns

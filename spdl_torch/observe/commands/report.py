@@ -60,35 +60,43 @@ def _report(arguments: argparse.Namespace) -> int:
         if arguments.html is not None and arguments.format == "json":
             raise ValueError("--html and --format json exclude each other: choose one.")
         if len(arguments.db_path) > 1:
-            return _report_ranks(arguments)
-        (arguments.db_path,) = arguments.db_path
-        runs = _runs_to_report(arguments)
-        if arguments.html is not None:
-            from ..page.page import write_page
-            from ..trace.run_page import page_of
+            texts = _texts_of_ranks(arguments)
+        else:
+            (arguments.db_path,) = arguments.db_path
+            runs = _runs_to_report(arguments)
+            if arguments.html is not None:
+                from ..page.page import write_page
+                from ..trace.run_page import page_of
 
-            print(write_page(arguments.html, page_of(runs)))
-            return 0
+                print(write_page(arguments.html, page_of(runs)))
+                return 0
+            texts = _texts_of(runs, arguments.format)
     except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
         raise CommandError(error) from error
-    for run in runs:
-        if arguments.format == "json":
-            print(run.report.as_json())
-        elif len(runs) == 1:
-            print(run.report)
-        else:
-            assert run.run is not None, "guaranteed where there are several"
-            name = run.run.pipelines()[run.pipeline or 0]
-            print(f"PIPELINE {run.pipeline} {name}".rstrip())
-            print(f"{run.report}\n")
+    for text in texts:
+        print(text)
     return 0
 
 
-def _report_ranks(arguments: argparse.Namespace) -> int:
-    """Show the ranks beside each other, for each loader, and the report of the one that waits
-    longest; as JSON each rank's."""
+def _texts_of(runs: list[MeasuredRun], form: str) -> list[str]:
+    """Return what is said of each pipeline of a run, with its name where there are several."""
+    if form == "json":
+        return [run.report.as_json() for run in runs]
+    if len(runs) == 1:
+        return [str(runs[0].report)]
+    texts = []
+    for run in runs:
+        assert run.run is not None, "guaranteed where there are several"
+        name = run.run.pipelines()[run.pipeline or 0]
+        texts.append(f"{f'PIPELINE {run.pipeline} {name}'.rstrip()}\n{run.report}\n")
+    return texts
+
+
+def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
+    """Return what is said of each loader: its ranks beside each other, and the report of the one
+    that waits longest; as JSON each rank's."""
     from ..trace.run_page import load_runs
-    from ..verdict.ranks import on_ranks
+    from ..verdict.ranks import on_ranks, slowest_of
 
     if arguments.html is not None or arguments.trace is not None:
         raise ValueError("--html and --trace are for one file: choose a rank's.")
@@ -99,16 +107,16 @@ def _report_ranks(arguments: argparse.Namespace) -> int:
             if run.rank in own:
                 raise ValueError(f"{path}: there is a file of rank {run.rank} before it already.")
             own[run.rank] = run
+    texts = []
     for own in loaders.values():
         reports = {rank: own[rank].report for rank in sorted(own)}
         if arguments.format == "json":
-            print(*(each.as_json() for each in reports.values()), sep="\n")
+            texts += [report.as_json() for report in reports.values()]
             continue
-        slowest = max(reports, key=lambda rank: reports[rank].stats.consumer_wait_ratio)
-        if len(loaders) > 1:
-            print(f"LOADER   {own[slowest].name}")
-        print(f"{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
-    return 0
+        slowest = slowest_of(reports)
+        name = f"LOADER   {own[slowest].name}\n" if len(loaders) > 1 else ""
+        texts.append(f"{name}{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
+    return texts
 
 
 def _runs_to_report(arguments: argparse.Namespace) -> list[MeasuredRun]:

@@ -322,10 +322,8 @@ class Reading:
         num_cores = self.probes.num_cores
         if self.is_loader or num_cores is None or self.run_delay < RUN_DELAY:
             return False
-        return sum(map(self._cores_of, self.stages)) >= _TAKEN_CORES * num_cores
-
-    def _cores_of(self, stage: StageStats) -> float:
-        return stage.concurrency * stage.busy_ratio * stage.cpu_ratio
+        used = sum(self.load_of(stage).cores for stage in self.stages)
+        return used >= _TAKEN_CORES * num_cores
 
     @property
     def waits_for_core(self) -> bool:

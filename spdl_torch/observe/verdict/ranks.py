@@ -44,6 +44,11 @@ def on_ranks(reports: Mapping[int, Report]) -> str:
     return "\n".join([*lines, "", wrapped(_finding(ranks), "RANKS    ")])
 
 
+def slowest_of(reports: Mapping[int, Report]) -> int:
+    """Return the rank that waits longest for its data of a batch."""
+    return max(reports, key=lambda number: _rank_of(number, reports[number]).waits)
+
+
 def _rank_of(number: int, report: Report) -> _Rank:
     stats = report.stats
     num_batches = num_delivered(stats.stages) or 0

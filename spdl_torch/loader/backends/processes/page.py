@@ -36,7 +36,7 @@ _slot = struct.Struct("IIqq")  # checksum, bytes, epoch, turn
 _SLOTS, _SLOT_BYTES = 64, 32 * 1024
 _TEXT, _TEXT_BYTES = _SLOTS + 2 * _SLOT_BYTES, 64 * 1024
 _RING = _TEXT + _TEXT_BYTES
-_BYTES = _RING + (CAPACITY + 1) * 80
+_BYTES = _RING + SharedRing.num_bytes(CAPACITY)
 
 
 class Page:
