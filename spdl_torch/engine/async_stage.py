@@ -97,6 +97,8 @@ class AsyncStage(Stage):
         return in_ns, out_ns
 
     def _cancel(self) -> None:
+        if self._is_stopped:  # a second time would end what a ``finally`` awaits
+            return
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()

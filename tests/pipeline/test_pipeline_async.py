@@ -183,17 +183,21 @@ def test_coroutine_that_is_late_holds_nobody_up_before_the_room_is_used(order):
 @pytest.mark.parametrize("end", ["stop", "failure"])
 def test_generator_that_is_left_is_closed_in_its_own_task(end):
     """``finally`` runs, and may await, before the pipeline is closed."""
-    closed = []
+    began, closed = set(), []
 
     async def endless(item):
         try:
             async with asyncio.timeout(10 * PATIENCE_SECONDS):
+                began.add(item)
                 while True:
                     yield item
-                    if end == "failure" and item == 1:
+                    if end == "failure" and item == 1 and 2 in began:
                         raise Boom(item)
-        finally:
-            await asyncio.sleep(0)
+        finally:  # which a second cancellation, that of the stop, would end
+            while item == 2 and run_of(p).is_taking:
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
             closed.append(item)
 
     p = pipeline_of([1, 2], endless, concurrency=2, sink=1, build={"max_failures": 0})
