@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..jobs import Result
 
-_OURS = str(Path(__file__).parents[1])  # frames there are of no use to users
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"  # frames there are of no use to users
 
 _MOST_LEVELS = 8  # of causes and of groups, together
 _MOST_TEXT = 500  # characters of an argument that is sent as text
