@@ -5,7 +5,7 @@ of ``get_worker_info()`` in one module global. User code reaches all of these th
 modules, often imported by name long before a loader exists. On a thread that runs user code for a
 loader these functions have to use that thread's own; on all other threads they work as before,
 after a check of the calling thread (50 to 150 ns). ``docs/explanation/randomness.md`` has
-the table of the patches: what is changed, how, and what escapes it.
+the table of the patches: what is changed, and what escapes it.
 
 They are installed when the first loader starts, and stay: removing them would race with threads
 that are inside a patched function.
