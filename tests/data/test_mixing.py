@@ -22,9 +22,9 @@ from PIL import Image
 import spdl_torch
 from spdl_torch.data import MixedSource, cached, mix, pack
 from spdl_torch.data.mixing import positions as lookup
-from spdl_torch.data.mixing.numbers import shuffled_indices
+from spdl_torch.data.mixing.mix import shares_of
 from spdl_torch.data.mixing.plan import MAX_POSITIONS
-from spdl_torch.data.mixing.weights import shares_of
+from spdl_torch.data.mixing.positions import shuffled_indices
 from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.observe import SQLiteStatsWriter, entries_of, report_of_file
 from spdl_torch.pipeline import PipelineBuilder
@@ -348,6 +348,17 @@ def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
     assert f"mixture: a {seen['a']}" in html_in_notebook(report)
 
 
+def test_packs_of_a_mixture_have_figures_before_the_first():
+    """No source has given anything yet."""
+    mixture = mix({"a": [torch.ones(3)] * 9, "b": [torch.ones(2)] * 9})
+    packed = pack(mixture, 4, size_of=[len(each) for each in mixture])
+    loader = spdl_torch.DataLoader(packed, batch_size=None, sampler=packed.sampler())
+    iterator = iter(loader)
+    figures = loader.snapshot().data
+    assert figures == {"packing/waste": packed.waste(), "mixture/a": 0, "mixture/b": 0}
+    next(iterator)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_image_folders_have_the_bits_of_single_samples(tmp_path, workers):
     """One call for each folder in a batch, with the random stream of each sample."""
@@ -438,8 +449,6 @@ def test_mixed_source_ends_and_begins_anywhere(known, sizes, weights, stop):
 
 def mixed_phases(weights):
     """The phases that ``mix`` would make."""
-    from spdl_torch.data.mixing.weights import shares_of
-
     return shares_of(NAMES, named(weights))
 
 

@@ -25,8 +25,7 @@ from .plan import MixturePlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from .mixture import Stop
-    from .weights import Shares
+    from .plan import Shares, Stop
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -99,9 +98,8 @@ class MixedSource(DataSource[T_co]):
         except TypeError as error:
             raise TypeError(f"MixedSource has no len(): {error}. {_FOR_LOADERS}") from None
         plan = self._plan()
-        drawn = plan.sources_drawn()
         # The positions at which the sources would begin again.
-        ends = [plan.position_of(number, lengths[number]) for number in drawn]
+        ends = [plan.position_of(number, lengths[number]) for number in plan.drawn]
         known = [end for end in ends if end is not None]
         if self._stop == "never" or not known or (self._stop == "all" and len(known) < len(ends)):
             raise TypeError(f"MixedSource has no len(): the mixture has no end. {_FOR_LOADERS}")
@@ -182,14 +180,15 @@ class MixedSource(DataSource[T_co]):
 class _MixedItems:
     """The iterator over a mixture: the plan names the source of each item."""
 
-    def __init__(self, readers: Sequence[_Reader], plan: MixturePlan, stop: Stop) -> None:
+    def __init__(self, readers: list[_Reader], plan: MixturePlan, stop: Stop) -> None:
         self._readers = readers
+        self._drawn = [readers[number] for number in plan.drawn]
         self._plan = plan
         self._stop = stop
         self._position = 0
         self._is_over = False
         self._first = 0
-        self._sources: Sequence[int] = ()  # of a segment of the plan, which begins at _first
+        self._sources: list[int] = []  # of the items from number _first on
 
     def __iter__(self) -> _MixedItems:
         return self
@@ -198,15 +197,14 @@ class _MixedItems:
         if self._is_over:
             raise StopIteration
         place = self._position - self._first
-        if not 0 <= place < len(self._sources):
-            segment = self._plan.segment(self._position)
-            self._first, self._sources = segment.first, segment.sources.tolist()
-            place = 0
+        if place >= len(self._sources):
+            self._first, place = self._position, 0
+            self._sources = self._plan.samples(self._first)[0].tolist()
         reader = self._readers[self._sources[place]]
         item = self._taken(reader)
         if item is _END:
-            if self._is_last(reader):
-                self._is_over = True
+            self._is_over = self._ends(reader)
+            if self._is_over:
                 raise StopIteration
             reader.again()
             item = self._taken(reader)
@@ -221,10 +219,7 @@ class _MixedItems:
             if count:
                 reader.skip(count)
         self._position = position
-        begun_again = [reader.num_passes > 0 for reader in self._drawn()]
-        self._is_over = (self._stop == "first" and any(begun_again)) or (
-            self._stop == "all" and all(begun_again)
-        )
+        self._is_over = self._ends()
 
     def state(self) -> dict[str, Any]:
         """Return the position, and that of each source."""
@@ -244,16 +239,12 @@ class _MixedItems:
             add_thread_note(error, f"in item {reader.num_items} of the source {reader.name!r}")
             raise
 
-    def _is_last(self, ended: _Reader) -> bool:
-        """Return whether the epoch ends where a source has ended."""
+    def _ends(self, ended: _Reader | None = None) -> bool:
+        """Return whether the epoch is over; ``ended``: the source that would begin again now."""
         if self._stop == "never":
             return False
-        others = (reader for reader in self._drawn() if reader is not ended)
-        return self._stop == "first" or all(reader.num_passes > 0 for reader in others)
-
-    def _drawn(self) -> list[_Reader]:
-        """Return the sources that the plan ever draws from."""
-        return [self._readers[number] for number in self._plan.sources_drawn()]
+        begin_again = (reader is ended or reader.num_passes > 0 for reader in self._drawn)
+        return any(begin_again) if self._stop == "first" else all(begin_again)
 
 
 class _Reader:
@@ -273,10 +264,7 @@ class _Reader:
 
     def next(self) -> Any:
         """Return the next item of the pass, or ``_END`` after its last one."""
-        if self._items is None:
-            self._begin(0)
-        assert self._items is not None, "guaranteed by _begin"
-        item = next(self._items, _END)
+        item = next(self._begin() if self._items is None else self._items, _END)
         self.num_items += item is not _END
         self._resumed = None  # only now: its own state may still be that before it was resumed
         return item
@@ -284,39 +272,36 @@ class _Reader:
     def again(self) -> None:
         """Begin the next pass."""
         self.num_passes += 1
-        self._begin(0)
+        self._begin()
 
     def skip(self, num_items: int) -> None:
         """Skip items from the beginning of the first pass, through as many passes as that takes.
         Only ``next`` notices the end of a pass.
         """
-        try:
-            length = len(self._source) if self._source._has_all_it_counts else None
-        except TypeError:
-            length = None
-        if length is None:
-            self._read_past(num_items)
-            return
-        if length and num_items:
+        length = _known_length(self._source)
+        if length:
             # Exactly at the end of a pass, nobody has noticed the end yet: it is still that pass.
             self.num_passes = (num_items - 1) // length
-            num_items -= self.num_passes * length
-        self._begin(num_items)
-
-    def _read_past(self, num_items: int) -> None:
-        """Skip in a source that does not know how many items it gives."""
-        while True:
-            items = self._begin(num_items)
-            if not _is_foreign(self._source):  # it has jumped there, or past its end
-                first = next(items, _END)
-                if first is not _END:
-                    self._items = chain((first,), items)
-                    return
-                self.num_items = sum(1 for _ in islice(self._begin(0), num_items))
-            if self.num_items in (0, num_items):  # empty: iteration reports that
-                return
+            self._begin(num_items - self.num_passes * length)
+            return
+        # An empty pass is not followed by another: iteration reports it.
+        while 0 < self._begin_or_count(num_items) < num_items:
             num_items -= self.num_items
             self.num_passes += 1
+
+    def _begin_or_count(self, num_items: int) -> int:
+        """Begin the pass after so many items, or at its end, if it has fewer. Return how many of
+        its items are before.
+        """
+        items = self._begin(num_items)
+        if _is_foreign(self._source):  # it has been read up to there
+            return self.num_items
+        first = next(items, _END)
+        if first is _END:
+            self.num_items = sum(1 for _ in islice(self._begin(), num_items))
+        else:
+            self._items = chain((first,), items)
+        return self.num_items
 
     def state(self) -> dict[str, Any]:
         """Return the position. ``num_left``: how many items of the last round are other parts'."""
@@ -330,16 +315,16 @@ class _Reader:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position, before anything is read. Raises: ValueError: there are fewer items."""
-        self.num_passes, self._resumed = state["num_passes"], state
-        if not state["num_items"]:
-            return
-        self._begin(state["num_items"], state)
-        if self.num_items < state["num_items"]:
+        self.num_passes, num_items = state["num_passes"], state["num_items"]
+        if num_items:
+            self._begin(num_items, state)
+        self._resumed = state
+        if self.num_items < num_items:
             where = f"sources[{self.name!r}].num_items"
-            given: Any = where, self._source._items, self.num_items, state["num_items"]
+            given: Any = where, self._source._items, self.num_items, num_items
             raise EndedEarly(str(ended_early(*given)))
 
-    def _begin(self, num_items: int, state: Mapping[str, Any] | None = None) -> Iterator[Any]:
+    def _begin(self, num_items: int = 0, state: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """Begin the pass after so many of its items, at once if the ``state`` has the source's own.
         Of a foreign stream fewer are taken if there are no more.
         """
@@ -366,6 +351,14 @@ class _Reader:
         self._keeper = next(filter(keeps_state, (dataset, items)), None)
         part = islice(items, num_left + source._index, None, source._count)
         return part, num_items if own is not None else sum(1 for _ in islice(part, num_items))
+
+
+def _known_length(source: Any) -> int | None:
+    """Return how many items a pass of a source has; None = nobody knows."""
+    try:
+        return len(source) if source._has_all_it_counts else None
+    except TypeError:
+        return None
 
 
 def _is_foreign(source: object) -> TypeGuard[Stream[Any]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from torch.utils.data import Dataset
 
 from ...errors import UnsupportedOptionError
@@ -19,16 +18,14 @@ from .positions import Positions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from ...loader.rng.streams import SampleContext
     from ...loader.sampling.sharding import Tail
-    from .weights import Shares
+    from .plan import Shares, Stop
 
 T_co = TypeVar("T_co", covariant=True)
-
-Stop = Literal["first", "all", "never"]
-"""The end of a mixture's epoch."""
 
 
 class Mixture(Dataset[T_co]):
@@ -73,9 +70,9 @@ class Mixture(Dataset[T_co]):
         for name, length in zip(self._names, self._lengths, strict=True):
             if not length:
                 raise ValueError(f"mix: the source {name!r} is empty.")
-        keys = [seed_of("order", seed, name) for name in self._names]
         self._plan = MixturePlan(self._names, phases, seed)
-        self._positions = Positions(self._plan, self._lengths, keys, shuffle)
+        keys = [seed_of("order", seed, name) for name in self._names]
+        self._positions = Positions(self._plan, self._lengths, keys, shuffle=shuffle)
         self._length = self._length_of_epoch(stop) if num_samples is None else num_samples
 
     def __len__(self) -> int:
@@ -157,23 +154,18 @@ class Mixture(Dataset[T_co]):
         """Return how many samples come from each source between two positions, ``start`` included
         and ``stop`` not. It takes no longer if they are far apart.
         """
-        counts = self._plan.counts(stop) - self._plan.counts(start)
-        return dict(zip(self._names, counts.tolist(), strict=True))
+        return self._named(self._plan.counts(stop) - self._plan.counts(start))
 
     def counts_at(self, positions: NDArray[Any]) -> dict[str, int]:
         """Return how many of the samples at these positions come from each source."""
-        counts = np.zeros(len(self._names), np.int64)
-        for sources in self._positions.sources(positions):
-            counts += np.bincount(sources, minlength=len(counts))
-        return dict(zip(self._names, counts.tolist(), strict=True))
+        return self._named(self._positions.counts(positions))
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the sources' shares of the first epoch."""
+        counts = self.counts(self._length).values()
         parts = [
             f"{count / max(1, self._length):.1%} {name} ({count / length:.2g} times its samples)"
-            for (name, count), length in zip(
-                self.counts(self._length).items(), self._lengths, strict=True
-            )
+            for name, count, length in zip(self._names, counts, self._lengths, strict=True)
         ]
         return (f"An epoch of the mixture is {', '.join(parts)}.",)
 
@@ -182,10 +174,14 @@ class Mixture(Dataset[T_co]):
         ``num_samples``, and in all epochs up to there.
         """
         first = epoch * self._length
-        now, ever = self.counts(first + num_samples, first), self.counts(first + num_samples)
-        counts = ", ".join(f"{name} {now[name]}" for name in self._names)
-        overall = ", ".join(f"{name} {ever[name]}" for name in self._names)
-        return (f"Samples given in epoch {epoch}: {counts}. In all epochs: {overall}.",)
+        now, ever = (
+            ", ".join(f"{name} {count}" for name, count in counts.items())
+            for counts in (
+                self.counts(first + num_samples, first),
+                self.counts(first + num_samples),
+            )
+        )
+        return (f"Samples given in epoch {epoch}: {now}. In all epochs: {ever}.",)
 
     def progress_stats(self, epoch: int, num_samples: int) -> dict[str, float]:
         """Return the number of samples that each source gave in an epoch, up to ``num_samples``,
@@ -194,6 +190,9 @@ class Mixture(Dataset[T_co]):
         first = epoch * self._length
         counts = self.counts(first + num_samples, first)
         return {f"mixture/{name}": count for name, count in counts.items()}
+
+    def _named(self, counts: NDArray[np.int64]) -> dict[str, int]:
+        return dict(zip(self._names, counts.tolist(), strict=True))
 
     def _as_source(self) -> MixturePart[T_co]:
         source = MixturePart(self)
@@ -234,9 +233,7 @@ class Mixture(Dataset[T_co]):
 
     def _length_of_epoch(self, stop: Stop) -> int:
         """Return the position at which the first source, or the last one, has to begin again."""
-        ends = [
-            self._plan.position_of(source, length) for source, length in enumerate(self._lengths)
-        ]
+        ends = [self._plan.position_of(number, end) for number, end in enumerate(self._lengths)]
         if stop == "first":
             return min((end for end in ends if end is not None), default=MAX_POSITIONS)
         for name, end in zip(self._names, ends, strict=True):
@@ -307,7 +304,6 @@ class MixtureSampler(DistributedSampler):
     ) -> None:
         super().__init__(mixture, num_replicas, rank, shuffle=False, tail=tail)
 
-    def _walk(self, current: Any, indices: Any) -> Iterator[int]:
-        first = current.epoch * len(self.dataset)
-        for index in super()._walk(current, indices):
-            yield first + index
+    def __iter__(self) -> Iterator[int]:
+        first = self.epoch * len(self.dataset)
+        return (first + index for index in super().__iter__())

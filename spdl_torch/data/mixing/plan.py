@@ -18,22 +18,22 @@ Where the weights change, a new phase begins with its own time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from ..sources._base import seed_of
-from .numbers import numbers_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from .weights import Shares
-
     Counts = NDArray[np.int64]
+    UInt64s = NDArray[np.uint64]
+
+Stop = Literal["first", "all", "never"]
+"""The end of a mixture's epoch."""
 
 _TICKS = 1 << 24
 _LAST_TICK = 1 << 62
@@ -42,67 +42,66 @@ MAX_POSITIONS = _LAST_TICK // _TICKS
 BLOCK_LENGTH = 8192
 """The number of positions that are best computed at once: fewer cost nearly as much."""
 
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The samples at some positions that follow one another."""
+
+def numbers_at(key: int | UInt64s, counters: NDArray[np.int64]) -> UInt64s:
+    """Return the random numbers of the stream of ``key`` at ``counters``: uint64, of the same
+    shape. They are those of SplitMix64, whose state is a counter: nothing has to be kept or saved.
+    """
+    mixed = (counters.astype(np.uint64) + np.uint64(1)) * _STEP + np.uint64(key)
+    mixed = (mixed ^ (mixed >> _SHIFTS[0])) * _MULTIPLIERS[0]
+    mixed = (mixed ^ (mixed >> _SHIFTS[1])) * _MULTIPLIERS[1]
+    return mixed ^ (mixed >> _SHIFTS[2])
+
+
+class Shares(NamedTuple):
+    """The shares of the sources from one sample of the mixture on."""
 
     first: int
-    """The position of the first."""
-    sources: NDArray[np.int64]
-    """The source of each."""
-    draws: Counts
-    """The number of samples that the source has given before each."""
+    """The number of the first sample that they hold for."""
+    shares: tuple[float, ...]
+    """The shares in the order of the sources; their sum is 1."""
 
 
 class MixturePlan:
     """The source at every position, from seed and weights alone."""
 
     def __init__(self, names: Sequence[str], phases: Sequence[Shares], *seed: int | str) -> None:
-        self._num_sources = len(names)
-        self._firsts = [phase.first for phase in phases]
-        self._phases = [
-            _Phase(phase.shares, [seed_of("mix", *seed, number, name) for name in names])
-            for number, phase in enumerate(phases)
-        ]
-        # The number of samples that each source gives before every phase.
-        self._before: list[Counts] = [np.zeros(len(names), np.int64)]
-        for number, first in enumerate(self._firsts[1:]):
-            own = self._phases[number].counts(first - self._firsts[number])
-            self._before.append(self._before[-1] + own)
+        self._phases: list[_Phase] = []
+        before = np.zeros(len(names), np.int64)
+        ends = [*(phase.first for phase in phases[1:]), MAX_POSITIONS]
+        for number, ((first, shares), end) in enumerate(zip(phases, ends, strict=True)):
+            keys = [seed_of("mix", *seed, number, name) for name in names]
+            phase = _Phase(range(first, end), before, shares, keys)
+            self._phases.append(phase)
+            before = phase.counts(end) if end < MAX_POSITIONS else before
+        self.drawn = sorted({source for phase in self._phases for source in phase.drawn})
+        """The sources whose weight is not always 0."""
 
     def counts(self, position: int) -> Counts:
         """Return how many of the samples before ``position`` come from each source: int64, of shape
-        (sources,).
+        (sources,). Raises: IndexError: there is no such position.
         """
-        number = self._phase_at(position)
-        return self._before[number] + self._phases[number].counts(position - self._firsts[number])
+        return self._phase_at(position).counts(position)
 
-    def segment(self, first: int, length: int = BLOCK_LENGTH) -> Segment:
-        """Return the samples at ``length`` positions from ``first`` on, fewer if the weights change
-        among them. Raises: IndexError: ``first`` is not a position.
+    def samples(self, first: int, length: int = BLOCK_LENGTH) -> tuple[Counts, Counts]:
+        """Return the sources of the samples at ``length`` positions from ``first`` on, and the
+        number of samples that the source has given before each. Raises: IndexError: ``first`` is
+        not a position.
         """
-        number = self._phase_at(first)
-        local_first = first - self._firsts[number]
-        if number + 1 < len(self._phases):
-            length = min(length, self._firsts[number + 1] - first)
-        sources, draws = self._phases[number].samples(local_first, length)
-        return Segment(first, sources, draws + self._before[number][sources])
+        parts = [self._phase_at(first).samples(first, length)]
+        while (done := sum(len(sources) for sources, _ in parts)) < length:
+            parts.append(self._phase_at(first + done).samples(first + done, length - done))
+        sources, draws = zip(*parts, strict=True)
+        return np.concatenate(sources), np.concatenate(draws)
 
     def position_of(self, source: int, draw: int) -> int | None:
         """Return the position at which a source gives its sample number ``draw``; None = never."""
-        for number, phase in enumerate(self._phases):
-            local = phase.position_of(source, draw - int(self._before[number][source]))
-            if local is None:
-                continue
-            position = self._firsts[number] + local
-            if number + 1 == len(self._phases) or position < self._firsts[number + 1]:
-                return position
-        return None
-
-    def sources_drawn(self) -> list[int]:
-        """Return the sources whose weight is not always 0."""
-        return sorted({number for phase in self._phases for number in phase.sources})
+        found = (phase.position_of(source, draw) for phase in self._phases)
+        return next((position for position in found if position is not None), None)
 
     def check(self, position: int) -> None:
         """Check a position. Raises: IndexError: there is no such position."""
@@ -111,77 +110,85 @@ class MixturePlan:
                 f"a mixture's position must be between 0 and {MAX_POSITIONS - 1}, got {position}."
             )
 
-    def _phase_at(self, position: int) -> int:
+    def _phase_at(self, position: int) -> _Phase:
         self.check(position)
-        return bisect_right(self._firsts, position) - 1
+        following = bisect_right(self._phases, position, key=lambda phase: phase.positions.start)
+        return self._phases[following - 1]
 
 
 class _Phase:
-    """A plan with the same weights throughout; positions and ticks begin at 0."""
+    """The part of a plan in which the weights stay the same. Its ticks begin at 0.
 
-    def __init__(self, shares: Sequence[float], keys: Sequence[int]) -> None:
-        drawn = [number for number, share in enumerate(shares) if share > 0]
-        self.sources = drawn
+    before: how many samples each source has given before its first position.
+    """
+
+    def __init__(
+        self, positions: range, before: Counts, shares: Sequence[float], keys: Sequence[int]
+    ) -> None:
+        self.positions = positions
+        self.drawn = [source for source, share in enumerate(shares) if share > 0]
         """The sources that it draws from."""
-        self._num_sources = len(shares)
-        self._sources = np.array(drawn)
-        self._keys = np.array([keys[number] for number in drawn], np.uint64)
+        self._before = before
+        self._sources = np.array(self.drawn)
+        self._keys = np.array([keys[source] for source in self.drawn], np.uint64)
         self._stretches = np.array(
-            [min(round(_TICKS / shares[number]), _LAST_TICK) for number in drawn], np.int64
+            [min(round(_TICKS / shares[source]), _LAST_TICK) for source in self.drawn], np.int64
         )
 
     def counts(self, position: int) -> Counts:
         """Return how many of the samples before ``position`` come from each source."""
-        begin, before = self._tick_near(position)
-        sources, _ = self._samples_from(begin, position - int(before.sum()))
-        found = np.bincount(sources, minlength=self._num_sources)
-        found[self._sources] += before
+        tick, given, missing = self._tick_near(position)
+        sources, _ = self._samples_from(tick, missing)
+        found = self._before + np.bincount(sources, minlength=len(self._before))
+        found[self._sources] += given
         return found
 
-    def samples(self, first: int, length: int) -> tuple[NDArray[np.int64], Counts]:
-        """Return the source of each sample at ``length`` positions from ``first`` on, and the
-        number that it has in its source.
+    def samples(self, first: int, length: int) -> tuple[Counts, Counts]:
+        """Return the source of each sample at ``length`` positions from ``first`` on, or up to the
+        phase's end, and the number that it has in its source.
         """
-        begin, before = self._tick_near(first)
-        skipped = first - int(before.sum())
-        sources, draws = self._samples_from(begin, skipped + length)
-        return sources[skipped:], draws[skipped:]
+        length = min(length, self.positions.stop - first)
+        tick, _, missing = self._tick_near(first)
+        sources, draws = self._samples_from(tick, missing + length)
+        return sources[missing:], (draws + self._before[sources])[missing:]
 
-    def _samples_from(self, begin: int, length: int) -> tuple[NDArray[np.int64], Counts]:
+    def position_of(self, source: int, draw: int) -> int | None:
+        """Return the position of sample number ``draw`` of a source; None = not in this phase."""
+        draw -= int(self._before[source])
+        if draw < 0 or source not in self.drawn:
+            return None
+        own = self.drawn.index(source)
+        stretch = int(self._stretches[own])
+        if draw >= _LAST_TICK // stretch:
+            return None
+        ((tick,), _) = self._ticks_between(own, draw * stretch, (draw + 1) * stretch)
+        before, at = self._counts_before(int(tick)), self._counts_before(int(tick) + 1)
+        position = self.positions.start + int(before.sum() + (at - before)[:own].sum())
+        return position if position in self.positions else None
+
+    def _samples_from(self, begin: int, length: int) -> tuple[Counts, Counts]:
         """Return source and number of the first ``length`` samples from a tick on."""
         # Each source is up to one sample behind its share there, and one more here.
-        end = begin + (length + 2 * len(self._sources) + 2) * _TICKS
-        parts = [self._ticks_between(number, begin, end) for number in range(len(self._sources))]
-        ticks = np.concatenate([part[0] for part in parts])
-        draws = np.concatenate([part[1] for part in parts])
-        sources = np.repeat(self._sources, [len(part[0]) for part in parts])
+        end = begin + (length + 2 * len(self.drawn) + 2) * _TICKS
+        parts = [self._ticks_between(own, begin, end) for own in range(len(self.drawn))]
+        ticks, draws = (np.concatenate(each) for each in zip(*parts, strict=True))
+        sources = np.repeat(self._sources, [len(own) for own, _ in parts])
         # Two sources may give a sample at the same tick: the first of them goes first.
         order = np.argsort(ticks, kind="stable")[:length]
         return sources[order], draws[order]
 
-    def position_of(self, source: int, draw: int) -> int | None:
-        """Return the position of sample number ``draw`` of a source; None = there is none."""
-        (own,) = np.nonzero(self._sources == source)
-        if draw < 0 or not len(own):
-            return None
-        stretch = int(self._stretches[own[0]])
-        if draw >= _LAST_TICK // stretch:
-            return None
-        ((tick,), _) = self._ticks_between(int(own[0]), draw * stretch, (draw + 1) * stretch)
-        before, at = self._counts_before(int(tick)), self._counts_before(int(tick) + 1)
-        return int(before.sum() + (at - before)[: own[0]].sum())
-
-    def _tick_near(self, position: int) -> tuple[int, Counts]:
-        """Return a tick before which there are at most ``position`` samples and hardly fewer, and
-        the number of those of each source that is drawn.
+    def _tick_near(self, position: int) -> tuple[int, Counts, int]:
+        """Return a tick before which hardly fewer samples than those before ``position`` are given,
+        how many each source that is drawn gives before it, and how many are missing.
         """
-        margin = len(self._sources)
+        position -= self.positions.start
+        margin = len(self.drawn)
         tick = max(0, position - margin) * _TICKS
         while True:
             before = self._counts_before(tick)
             missing = position - int(before.sum())
             if 0 <= missing <= 4 * margin:
-                return tick, before
+                return tick, before, missing
             # Stretches are rounded to whole ticks, so the guess is wrong far from the start.
             tick = max(0, tick + (missing - margin) * _TICKS)
 
@@ -190,16 +197,16 @@ class _Phase:
         whole, rest = np.divmod(np.int64(tick), self._stretches)
         return whole + (self._tick_in(self._keys, whole, self._stretches) < rest)
 
-    def _ticks_between(self, number: int, begin: int, end: int) -> tuple[Counts, Counts]:
+    def _ticks_between(self, own: int, begin: int, end: int) -> tuple[Counts, Counts]:
         """Return the ticks from ``begin`` to before ``end`` at which a source gives a sample, and
         the numbers of those samples.
         """
-        stretch = self._stretches[number]
+        stretch = self._stretches[own]
         draws = np.arange(begin // stretch, (end - 1) // stretch + 1, dtype=np.int64)
-        ticks = draws * stretch + self._tick_in(self._keys[number], draws, stretch)
+        ticks = draws * stretch + self._tick_in(self._keys[own], draws, stretch)
         inside = (ticks >= begin) & (ticks < end)
         return ticks[inside], draws[inside]
 
     @staticmethod
-    def _tick_in(keys: NDArray[np.uint64], draws: Counts, stretches: Counts) -> Counts:
+    def _tick_in(keys: UInt64s, draws: Counts, stretches: Counts) -> Counts:
         return (numbers_at(keys, draws) % stretches.astype(np.uint64)).astype(np.int64)
