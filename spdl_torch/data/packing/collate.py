@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from .sizes import Piece
+
 
 class Document(NamedTuple):
     """A sample of a pack, or a piece of one."""
 
-    sample: Any
-    size: int
-    """The number of tokens that the plan has for it."""
-    name: str
+    content: Any
+    piece: Piece
+    kind: str = "sample"
     """The sample in words, for errors."""
-    start: int = 0
-    has_more: bool = False
-    """Whether the sample goes on after this piece."""
+
+    @property
+    def name(self) -> str:
+        """The sample's name, for errors."""
+        return f"{self.kind} {self.piece.sample}"
 
 
 class PackCollate:
@@ -50,7 +53,7 @@ class PackCollate:
                     f"{document.name} has {sorted(own)} and {documents[0].name} {sorted(names)}."
                 )
         row: dict[str, Any] = {name: torch.cat([own[name] for own in fields]) for name in names}
-        sizes = [document.size for document in documents]
+        sizes = [document.piece.size for document in documents]
         row["position_ids"] = torch.cat([torch.arange(size) for size in sizes])
         if self._pad is None:
             ends = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -106,8 +109,9 @@ def _padded(tensors: list[Tensor]) -> Tensor:
 
 def _fields_of(document: Document) -> dict[str, Tensor]:
     """Return the tensors of a document, cut to its piece."""
-    sample = document.sample
-    given = sample if isinstance(sample, Mapping) else {"input_ids": sample}
+    content, (_, size, start, has_more), _ = document
+    end = start + size
+    given = content if isinstance(content, Mapping) else {"input_ids": content}
     tensors = {}
     for name, value in given.items():
         try:
@@ -118,11 +122,10 @@ def _fields_of(document: Document) -> dict[str, Tensor]:
                 f"{name!r} is a {type(value).__name__}. Pass collate_fn for other samples."
             ) from error
         length = len(tokens) if tokens.dim() else 0
-        end = document.start + document.size
-        if length < end or (length > end and not document.has_more):
+        if length < end or (length > end and not has_more):
             raise ValueError(
                 f"pack: size_of says that {document.name} has {end} tokens, but its {name!r} has "
                 f"{length}. Both must come from the same data and the same tokenizer."
             )
-        tensors[name] = tokens[document.start : end]
+        tensors[name] = tokens[start:end]
     return tensors

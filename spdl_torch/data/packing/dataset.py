@@ -13,13 +13,13 @@ from ...loader.sampling.distributed_sampler import DistributedSampler
 from ...loader.state_fields import is_whole_number
 from ..mixing.mixture import Mixture
 from .collate import Document, PackCollate
+from .sizes import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ...loader.sampling.sharding import Tail
-    from .plan import GroupPlan, Groups
-    from .sizes import Pieces
+    from .plan import GroupPlan
 
 
 class GroupedDataset(Dataset[Any]):
@@ -31,33 +31,25 @@ class GroupedDataset(Dataset[Any]):
     epochs have the position of each piece, its size and start, and whether the sample goes on.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        pieces: Pieces,
-        plan: GroupPlan,
-        collate_fn: Callable[[list[Any]], Any],
-    ) -> None:
+    def __init__(self, dataset: Any, plan: GroupPlan) -> None:
         self.dataset = dataset
         """The dataset whose samples are grouped."""
-        self.collate_fn = collate_fn
+        self.collate_fn = plan.rule.collate_fn
         """The function that makes a batch of a group's samples."""
-        self._pieces = pieces
+        self._pieces = plan.pieces
         self._plan: GroupPlan | None = plan
 
     def __getitem__(self, group: Sequence[Any]) -> Any:
         """Return the batch of a group. Raises: what the dataset or the collate function raises; if
         samples are fetched one by one, with a note that names the sample.
         """
-        _, origins, _ = self._pieces
-        if isinstance(group[0], tuple):
-            indices = [position for position, *_ in group]
-        else:
-            indices = list(group) if origins is None else origins[group].tolist()
-        samples = self._samples(indices)
-        if isinstance(self.collate_fn, PackCollate):
-            samples = [*map(self._document, group, indices, samples)]
-        return self.collate_fn(samples)
+        if not isinstance(self.collate_fn, PackCollate):
+            return self.collate_fn(self._samples(list(group)))
+        pieces = [
+            Piece(*each) if isinstance(each, tuple) else self._pieces.piece(each) for each in group
+        ]
+        samples = self._samples([piece.sample for piece in pieces])
+        return self.collate_fn([*map(Document, samples, pieces)])
 
     def __len__(self) -> int:
         """Refuse: every epoch has its own number of groups. Raises: TypeError."""
@@ -93,7 +85,7 @@ class GroupedDataset(Dataset[Any]):
         """Return the remark for a loader's report on the groups of the first epoch."""
         if self._plan is None:
             return ()
-        number, what = len(self._plan.groups(0)), "padding" if self._plan.is_padded else "unused"
+        number, what = len(self._plan.groups(0)), self._plan.rule.waste
         return (f"An epoch has {number} groups; {self.waste():.2%} of their room is {what}.",)
 
     def progress_stats(self, epoch: int, num_groups: int) -> dict[str, float]:
@@ -104,11 +96,8 @@ class GroupedDataset(Dataset[Any]):
             return {}
         stats = {"packing/waste": self.waste(epoch)}
         if isinstance(self.dataset, Mixture):
-            groups = self._plan.groups(epoch)
-            samples, (_, origins, starts) = groups.first(num_groups), groups.pieces
-            if origins is not None and starts is not None:
-                samples = origins[samples[starts[samples] == 0]]
-            counts = self.dataset.counts_at(samples + epoch * len(self.dataset))
+            positions = self._plan.groups(epoch).samples_begun(num_groups)
+            counts = self.dataset.counts_at(positions)
             stats |= {f"mixture/{name}": count for name, count in counts.items()}
         return stats
 
@@ -128,22 +117,6 @@ class GroupedDataset(Dataset[Any]):
             samples: list[Any] = self.dataset.__getitems__(indices)
             return samples
         return [self._sample(index) for index in indices]
-
-    def _entries(self, epoch: int, groups: Groups, number: int) -> list[Any]:
-        """Return a group of an epoch as ``self[...]`` takes it, in a worker that has no plan."""
-        group = groups[number]
-        if not (epoch and isinstance(self.dataset, Mixture)):
-            return group
-        first = epoch * len(self.dataset)
-        if not isinstance(self.collate_fn, PackCollate):
-            return [first + number for number in group]
-        pieces = map(groups.pieces.piece, group)
-        return [(first + sample, *piece) for sample, *piece in pieces]
-
-    def _document(self, number: Any, index: int, sample: Any) -> Document:
-        piece = number if isinstance(number, tuple) else self._pieces.piece(number)
-        _, size, start, has_more = piece
-        return Document(sample, size, f"sample {index}", start, has_more)
 
     def _sample(self, index: int) -> Any:
         try:
@@ -168,14 +141,8 @@ class GroupSampler(DistributedSampler):
         *,
         tail: Tail = "drop",
     ) -> None:
-        self._grouped = grouped
-        self._epoch_groups = EpochGroups(grouped.plan())
-        super().__init__(self._epoch_groups, num_replicas, rank, shuffle=False, tail=tail)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the passes that begin from now on, and of ``len()``."""
-        super().set_epoch(epoch)
-        self._epoch_groups.epoch = epoch
+        self._plan = grouped.plan()
+        super().__init__(grouped, num_replicas, rank, shuffle=False, tail=tail)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state in the next pass, with any number of ranks. Raises: ValueError: it does
@@ -186,21 +153,7 @@ class GroupSampler(DistributedSampler):
         super().load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
-        groups, epoch = self._epoch_groups.groups(), self._epoch_groups.epoch
-        numbers = super().__iter__()
-        return (self._grouped._entries(epoch, groups, number) for number in numbers)
+        return map(self._plan.groups(self.epoch).entries, super().__iter__())
 
-
-class EpochGroups:
-    """The groups of one sampler's epoch, whose number is the length that the sampler divides."""
-
-    def __init__(self, plan: GroupPlan) -> None:
-        self.epoch = 0
-        self._plan = plan
-
-    def __len__(self) -> int:
-        return len(self.groups())
-
-    def groups(self) -> Groups:
-        """Return the groups."""
-        return self._plan.groups(self.epoch)
+    def _length(self) -> int:
+        return len(self._plan.groups(self.epoch))

@@ -1,9 +1,13 @@
-"""Put samples into groups within a budget: full packs, or batches of similar length."""
+"""Put samples into groups within a budget: full packs, or batches of similar length.
+
+Both ways return the places of the samples in the order of their groups, and the number of samples
+up to the end of each group. Sizes are from 1 to the budget.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,17 +18,6 @@ if TYPE_CHECKING:
 
 _MOST_SIZES = 1 << 16  # different sizes that first-fit tells apart
 _STEPS_PER_OCTAVE = 8
-
-
-class Grouping(Protocol):
-    """A way to put samples into groups."""
-
-    def __call__(self, sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
-        """Return the samples in the order of their groups (int64, one for each of ``sizes``), and
-        the number of samples up to the end of each group. Sizes are from 1 to ``budget``, of shape
-        (samples,); or, where a grouping takes them, (samples, dimensions), and so are their
-        products.
-        """
 
 
 def packed(sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
@@ -69,7 +62,8 @@ def packed(sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
 
 def bucketed(sizes: Sizes, budget: int) -> tuple[NDArray[np.int64], list[int]]:
     """Group samples of similar size: the largest of a group, times their number, is within the
-    budget, as in a batch that is padded to its longest sample.
+    budget, as in a batch that is padded to its longest sample. Sizes may have several dimensions:
+    (samples, dimensions).
     """
     if sizes.ndim > 1:
         return _bucketed_by_shape(sizes, budget)

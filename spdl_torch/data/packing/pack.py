@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...loader.sampling.sharding import OwnRank
-from ..mixing.mixture import Mixture
 from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
-from .grouping import bucketed, packed
 from .plan import GroupPlan
-from .sizes import Rule, sizes_of
+from .sizes import Rule
 from .stream import GroupedStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .sizes import Oversize, Pieces, Size, SizeOf
+    from .sizes import Oversize, Size, SizeOf
 
 _LOOK_AHEAD = 4096
 
@@ -69,7 +67,7 @@ def pack(
 
     Raises: TypeError, ValueError: see the message.
     """
-    rule = Rule("pack", budget, packed, PackCollate(budget, pad), oversize, seed, shuffle)
+    rule = Rule("pack", budget, PackCollate(budget, pad), oversize, seed, shuffle)
     return _grouped(rule, dataset, size_of, look_ahead, num_replicas, rank)
 
 
@@ -97,7 +95,7 @@ def bucket(
 
     Raises: TypeError, ValueError: see the message.
     """
-    rule = Rule("bucket", budget, bucketed, collate_fn, "error", seed, shuffle)
+    rule = Rule("bucket", budget, collate_fn, "error", seed, shuffle)
     return _grouped(rule, dataset, size_of, look_ahead, num_replicas, rank)
 
 
@@ -109,37 +107,15 @@ def _grouped(
     num_replicas: int | None,
     rank: int | None,
 ) -> GroupedDataset | GroupedStream:
-    who = rule.who
     if is_map_style(dataset):
-        _refuse(who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
-        pieces = rule.pieces_of(sizes_of(dataset, size_of, who))
-
-        def pieces_at(epoch: int) -> Pieces:
-            if not (epoch and isinstance(dataset, Mixture)):
-                return pieces
-            first = epoch * len(dataset)
-            return rule.pieces_of(sizes_of(dataset, _from(first, size_of, who), who), first)
-
-        given: Any = {"seed": rule.seed, "shuffle": rule.shuffle, "pieces_at": pieces_at}
-        plan = GroupPlan(pieces.sizes, rule.budget, rule.grouping, **given)
-        return GroupedDataset(dataset, pieces, plan, rule.collate_fn)
+        _refuse(rule.who, dataset, look_ahead=look_ahead, num_replicas=num_replicas, rank=rank)
+        return GroupedDataset(dataset, GroupPlan(rule, dataset, size_of))
     if not callable(size_of):
-        raise TypeError(f"{who}: for a stream, size_of must be a function of the item.")
+        raise TypeError(f"{rule.who}: for a stream, size_of must be a function of the item.")
     if look_ahead is not None and look_ahead < 1:
-        raise ValueError(f"{who}: look_ahead must be >= 1 or None, got {look_ahead}.")
+        raise ValueError(f"{rule.who}: look_ahead must be >= 1 or None, got {look_ahead}.")
     own_rank = OwnRank("GroupedStream", num_replicas, rank)
     return GroupedStream(dataset, rule, size_of, look_ahead or _LOOK_AHEAD, own_rank)
-
-
-def _from(first: int, size_of: Any, who: str) -> Callable[[int], Any]:
-    """Return the function of the size at a place after the position ``first`` of a mixture."""
-    if not callable(size_of):
-        raise ValueError(
-            f"{who}: size_of must be a function of the position, got a {type(size_of).__name__} of "
-            "the first epoch's sizes: a mixture's later epochs have other samples. "
-            "mixture.locate(position) returns the source's name and the index there."
-        )
-    return lambda place: size_of(first + place)
 
 
 def _refuse(who: str, dataset: Any, **given: Any) -> None:

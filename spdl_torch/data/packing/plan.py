@@ -5,35 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from ..sources._base import seed_of
-from .grouping import packed
-from .sizes import Pieces, volumes_of
+from ..mixing.mixture import Mixture
+from .sizes import sizes_of, volumes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from .grouping import Grouping
+    from .sizes import Pieces, Rule
 
 _WINDOW_GROUPS = 1024  # groups that are made together: with more, they would hardly be fuller
 _LEAST_GROUPS = 64
 
 
 class Groups:
-    """The groups of one epoch.
+    """The groups of one epoch, or of one window of a stream: numbers of pieces.
 
-    Memory: 4 bytes a sample (8 for 2**31 and more), and 12 a group.
+    Memory: 4 bytes a piece (8 for 2**31 and more), and 12 a group.
     """
 
     def __init__(
-        self, pieces: Pieces, samples: NDArray[Any], ends: NDArray[np.int64], turns: Any
+        self,
+        rule: Rule,
+        pieces: Pieces,
+        members: NDArray[Any],
+        ends: NDArray[np.int64],
+        turns: NDArray[Any],
     ) -> None:
-        self.pieces = pieces
-        """What is grouped; groups have numbers in it."""
-        self._samples = samples
+        self._rule = rule
+        self._pieces = pieces
+        self._members = members  # of one group after another
         self._ends = ends
         self._turns = turns
 
@@ -43,31 +44,39 @@ class Groups:
     def __getitem__(self, number: int) -> list[int]:
         group = int(self._turns[number])
         first = int(self._ends[group - 1]) if group else 0
-        samples: list[int] = self._samples[first : int(self._ends[group])].tolist()
-        return samples
+        members: list[int] = self._members[first : int(self._ends[group])].tolist()
+        return members
 
-    def first(self, number: int) -> NDArray[Any]:
-        """Return the samples of the first ``number`` groups."""
-        groups = self._turns[:number]
-        starts = np.where(groups > 0, self._ends[groups - 1], 0)
-        lengths = self._ends[groups] - starts
-        # For each sample: where its group starts, and its place there.
-        places = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return np.asarray(self._samples[np.repeat(starts, lengths) + places])
+    def entries(self, number: int) -> list[Any]:
+        """Return a group for a worker, who knows the pieces of the first epoch alone."""
+        group, pieces = self[number], self._pieces
+        if pieces.first == 0:
+            return group
+        if self._rule.who == "pack":
+            return [tuple(pieces.piece(member)) for member in group]
+        return [pieces.first + member for member in group]
+
+    def samples_begun(self, num_groups: int) -> NDArray[np.int64]:
+        """Return the samples that begin in the first groups."""
+        is_given = np.zeros(len(self), bool)
+        is_given[self._turns[:num_groups]] = True
+        lengths = np.diff(self._ends, prepend=0)
+        return self._pieces.begun(self._members[np.repeat(is_given, lengths)])
 
     @property
-    def total(self) -> int:
+    def size(self) -> int:
         """The sum of the sizes of all samples."""
-        return int(volumes_of(self.pieces.sizes).sum(dtype=np.int64))
+        return int(volumes_of(self._pieces.sizes).sum(dtype=np.int64))
 
-    def capacity(self, *, padded: bool, budget: int) -> int:
-        """Return the room of all groups together: the budget each or, padded, the largest size in
-        each dimension, times the number of samples.
+    @property
+    def room(self) -> int:
+        """The room of all groups together: the budget of each pack; of a padded batch the largest
+        size in each dimension, times the number of samples.
         """
-        if not padded or not len(self):
-            return len(self) * budget
+        if self._rule.who == "pack" or not len(self):
+            return len(self) * self._rule.budget
         starts = np.concatenate([[0], self._ends[:-1]])
-        largest = np.maximum.reduceat(self.pieces.sizes[self._samples], starts)
+        largest = np.maximum.reduceat(self._pieces.sizes[self._members], starts)
         return int((volumes_of(largest) * (self._ends - starts)).sum())
 
 
@@ -79,28 +88,16 @@ class GroupPlan:
     others in another epoch only because its window is another one: even a small dataset has four,
     a tiny one fewer. Windows also bound the memory that grouping takes. The samples of a window's
     last group, which is seldom full, begin the next window.
-
-    sizes: those of the first epoch. pieces_at: the pieces of any epoch, where they are not always
-        the same.
     """
 
-    def __init__(
-        self,
-        sizes: NDArray[Any],
-        budget: int,
-        grouping: Grouping,
-        *,
-        seed: int,
-        shuffle: bool,
-        pieces_at: Callable[[int], Pieces] | None = None,
-    ) -> None:
-        self.sizes = sizes
-        self._pieces_at = pieces_at
-        self.budget = budget
-        self._grouping = grouping
-        self._seed = seed
-        self._shuffle = shuffle
-        num_groups = max(1, int(volumes_of(sizes).sum(dtype=np.int64)) // budget)
+    def __init__(self, rule: Rule, dataset: Any, size_of: Any) -> None:
+        self.rule = rule
+        self.pieces = rule.pieces_of(sizes_of(dataset, size_of, rule.who))
+        """The pieces of the first epoch; of a mixture, later epochs have others."""
+        self._dataset = dataset
+        self._size_of = size_of
+        sizes = self.pieces.sizes
+        num_groups = max(1, int(volumes_of(sizes).sum(dtype=np.int64)) // rule.budget)
         most = max(_LEAST_GROUPS, min(_WINDOW_GROUPS, num_groups // 4))
         self.window = max(2, most * len(sizes) // num_groups)
         self._kept: tuple[int, Groups] | None = None
@@ -115,38 +112,36 @@ class GroupPlan:
     def waste(self, epoch: int) -> float:
         """Return the share of the room in an epoch's groups that no sample fills."""
         groups = self.groups(epoch)
-        room = groups.capacity(padded=self.is_padded, budget=self.budget)
-        return 1 - groups.total / room if room else 0.0
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether the samples of a group are padded to the largest, and not put end to end."""
-        return self._grouping is not packed
+        room = groups.room
+        return 1 - groups.size / room if room else 0.0
 
     def _grouped(self, epoch: int) -> Groups:
-        pieces = Pieces(self.sizes, None, None)
-        if self._pieces_at is not None:
-            pieces = self._pieces_at(epoch)
-        sizes = pieces.sizes
-        samples = self._order(len(sizes), "samples", epoch)
-        ends: list[NDArray[np.int64]] = []
-        first, is_last = 0, not len(samples)
+        rule, pieces = self.rule, self._pieces_at(epoch)
+        members = rule.order(len(pieces.sizes), rule.generator("samples", epoch))
+        ends: list[int] = []
+        first, is_last = 0, not len(members)
         while not is_last:
-            window = samples[first : first + self.window]
-            is_last = first + len(window) == len(samples)
-            places, own = self._grouping(sizes[window], self.budget)
+            window = members[first : first + self.window]
+            is_last = first + len(window) == len(members)
+            places, own = rule.grouped(pieces.sizes[window])
             window[:] = window[places]  # in place: the order of all samples exists once
             if not is_last and len(own) > 1:
                 own.pop()
-            ends.append(np.array(own, np.int64) + first)
-            first += own[-1]
-        all_ends = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-        return Groups(pieces, samples, all_ends, self._order(len(all_ends), "groups", epoch))
+            ends += [first + end for end in own]
+            first = ends[-1]
+        turns = rule.order(len(ends), rule.generator("groups", epoch))
+        return Groups(rule, pieces, members, np.array(ends, np.int64), turns)
 
-    def _order(self, length: int, what: str, epoch: int) -> NDArray[Any]:
-        dtype = torch.int32 if length < 1 << 31 else torch.int64
-        if not self._shuffle:
-            return torch.arange(length, dtype=dtype, device="cpu").numpy()
-        seed = seed_of("budget", self._seed, what, epoch)
-        generator = torch.Generator(device="cpu").manual_seed(seed)
-        return torch.randperm(length, generator=generator, dtype=dtype, device="cpu").numpy()
+    def _pieces_at(self, epoch: int) -> Pieces:
+        if not (epoch and isinstance(self._dataset, Mixture)):
+            return self.pieces
+        who, size_of, first = self.rule.who, self._size_of, epoch * len(self._dataset)
+        if not callable(size_of):
+            raise ValueError(
+                f"{who}: size_of must be a function of the position, got a "
+                f"{type(size_of).__name__} of the first epoch's sizes: a mixture's later epochs "
+                "have other samples. mixture.locate(position) returns the source's name and the "
+                "index there."
+            )
+        sizes = sizes_of(self._dataset, lambda place: size_of(first + place), who)
+        return self.rule.pieces_of(sizes, first=first)

@@ -1,47 +1,66 @@
-"""Read the sizes of samples, check them against the budget, and split samples if asked to."""
+"""The rule of a pack or bucket, and the sizes of samples: read, checked, and split if asked to."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import torch
+
+from ..sources._base import seed_of
+from .grouping import bucketed, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
-
-    from .grouping import Grouping
 
     Size = int | tuple[int, ...]
-    SizeOf = Sequence[Size] | NDArray[Any] | Tensor | Callable[[int], Size]
+    SizeOf = Sequence[Size] | NDArray[Any] | torch.Tensor | Callable[[int], Size]
 
 Oversize = Literal["error", "split"]
 """The treatment of samples that are larger than the budget."""
 
 
+class Piece(NamedTuple):
+    """A sample of a group, or a piece of one."""
+
+    sample: int
+    """The number of the sample."""
+    size: int
+    start: int
+    """The number of its first token in the sample."""
+    has_more: bool
+    """Whether the sample goes on after this piece."""
+
+
 class Pieces(NamedTuple):
-    """The samples that a plan groups: whole ones, or pieces of those that are too large."""
+    """What is grouped, by number: samples, or pieces of those that are too large."""
 
     sizes: NDArray[Any]
-    samples: NDArray[Any] | None
+    samples: NDArray[Any] | None = None
     """The sample of each piece; None = all are whole."""
-    starts: NDArray[Any] | None
+    starts: NDArray[Any] | None = None
     """The first token of each piece."""
+    first: int = 0
+    """The number of the first sample: an item of a stream, a position of a mixture."""
 
-    def piece(self, number: int) -> tuple[int, int, int, bool]:
-        """Return a piece's sample, its size and first token, and whether the sample goes on."""
-        sizes, samples, starts = self
-        size = int(sizes[number])
-        if samples is None or starts is None:
-            return number, size, 0, False
-        sample = int(samples[number])
-        has_more = number + 1 < len(samples) and samples[number + 1] == sample
-        return sample, size, int(starts[number]), bool(has_more)
+    def piece(self, number: int) -> Piece:
+        """Return a piece."""
+        size = int(self.sizes[number])
+        if self.samples is None or self.starts is None:
+            return Piece(self.first + number, size, 0, False)
+        sample = self.samples[number]
+        has_more = number + 1 < len(self.samples) and self.samples[number + 1] == sample
+        return Piece(self.first + int(sample), size, int(self.starts[number]), bool(has_more))
+
+    def begun(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the samples whose first piece is one of these."""
+        if self.samples is not None and self.starts is not None:
+            numbers = self.samples[numbers[self.starts[numbers] == 0]]
+        return self.first + numbers.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +71,8 @@ class Rule:
     """
 
     who: Literal["pack", "bucket"]
-    """The function that was called, for errors."""
+    """The function that was called, also for errors."""
     budget: int
-    grouping: Grouping
     collate_fn: Callable[[list[Any]], Any]
     oversize: Oversize
     seed: int
@@ -69,14 +87,31 @@ class Rule:
                 f'{self.who}: oversize must be "error" or "split", got {self.oversize!r}.'
             )
 
-    def check_size(self, size: Any, name: str) -> None:
-        """Check the size of one sample. Raises: ValueError: it is below 1 or above the budget."""
-        shape = size if isinstance(size, tuple) else (size,)
-        if min(shape) < 1 or math.prod(shape) > self.budget:
-            raise self._wrong_size(shape, name, 1)
+    @property
+    def waste(self) -> str:
+        """What the room that no sample fills is, in words."""
+        return "unused" if self.who == "pack" else "padding"
 
-    def pieces_of(self, sizes: NDArray[Any], first_sample: int = 0) -> Pieces:
-        """Return the pieces to group; ``first_sample``: the number, in errors, of the first sample.
+    def grouped(self, sizes: NDArray[Any]) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the places of the sizes in the order of their groups, and the number of samples up
+        to the end of each group.
+        """
+        return (packed if self.who == "pack" else bucketed)(sizes, self.budget)
+
+    def generator(self, *seed: int | str) -> torch.Generator:
+        """Return a new generator for ``order``."""
+        return torch.Generator(device="cpu").manual_seed(seed_of("budget", self.seed, *seed))
+
+    def order(self, length: int, generator: torch.Generator) -> NDArray[Any]:
+        """Return the numbers below ``length``, shuffled if that was asked for."""
+        dtype = torch.int32 if length < 1 << 31 else torch.int64
+        if not self.shuffle:
+            return torch.arange(length, dtype=dtype, device="cpu").numpy()
+        return torch.randperm(length, generator=generator, dtype=dtype, device="cpu").numpy()
+
+    def pieces_of(self, sizes: NDArray[Any], kind: str = "sample", first: int = 0) -> Pieces:
+        """Return the pieces to group. ``kind``, ``first``: the samples in words, and the number of
+        the first one.
 
         Raises: ValueError: a sample is empty, or too large.
         """
@@ -84,18 +119,16 @@ class Rule:
         empty = sizes < 1 if sizes.ndim == 1 else (sizes < 1).any(1)
         for wrong in (empty, volumes_of(sizes) > budget):
             if wrong.any() and not (is_split and wrong is not empty):
-                first = int(wrong.argmax())
-                shape = tuple(np.atleast_1d(sizes[first]).tolist())
-                raise self._wrong_size(shape, f"sample {first_sample + first}", int(wrong.sum()))
-        if sizes.ndim > 1:
-            return Pieces(sizes, None, None)
+                number = int(wrong.argmax())
+                shape = tuple(np.atleast_1d(sizes[number]).tolist())
+                raise self._wrong_size(shape, f"{kind} {first + number}", int(wrong.sum()))
         num_pieces = -(-sizes // budget)
-        if len(sizes) == 0 or num_pieces.max() == 1:
-            return Pieces(sizes, None, None)
+        if sizes.ndim > 1 or len(sizes) == 0 or num_pieces.max() == 1:
+            return Pieces(sizes, first=first)
         samples = np.repeat(np.arange(len(sizes), dtype=sizes.dtype), num_pieces)
         firsts = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
         starts = (np.arange(len(samples)) - firsts).astype(sizes.dtype) * budget
-        return Pieces(np.minimum(budget, sizes[samples] - starts), samples, starts)
+        return Pieces(np.minimum(budget, sizes[samples] - starts), samples, starts, first)
 
     def _wrong_size(self, shape: tuple[int, ...], name: str, number: int) -> ValueError:
         who, budget = self.who, self.budget

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
 from ...loader.checkpoint.source_behind import source_behind
@@ -16,12 +15,12 @@ from ...loader.sampling.sharding import worker_shard
 from ...loader.state_fields import Field, check_fields, check_version, is_whole_number
 from ..dataset import PipelineDataset
 from ..sources import as_source
-from ..sources._base import seed_of
 from .collate import Document, PackCollate
-from .sizes import as_sizes, volumes_of
+from .plan import Groups
+from .sizes import as_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from ...loader.sampling.sharding import OwnRank, Shard
     from .sizes import Rule, Size
@@ -89,35 +88,30 @@ class GroupedStream(IterableDataset[Any]):
     def groups_of(self, window: list[Any], first: int, epoch: int) -> list[list[Any]]:
         """Return the groups of a window that begins with item number ``first``."""
         rule = self._rule
-        sizes = [self._size_of(item) for item in window]
-        if rule.oversize == "error":
-            for number, size in enumerate(sizes, first):
-                rule.check_size(size, f"item {number}")
-        pieces = rule.pieces_of(as_sizes(sizes, rule.who).astype(np.int64, copy=False))
-        generator = torch.Generator(device="cpu").manual_seed(
-            seed_of("budget", rule.seed, "stream", epoch, first)
-        )
-        order = self._order(len(pieces.sizes), generator)
-        places, ends = rule.grouping(pieces.sizes[order], rule.budget)
-        numbers = order[places]
-        groups = [numbers[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False)]
-        self._count(pieces.sizes, groups)
-        turns = self._order(len(groups), generator)
-        members: Sequence[Any] = window
+        sizes = as_sizes([self._size_of(item) for item in window], rule.who)
+        pieces = rule.pieces_of(sizes.astype(np.int64, copy=False), "item", first)
+        generator = rule.generator("stream", epoch, first)
+        order = rule.order(len(pieces.sizes), generator)
+        places, ends = rule.grouped(pieces.sizes[order])
+        turns = rule.order(len(ends), generator)
+        groups = Groups(rule, pieces, order[places], np.array(ends), turns)
+        self._count(groups)
+        members: list[Any] = window
         if isinstance(self.collate_fn, PackCollate):
             members = [
-                Document(window[own], size, f"item {first + own}", start, has_more)
-                for own, size, start, has_more in map(pieces.piece, range(len(pieces.sizes)))
+                Document(window[piece.sample - first], piece, "item")
+                for piece in map(pieces.piece, range(len(pieces.sizes)))
             ]
-        return [[members[number] for number in groups[turn]] for turn in turns]
+        return [[members[number] for number in groups[turn]] for turn in range(len(groups))]
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the waste so far. Worker processes make groups
         of their own, which this process does not see.
         """
         size, room = self.loading_counts().values()
-        what = "unused" if self._rule.who == "pack" else "padding"
-        return (f"{1 - size / room:.2%} of the groups' room so far is {what}.",) if room else ()
+        if not room:
+            return ()
+        return (f"{1 - size / room:.2%} of the groups' room so far is {self._rule.waste}.",)
 
     def loading_counts(self) -> dict[str, int]:
         """Return size and room of the groups that this process has made."""
@@ -125,20 +119,10 @@ class GroupedStream(IterableDataset[Any]):
         size, room = sum(size for size, _ in filled), sum(room for _, room in filled)
         return {"packing/size": size, "packing/room": room}
 
-    def _count(self, sizes: Any, groups: list[list[int]]) -> None:
-        if self._rule.who == "pack":
-            room = self._rule.budget * len(groups)
-        else:
-            room = sum(int(sizes[group].max(0).prod()) * len(group) for group in groups)
+    def _count(self, groups: Groups) -> None:
         thread = threading.get_ident()
-        size_before, room_before = self._filled.get(thread, (0, 0))
-        size = size_before + int(volumes_of(sizes).sum())
-        self._filled[thread] = size, room_before + room
-
-    def _order(self, length: int, generator: torch.Generator) -> Any:
-        if not self._rule.shuffle:
-            return np.arange(length)
-        return torch.randperm(length, generator=generator, device="cpu").numpy()
+        size, room = self._filled.get(thread, (0, 0))
+        self._filled[thread] = size + groups.size, room + groups.room
 
 
 class _GroupedItems:
@@ -161,13 +145,8 @@ class _GroupedItems:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
-        restart = self._restart._asdict()
-        return {
-            "version": _VERSION,
-            "epoch": self._epoch,
-            "num_ranks": self._ranks.count,
-            **restart,
-        }
+        state = {"version": _VERSION, "epoch": self._epoch, "num_ranks": self._ranks.count}
+        return {**state, **self._restart._asdict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the position of a state, before the first group. Raises: ValueError."""

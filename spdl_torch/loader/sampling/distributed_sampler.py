@@ -108,13 +108,13 @@ class DistributedSampler(TorchDistributedSampler[int]):
     @property
     def total_size(self) -> int:  # type: ignore[override]  # attributes in torch
         """The number of samples of an epoch on all ranks together, as in torch's sampler."""
-        return _end(0, len(self.dataset), self._shard().count, self.tail)
+        return _end(0, self._length(), self._shard().count, self.tail)
 
     @property
     def num_padded(self) -> int:
         """The number of padding samples in this rank's epoch: 1, its last one, or 0."""
         numbers = self._numbers(0, self._shard())
-        return int(len(numbers) > 0 and numbers[-1] >= len(self.dataset))
+        return int(len(numbers) > 0 and numbers[-1] >= self._length())
 
     def num_valid(self, batch: int, batch_size: int) -> int:
         """Return the number of samples in this rank's batch number ``batch`` (from 0 in the epoch)
@@ -131,7 +131,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         shard = self._shard()
         numbers = self._numbers(self._start, shard)
         current = _Pass(self.epoch, self._start, len(numbers), shard.count)
-        return self._walk(current, _Indices(numbers, len(self.dataset), self._permutation))
+        return self._walk(current, _Indices(numbers, self._length(), self._permutation))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the passes that begin from now on; a running one keeps its own.
@@ -151,7 +151,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         Raises: ValueError: there are fewer samples. (With ``"pad"`` or ``"uneven"``, one rank's
             count times the ranks may exceed the length by part of a round; that means the end.)
         """
-        length = len(self.dataset)
+        length = self._length()
         if num_consumed < 0 or (num_consumed > length and self.tail == "drop"):
             raise ValueError(
                 f"DistributedSampler: num_consumed must be between 0 and {length}, the length of "
@@ -173,14 +173,14 @@ class DistributedSampler(TorchDistributedSampler[int]):
             taken = current.num_taken if num_samples is None else num_samples
             epoch, num_consumed = current.epoch, current.start + taken * current.world
             # No rank gets the samples left over at the end, so they count as consumed.
-            if taken >= current.length or num_consumed > len(self.dataset):
-                num_consumed = len(self.dataset)
+            if taken >= current.length or num_consumed > self._length():
+                num_consumed = self._length()
         return {
             "version": _VERSION,
             "epoch": epoch,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "length": len(self.dataset),
+            "length": self._length(),
             "num_consumed": num_consumed,
         }
 
@@ -195,7 +195,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
                 "DistributedSampler: expected what state_dict() returned, got "
                 f"{type(state_dict).__name__}."
             )
-        here = {"version": _VERSION, "length": len(self.dataset), "shuffle": self.shuffle}
+        here = {"version": _VERSION, "length": self._length(), "shuffle": self.shuffle}
         for name, value in here.items():
             if state_dict.get(name) != value:
                 raise ValueError(
@@ -208,19 +208,23 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self.epoch = state_dict["epoch"]
         self.start_at(state_dict["num_consumed"])
 
+    def _length(self) -> int:
+        """Return the number of samples that all ranks share in the epoch that is set."""
+        return len(self.dataset)
+
     def _shard(self) -> Shard:
         return self._own_rank.shard()
 
     def _numbers(self, start: int, shard: Shard) -> range:
         """Return the rank's places in the epoch's order. Padding lies after the order's end."""
-        end = _end(start, len(self.dataset), shard.count, self.tail)
+        end = _end(start, self._length(), shard.count, self.tail)
         return range(start + shard.index, end, shard.count)
 
     def _permutation(self) -> torch.Tensor | None:
         """Return the order of this epoch; None = the dataset's."""
         if not self.shuffle:
             return None
-        length = len(self.dataset)
+        length = self._length()
         generator = torch.Generator(device="cpu").manual_seed(self.seed + self.epoch)
         # Both dtypes give the same permutation.
         dtype = torch.int32 if length < 1 << 31 else torch.int64
