@@ -80,7 +80,7 @@ def queue_stats(interval: QueueCounters) -> QueuePerfStats:
     return StageStats.of("", 1, TaskCounters(), interval).queue
 
 
-_AS_LATER: Final = ("name", "concurrency", "data")
+AS_LATER: Final = ("name", "concurrency", "data")
 """What is no sum: the later of two readings says it."""
 
 
@@ -116,7 +116,7 @@ def _combined(later: Any, other: Any, sign: int) -> Any:
     values = {}
     for each in fields(later):
         now, then = getattr(later, each.name), getattr(other, each.name)
-        if each.name in _AS_LATER:
+        if each.name in AS_LATER:
             pass
         elif isinstance(now, tuple):
             now = tuple(_combined(*pair, sign) for pair in zip(now, then, strict=True))

@@ -248,7 +248,7 @@ def drawn_part(
             f"end_time. Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after "
             "its start."
         )
-    return DrawnPart(run=run.within(begin, end), origin=origin, series=series)
+    return DrawnPart(run=StoredRun.read(db_path, run_id, begin, end), origin=origin, series=series)
 
 
 def origin_of(started: float, rows: Iterable[Row]) -> float:

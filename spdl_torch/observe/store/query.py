@@ -146,9 +146,9 @@ _COLUMNS = {
     "queue_stats": tuple(QueueStatsRow.__annotations__),
     "event_stats": ("timestamp", "event_name", "details"),
 }
-_TEXTS = ("name", "label", "kind", "host", "event_name", "text")  # shown wherever the row is
-_JSON = ("details", "totals", "versions", "config")
-_MAY_BE_NULL = ("pipeline", "stage_number", "num_dropped", "ended")
+_TEXTS = ("name", "label", "kind", "host", "event_name", "totals")  # shown wherever the row is
+_JSON = ("details", "versions", "config")
+_MAY_BE_NULL = ("pipeline", "stage_number", "num_dropped", "ended", "details")
 
 
 def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[dict[str, Any]]:
@@ -158,11 +158,13 @@ def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[di
     for each in connection.execute(query, values):
         row = dict(each)
         for column, value in row.items():
-            if column in _TEXTS:
+            if value is None and column in _MAY_BE_NULL:
+                pass
+            elif column in _TEXTS:
                 row[column] = printable_line(value)
             elif column in _JSON:
                 row[column] = dict(**json.loads(value))
-            elif value is not None or column not in _MAY_BE_NULL:
+            else:
                 int(value)  # raises for what is no number, or an infinite one
         rows.append(row)
     return rows

@@ -20,7 +20,7 @@ from .entries import (
     QueueStatsLogEntry,
     TaskStatsLogEntry,
 )
-from .schema import open_for_writing
+from .schema import FIGURES, open_for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,15 +30,13 @@ _MOST_VALUES = 999  # in one statement, of every release of SQLite
 
 _PACKAGES = ("spdl-torch", "torch", "torchvision", "av", "numpy", "lightning")
 
-# In the order of the columns.
-_task_figures = attrgetter(
-    *("elapsed", "num_tasks", "num_failures", "ave_time", "p90_time", "p99_time"),
-    *("ave_cpu_time", "p50_time", "busy_time"),
-)
-_queue_figures = attrgetter(
-    *("elapsed", "num_items", "ave_put_time", "ave_get_time", "p90_put_time", "p99_put_time"),
-    *("p90_get_time", "p99_get_time", "occupancy_rate", "put_wait_time", "get_wait_time"),
-)
+_FIGURES = {kind: attrgetter(*names) for kind, names in FIGURES.items()}
+_COLUMNS = {
+    "task_window": ("stage_id", "timestamp", *FIGURES["task"], "num_dropped"),
+    "queue_window": ("stage_id", "timestamp", *FIGURES["queue"]),
+    "event": ("run_id", "timestamp", "event_name", "details"),
+    "interval": ("run_id", "timestamp", "pipeline", "name", "begins", "totals", "details"),
+}
 
 # Errors of a single entry, whatever the state of the file. Anything else that SQLite raises
 # concerns the file, which may be writable later.
@@ -50,7 +48,7 @@ _ENTRY_ERRORS = (
     sqlite3.ProgrammingError,
 )
 
-_Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its columns but the first
+_Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its columns
 Refused: TypeAlias = tuple[LogEntry, Exception]
 """An entry that no file could store, and why."""
 
@@ -144,8 +142,9 @@ class RunRows:
         """Insert rows by one statement, which takes the GIL once, or else one by one; return those
         that cannot be written.
         """
-        marks = f"(NULL{', ?' * len(rows[0][1])})"
-        statement = f"INSERT INTO {table} VALUES {', '.join([marks] * len(rows))}"
+        columns = _COLUMNS[table]
+        marks = ", ".join([f"({', '.join('?' * len(columns))})"] * len(rows))
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks}"
         try:
             self._connection.execute(statement, [value for _, row in rows for value in row])
         except Exception as error:
@@ -157,13 +156,13 @@ class RunRows:
         return []
 
     def _row(self, entry: LogEntry) -> tuple[str, tuple[Any, ...]]:
-        """Return the table of an entry, and its values without the first column."""
+        """Return the table of an entry, and the values of its columns."""
         match entry:
             case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
-                figures = (timestamp, *_task_figures(stats), num_dropped)
+                figures = (timestamp, *_FIGURES["task"](stats), num_dropped)
                 return "task_window", (self._stage_id("task", name), *figures)
             case QueueStatsLogEntry(timestamp, name, stats):
-                figures = (timestamp, *_queue_figures(stats))
+                figures = (timestamp, *_FIGURES["queue"](stats))
                 return "queue_window", (self._stage_id("queue", name), *figures)
             case EventLogEntry(timestamp, name, details):
                 return "event", (self._run_id, timestamp, name, _as_json(dict(details)))

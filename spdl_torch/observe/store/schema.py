@@ -10,9 +10,11 @@ from __future__ import annotations
 import sqlite3
 import sys
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...engine.statistics import TaskPerfStats
 from ...scopes import scope
 from ...whole_files import starts_like_json
 
@@ -60,37 +62,6 @@ CREATE TABLE stage (
     concurrency INTEGER,
     UNIQUE (run_id, kind, name)
 );
-CREATE TABLE task_window (
-    id INTEGER PRIMARY KEY,
-    stage_id INTEGER NOT NULL REFERENCES stage,
-    timestamp REAL NOT NULL,     -- end of the window
-    elapsed REAL NOT NULL,       -- its length, seconds
-    num_tasks INTEGER NOT NULL,  -- failures included
-    num_failures INTEGER NOT NULL,
-    ave_time REAL NOT NULL,      -- of the tasks that succeeded, seconds
-    p90_time REAL NOT NULL,
-    p99_time REAL NOT NULL,
-    ave_cpu_time REAL NOT NULL,
-    p50_time REAL NOT NULL,
-    busy_time REAL NOT NULL,     -- of all threads together, failures included, seconds
-    num_dropped INTEGER          -- of which the op returned None; NULL: nobody counted
-);
-CREATE TABLE queue_window (
-    id INTEGER PRIMARY KEY,
-    stage_id INTEGER NOT NULL REFERENCES stage,
-    timestamp REAL NOT NULL,
-    elapsed REAL NOT NULL,
-    num_items INTEGER NOT NULL,
-    ave_put_time REAL NOT NULL,
-    ave_get_time REAL NOT NULL,
-    p90_put_time REAL NOT NULL,
-    p99_put_time REAL NOT NULL,
-    p90_get_time REAL NOT NULL,
-    p99_get_time REAL NOT NULL,
-    occupancy_rate REAL NOT NULL, -- share of the window in which something waited, 0 to 1
-    put_wait_time REAL NOT NULL, -- of all threads together, seconds
-    get_wait_time REAL NOT NULL
-);
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
     run_id INTEGER NOT NULL REFERENCES run,
@@ -109,59 +80,64 @@ CREATE TABLE interval (
     details TEXT NOT NULL        -- JSON: probes of the pass so far, and the rows of the views
 );
 CREATE INDEX interval_time ON interval (timestamp);
-CREATE INDEX task_window_time ON task_window (timestamp);
-CREATE INDEX queue_window_time ON queue_window (timestamp);
 CREATE INDEX event_time ON event (timestamp);
-
-CREATE VIEW task_stats AS
-    SELECT w.id, w.timestamp, s.name, {w.tasks}, s.label, s.stage_number, s.concurrency, r.run_id,
-           r.rank, r.host, s.pipeline, w.num_dropped
-    FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
-    UNION ALL
-    SELECT i.id * 1000 + j.key,
-           i.timestamp, {name}, {tasks}, {label}, {stage_number}, {concurrency}, r.run_id,
-           r.rank, r.host, i.pipeline, {num_dropped}
-    FROM interval i JOIN run r USING (run_id) JOIN {each of tasks};
-CREATE VIEW queue_stats AS
-    SELECT w.id, w.timestamp, s.name, {w.queues}, s.label, s.stage_number, s.concurrency, r.run_id,
-           r.rank, r.host, s.pipeline
-    FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
-    UNION ALL
-    SELECT i.id * 1000 + j.key,
-           i.timestamp, {name}, {queues}, {label}, {stage_number}, {concurrency}, r.run_id,
-           r.rank, r.host, i.pipeline
-    FROM interval i JOIN run r USING (run_id) JOIN {each of queues};
 CREATE VIEW event_stats AS
     SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host
     FROM event e JOIN run r USING (run_id);
 """
 
-_IN_VIEWS = {
-    "tasks": "num_tasks num_failures ave_time p90_time p99_time elapsed ave_cpu_time p50_time "
-    "busy_time",
-    "queues": "elapsed num_items ave_put_time ave_get_time p90_put_time p99_put_time p90_get_time "
-    "p99_get_time occupancy_rate put_wait_time get_wait_time",
+_OF_KIND = """
+CREATE TABLE {kind}_window (
+    id INTEGER PRIMARY KEY,
+    stage_id INTEGER NOT NULL REFERENCES stage,
+    timestamp REAL NOT NULL,     -- end of the window
+    {columns}
+);
+CREATE INDEX {kind}_window_time ON {kind}_window (timestamp);
+CREATE VIEW {kind}_stats AS
+    SELECT w.id, w.timestamp, s.name, {of_window}, s.label, s.stage_number, s.concurrency,
+           r.run_id, r.rank, r.host, s.pipeline{dropped_of_window}
+    FROM {kind}_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
+    UNION ALL
+    SELECT i.id * 1000 + j.key, i.timestamp, {of_interval},
+           r.run_id, r.rank, r.host, i.pipeline{dropped_of_interval}
+    FROM interval i JOIN run r USING (run_id) JOIN
+         json_each(CASE WHEN json_valid(i.details) THEN i.details END, '$.{kind}s') j;
+"""
+"""Of tasks, or of queues. Of an interval that is damaged, the view shows nothing."""
+
+FIGURES = {
+    "task": tuple(each.name for each in fields(TaskPerfStats)),
+    "queue": (
+        *("elapsed", "num_items", "ave_put_time", "ave_get_time", "p90_put_time", "p99_put_time"),
+        *("p90_get_time", "p99_get_time", "occupancy_rate", "put_wait_time", "get_wait_time"),
+    ),
 }
-"""The figures of windows, in the order of the views."""
+"""Those of a window, in the order of the views."""
 
 
 def _statements() -> list[str]:
     """Return them one by one: ``executescript`` would commit the transaction that they are in."""
     script = _SCHEMA
-    for kind, figures in _IN_VIEWS.items():
-        names = figures.split()
-        # Of a row that is damaged, no view shows anything.
-        rows = "json_each(CASE WHEN json_valid(i.details) THEN i.details END"
-        script = script.replace(f"{{each of {kind}}}", f"{rows}, '$.{kind}') j")
-        script = script.replace(f"{{w.{kind}}}", ", ".join(f"w.{name}" for name in names))
-        script = script.replace(f"{{{kind}}}", ", ".join(map(_extracted, names)))
-    for name in ("name", "label", "stage_number", "concurrency", "num_dropped"):
-        script = script.replace(f"{{{name}}}", _extracted(name))
+    for kind, figures in FIGURES.items():
+        types = {name: "INTEGER" if name.startswith("num_") else "REAL" for name in figures}
+        columns = [f"{name} {type_} NOT NULL" for name, type_ in types.items()]
+        if kind == "task":
+            columns.append("num_dropped INTEGER  -- NULL: nobody counted")
+        of_interval = ["name", *figures, "label", "stage_number", "concurrency"]
+        script += _OF_KIND.format(
+            kind=kind,
+            columns=",\n    ".join(columns),
+            of_window=", ".join(f"w.{name}" for name in figures),
+            of_interval=", ".join(map(_extracted, of_interval)),
+            dropped_of_window=", w.num_dropped" if kind == "task" else "",
+            dropped_of_interval=f", {_extracted('num_dropped')}" if kind == "task" else "",
+        )
     return [statement for statement in script.split(";\n") if statement.strip()]
 
 
 def _extracted(name: str) -> str:
-    return f"json_extract(j.value, '$.{name}') AS {name}"
+    return f"json_extract(j.value, '$.{name}')"
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:

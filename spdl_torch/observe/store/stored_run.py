@@ -4,12 +4,13 @@ and the report on it."""
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from ...engine.statistics import PipelineStats, StageStats
+from ...engine.statistics import AS_LATER, PipelineStats, StageStats
 from ...machine.histogram import bucket_of
 from ...machine.readings import Probes
 from ..verdict.placement import PLACEMENT_EVENT, Placement
@@ -37,6 +38,16 @@ _WITH_FIGURES = """
     (SELECT stage_id FROM task_window UNION SELECT stage_id FROM queue_window) ORDER BY run_id
 """
 
+# Details are long: only those of the last interval of each pass are read.
+_INTERVALS = """
+    timestamp, pipeline, name, begins, totals, CASE WHEN id IN (
+        SELECT id FROM (
+            SELECT id, lead(begins, 1, 1) OVER (PARTITION BY pipeline ORDER BY timestamp, id)
+                AS is_last FROM interval WHERE run_id = ?1 AND timestamp BETWEEN ?2 AND ?3
+        ) WHERE is_last
+    ) THEN details END AS details FROM interval
+"""
+
 
 def report_of_file(
     db_path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
@@ -62,7 +73,7 @@ def pipelines_of_file(
     return StoredRun.read(db_path, run_id).pipelines()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StoredRun:
     """A run as the file has it, everything oldest first."""
 
@@ -70,19 +81,30 @@ class StoredRun:
     facts: Row
     """Its row in the table ``run``, and ``num_runs``, the number of runs in the file."""
     intervals: Sequence[Row]
-    """Of loaders."""
+    """Of loaders; ``details``: of the last one of a pass, whose readings are of all of it."""
     tasks: Sequence[Row]
     """The windows that hooks logged, as these and ``queues``."""
     queues: Sequence[Row]
     events: Sequence[EventLogEntry]
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], run_id: int | None = None) -> Self:
-        """Read a run; None = the last one with figures. Errors as for :func:`report_of_file`."""
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        run_id: int | None = None,
+        begin: float = -math.inf,
+        end: float = math.inf,
+    ) -> Self:
+        """Read a run, or the part of it that ended in a time; None = the last one with figures.
+        Errors as for :func:`report_of_file`."""
         with reading(path) as connection:
             run_ids = [run for (run,) in connection.execute(_WITH_FIGURES)]
             chosen = run_ids[-1] if run_ids and run_id is None else run_id
-            of_run = "WHERE run_id = ? ORDER BY timestamp, id", chosen
+
+            def of_run(what: str) -> list[dict[str, Any]]:
+                condition = "run_id = ?1 AND timestamp BETWEEN ?2 AND ?3 ORDER BY timestamp, id"
+                return rows_of(connection, f"SELECT {what} WHERE {condition}", chosen, begin, end)
+
             facts = rows_of(
                 connection,
                 "SELECT *, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?",
@@ -91,15 +113,9 @@ class StoredRun:
             is_sound = facts and 0 <= facts[0]["started"] <= _LATEST
             if chosen in run_ids and not is_sound:
                 raise ValueError(f"run {chosen} is not in it, or has no time")
-            tasks, queues = (
-                rows_of(connection, f"SELECT * FROM {kind}_window JOIN stage USING (stage_id) "
-                        f"{of_run[0]}", chosen)
-                for kind in ("task", "queue")
-            )  # fmt: skip
-            # Most of the details are never asked for: they stay a text.
-            columns = "timestamp, pipeline, name, begins, totals, details AS text"
-            intervals = rows_of(connection, f"SELECT {columns} FROM interval {of_run[0]}", chosen)
-            events = rows_of(connection, f"SELECT * FROM event {of_run[0]}", chosen)
+            intervals, events = of_run(_INTERVALS), of_run("* FROM event")
+            tasks = of_run("* FROM task_window JOIN stage USING (stage_id)")
+            queues = of_run("* FROM queue_window JOIN stage USING (stage_id)")
         if not run_ids:
             raise ValueError(f"{path}: no figures of a stage or a queue were logged to it.")
         if chosen not in run_ids:
@@ -107,14 +123,7 @@ class StoredRun:
             raise ValueError(
                 f"{path}: run_id must be of a run with figures ({there}), got {run_id}."
             )
-        return cls(
-            path=Path(path),
-            facts=facts[0],
-            intervals=intervals,
-            tasks=tasks,
-            queues=queues,
-            events=list(map(event_of, events)),
-        )
+        return cls(Path(path), facts[0], intervals, tasks, queues, list(map(event_of, events)))
 
     def pipelines(self) -> dict[int, str]:
         """Return the numbers of pipelines and loaders, in order, with their names."""
@@ -135,21 +144,6 @@ class StoredRun:
             )
         return pipeline
 
-    def within(self, begin: float, end: float) -> StoredRun:
-        """Return the part of the run that ended in this time, seconds since 1970."""
-
-        def cut(rows: Sequence[Row]) -> list[Row]:
-            return [row for row in rows if begin <= row["timestamp"] <= end]
-
-        events = [event for event in self.events if begin <= event.timestamp <= end]
-        return replace(
-            self,
-            intervals=cut(self.intervals),
-            tasks=cut(self.tasks),
-            queues=cut(self.queues),
-            events=events,
-        )
-
     def report(self, pipeline: int | None = None) -> Report:
         """Return the report on one of its pipelines; None = the first."""
         pipeline = self.chosen(pipeline)
@@ -165,15 +159,20 @@ class StoredRun:
         own = [row for row in self.intervals if row["pipeline"] == pipeline]
         events = [e for e in self.events if e.details.get("pipeline", pipeline) == pipeline]
         if own:
-            stats = _sum_of(each["totals"] for each in own)
-            passes = [json.loads(each["text"]) for each in _last_of_passes(own)]
+            totals: dict[str, Any] = {}
+            for each in own:  # decoded one by one: all of hours at once fill the memory
+                _add(totals, json.loads(each["totals"]))
+            stats = PipelineStats.from_dict(totals)
+            passes = [each["details"] for each in own if each["details"] is not None]
             probes, pooled = _probes_of(passes), tuple(passes[-1]["pooled"])
         else:
             stats, pooled = self._stats_of_windows(pipeline), ()
-            noted = [each.details for each in events if each.event_name == PROBES_EVENT]
-            probes = _probes_of(
-                [{"seconds": each["elapsed"], "probes": each} for each in _last_of_passes(noted)]
-            )
+            passes = []
+            for each in (event.details for event in events if event.event_name == PROBES_EVENT):
+                if passes and not each["begins"]:
+                    passes.pop()
+                passes.append({"seconds": each["elapsed"], "probes": each})
+            probes = _probes_of(passes)
         report = make_report(stats, probes, pooled=pooled)
         remarks = _remarks_on_skipped(events, stats)
         if missing := self.facts["num_dropped"]:
@@ -207,87 +206,65 @@ def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
 
 
 def _stage_of_windows(
-    tasks: Sequence[Row], inlet: Sequence[Row], outlet: Sequence[Row]
+    windows: Iterable[Row], inlet: Sequence[Row], outlet: Sequence[Row]
 ) -> StageStats:
-    calls: dict[int, float] = defaultdict(float)
-    for row in tasks:
-        num_good = row["num_tasks"] - row["num_failures"]
-        _spread(calls, row, num_good, p50_time=0.51, p90_time=0.4, p99_time=0.09)
-    waits: dict[str, dict[int, float]] = {kind: defaultdict(float) for kind in ("put", "get")}
-    for kind, found in waits.items():
-        for row in outlet:
-            columns = {f"p90_{kind}_time": 0.4, f"p99_{kind}_time": 0.09}
-            _spread(found, row, row["num_items"], **columns)
+    tasks = [{**row, "num_good": row["num_tasks"] - row["num_failures"]} for row in windows]
+    elapsed_ns, put_ns = _ns(outlet, "elapsed"), _ns(outlet, "put_wait_time")
     num_items = _sum(outlet, "num_items")
     return StageStats(
         name=outlet[-1]["label"],
         concurrency=outlet[-1]["concurrency"],
-        elapsed_ns=_ns(outlet, "elapsed"),
-        thread_ns=max(1, round(1e9 * sum(row["elapsed"] * row["concurrency"] for row in outlet))),
+        elapsed_ns=elapsed_ns,
+        thread_ns=max(1, _ns(outlet, "elapsed", "concurrency")),
         num_tasks=_sum(tasks, "num_tasks"),
         num_failures=_sum(tasks, "num_failures"),
         num_dropped=sum(row["num_dropped"] or 0 for row in tasks),
         busy_ns=_ns(tasks, "busy_time"),
-        good_ns=round(
-            1e9 * sum(r["ave_time"] * (r["num_tasks"] - r["num_failures"]) for r in tasks)
-        ),
-        cpu_ns=round(1e9 * sum(row["ave_cpu_time"] * row["num_tasks"] for row in tasks)),
-        calls=dict(calls),
+        good_ns=_ns(tasks, "ave_time", "num_good"),
+        cpu_ns=_ns(tasks, "ave_cpu_time", "num_tasks"),
+        calls=_histogram(tasks, "num_good", p50_time=0.51, p90_time=0.4, p99_time=0.09),
         wait_in_ns=_ns(inlet, "get_wait_time"),
-        wait_out_ns=_ns(outlet, "put_wait_time"),
-        queue_ns=_ns(outlet, "elapsed"),
-        held_ns=round(1e9 * sum(row["occupancy_rate"] * row["elapsed"] for row in outlet)),
+        wait_out_ns=put_ns,
+        queue_ns=elapsed_ns,
+        held_ns=_ns(outlet, "occupancy_rate", "elapsed"),
         num_items=num_items,
-        put_ns=_ns(outlet, "put_wait_time"),
+        put_ns=put_ns,
         num_puts=num_items,
-        puts=dict(waits["put"]),
+        puts=_histogram(outlet, "num_items", p90_put_time=0.4, p99_put_time=0.09),
         get_ns=_ns(outlet, "get_wait_time"),
         num_gets=num_items,
-        gets=dict(waits["get"]),
+        gets=_histogram(outlet, "num_items", p90_get_time=0.4, p99_get_time=0.09),
     )
 
 
-def _spread(counts: dict[int, float], row: Row, number: int, **shares: float) -> None:
-    """Add a window whose percentiles alone are known to a histogram: so many of its calls took as
-    long as each of them, so that its own percentiles come out again."""
-    for column, share in shares.items():
-        counts[bucket_of(round(1e9 * row[column]))] += share * number
+def _histogram(rows: Iterable[Row], number: str, **shares: float) -> dict[int, float]:
+    """Return a histogram of windows whose percentiles alone are known: so many of their calls took
+    as long as each of them, so that their own percentiles come out again."""
+    counts: dict[int, float] = defaultdict(float)
+    for row in rows:
+        for column, share in shares.items():
+            counts[bucket_of(round(1e9 * row[column]))] += share * row[number]
+    return dict(counts)
 
 
-def _sum(rows: Iterable[Row], column: str) -> int:
-    return sum(int(row[column]) for row in rows)
+def _sum(rows: Iterable[Row], *factors: str) -> Any:  # as whole as the factors are
+    return sum(math.prod(row[each] for each in factors) for row in rows)
 
 
-def _ns(rows: Iterable[Row], column: str) -> int:
-    return round(1e9 * sum(float(row[column]) for row in rows))
-
-
-def _sum_of(totals: Iterable[Mapping[str, Any]]) -> PipelineStats:
-    """Return the sum of a loader's intervals."""
-    whole: dict[str, Any] = {}
-    for each in totals:
-        _add(whole, each)
-    return PipelineStats.from_dict(whole)
+def _ns(rows: Iterable[Row], *factors: str) -> int:
+    seconds: float = _sum(rows, *factors)
+    return round(1e9 * seconds)
 
 
 def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Add an interval to the sum of those before it."""
     for key, value in part.items():
-        if key in ("name", "concurrency", "data"):
-            whole[key] = value
-        elif isinstance(value, dict):
+        if value.__class__ is dict and key != "data":
             _add(whole.setdefault(key, {}), value)
+        elif key in AS_LATER:
+            whole[key] = value
         else:
             whole[key] = whole.get(key, 0) + value
-
-
-def _last_of_passes(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each pass: readings are of the pass so far."""
-    passes: list[Row] = []
-    for row in rows:
-        if passes and not row["begins"]:
-            passes.pop()
-        passes.append(row)
-    return passes
 
 
 def _probes_of(passes: Sequence[Mapping[str, Any]]) -> Probes | None:

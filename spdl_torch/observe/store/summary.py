@@ -21,21 +21,25 @@ _logger = logging.getLogger("spdl_torch.observe")
 _DOUBLE_RULE, _RULE = "=" * 80, "-" * 80
 
 # Task times are averaged over the tasks that succeeded, waits over the items, the rest over time.
-_TASKS = """
-    SELECT name, sum(num_tasks) AS num_tasks, sum(num_failures) AS num_failures,
-           total(ave_time * (num_tasks - num_failures)) AS time, count(*) AS num_entries,
-           pipeline, stage_number
-    FROM task_stats WHERE run_id = ? OR ? IS NULL GROUP BY name, label
+_SUMS = """
+    SELECT name, {figures}, count(*) AS num_entries
+    FROM {view} WHERE run_id = ?1 OR ?1 IS NULL GROUP BY name, label
     ORDER BY pipeline IS NOT NULL, pipeline, stage_number, name
 """
-_QUEUES = """
-    SELECT name, sum(num_items) AS num_items, total(elapsed) AS elapsed,
-           total(ave_put_time * num_items) AS put_time, total(ave_get_time * num_items) AS get_time,
-           total(occupancy_rate * elapsed) AS held_time, count(*) AS num_entries,
-           pipeline, stage_number
-    FROM queue_stats WHERE run_id = ? OR ? IS NULL GROUP BY name, label
-    ORDER BY pipeline IS NOT NULL, pipeline, stage_number, name
-"""
+_GOOD = "num_tasks - num_failures"
+_OF_TASKS = {
+    "num_tasks": "sum(num_tasks)",
+    "num_failures": "sum(num_failures)",
+    "ave_time": f"total(ave_time * ({_GOOD})) / sum({_GOOD})",
+    "success_rate": f"total({_GOOD}) / sum(num_tasks)",
+}
+_OF_QUEUES = {
+    "num_items": "sum(num_items)",
+    "qps": "total(num_items) / total(elapsed)",
+    "ave_put_time": "total(ave_put_time * num_items) / sum(num_items)",
+    "ave_get_time": "total(ave_get_time * num_items) / sum(num_items)",
+    "occupancy_rate": "total(occupancy_rate * elapsed) / total(elapsed)",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,36 +106,15 @@ def summarize(
     Raises: FileNotFoundError; ValueError: not a statistics file.
     """
     with reading(db_path) as connection:
-        tasks, queues = (rows_of(connection, query, run_id, run_id) for query in (_TASKS, _QUEUES))
-    return (
-        [
-            TaskSummary(
-                name=row["name"],
-                num_tasks=row["num_tasks"],
-                num_failures=row["num_failures"],
-                ave_time=_ratio(row["time"], row["num_tasks"] - row["num_failures"]),
-                success_rate=_ratio(row["num_tasks"] - row["num_failures"], row["num_tasks"]),
-                num_entries=row["num_entries"],
-            )
-            for row in tasks
-        ],
-        [
-            QueueSummary(
-                name=row["name"],
-                num_items=row["num_items"],
-                qps=_ratio(row["num_items"], row["elapsed"]),
-                ave_put_time=_ratio(row["put_time"], row["num_items"]),
-                ave_get_time=_ratio(row["get_time"], row["num_items"]),
-                occupancy_rate=_ratio(row["held_time"], row["elapsed"]),
-                num_entries=row["num_entries"],
-            )
-            for row in queues
-        ],
-    )
+        tasks, queues = (
+            rows_of(connection, _SUMS.format(view=view, figures=_columns(figures)), run_id)
+            for view, figures in (("task_stats", _OF_TASKS), ("queue_stats", _OF_QUEUES))
+        )
+    return [TaskSummary(**row) for row in tasks], [QueueSummary(**row) for row in queues]
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _columns(figures: dict[str, str]) -> str:
+    return ", ".join(f"ifnull({sql}, 0.0) AS {name}" for name, sql in figures.items())
 
 
 def log_stats_summary(
