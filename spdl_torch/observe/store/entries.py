@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ...engine.statistics import PipelineStats, TaskPerfStats
     from ...machine.readings import Probes
+    from ..verdict.placement import Placement
     from ..verdict.report import Report
 
 DECISION_EVENT = "decision"
@@ -103,23 +104,28 @@ def entries_of(
     if not stats.stages:
         return []  # nothing was loaded
     known = {each.since for each in before.placements} if before is not None else set()
+    begins = stats is report.stats
     return [
-        interval_entry(report, stats, begins=stats is report.stats, number=pipeline_id, name=name,
-                       timestamp=now),
+        interval_entry(report, stats, now, begins=begins, number=pipeline_id, name=name),
         *(
-            EventLogEntry(
-                now if each.since is None else each.since,
-                PLACEMENT_EVENT,
-                {"pipeline": pipeline_id, "name": name, **each.as_details()},
-            )
+            placement_entry(each, now, number=pipeline_id, name=name)
             for each in report.placements
             if each.since not in known
         ),
-    ]  # fmt: skip
+    ]
+
+
+def placement_entry(
+    placement: Placement, timestamp: float, *, number: int, name: str
+) -> EventLogEntry:
+    """Return the event of a place where a loader's workers live since then, or since now."""
+    details = {"pipeline": number, "name": name, **placement.as_details()}
+    since = timestamp if placement.since is None else placement.since
+    return EventLogEntry(since, PLACEMENT_EVENT, details)
 
 
 def interval_entry(
-    report: Report, stats: PipelineStats, *, begins: bool, number: int, name: str, timestamp: float
+    report: Report, stats: PipelineStats, timestamp: float, *, begins: bool, number: int, name: str
 ) -> IntervalLogEntry:
     """Return the entry of an interval.
 

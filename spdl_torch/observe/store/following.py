@@ -8,10 +8,9 @@ import time
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..verdict.placement import PLACEMENT_EVENT
 from ..verdict.report import Report, make_report
 from ..verdict.skipped import SKIPPED, key_text
-from .entries import DECISION_EVENT, EventLogEntry, interval_entry
+from .entries import DECISION_EVENT, EventLogEntry, interval_entry, placement_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,20 +107,12 @@ class Follower:
 
     def _entries_of(self, interval: Interval) -> Iterator[LogEntry]:
         now, report = time.time(), interval.report
-        yield interval_entry(
-            report,
-            interval.stats,
-            begins=interval.begins,
-            number=self.number,
-            name=self.name,
-            timestamp=now,
-        )
+        whose: Any = {"number": self.number, "name": self.name}
+        yield interval_entry(report, interval.stats, now, begins=interval.begins, **whose)
         for each in report.placements:
             if not each.is_as(self._placement):
                 self._placement = each
-                details = {"pipeline": self.number, "name": self.name, **each.as_details()}
-                moment = now if each.since is None else each.since
-                yield EventLogEntry(moment, PLACEMENT_EVENT, details)
+                yield placement_entry(each, now, **whose)
 
     def _events(self) -> Iterator[EventLogEntry]:
         """Yield an event for each sample that was left out, and each decision, since the last

@@ -7,7 +7,8 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .following import Tally
 from .metrics import metrics_of
@@ -20,16 +21,12 @@ LogFunction = Callable[[Mapping[str, float], int], object]
 """A function that is called with metrics by name, and the step to which they belong."""
 
 
-class Logger(Protocol):
+class Logger(NamedTuple):
     """A logger, as recording sees it. One thread at a time calls it."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics."""
-        ...
-
-    def text(self, key: str, text: str, step: int) -> None:
-        """Log a text, if the logger takes one."""
-        ...
+    log: LogFunction
+    text: Callable[[str, str, int], object] | None = None
+    """Logs a text: its key, the text, and the step; None = the logger takes none."""
 
 
 def opened(logger: Any) -> Logger:
@@ -39,16 +36,18 @@ def opened(logger: Any) -> Logger:
     Raises: TypeError: it is of no known kind; ValueError: it has no run.
     """
     library = (getattr(logger, "__name__", "") or type(logger).__module__).split(".")[0]
-    if hasattr(logger, "add_scalar"):
-        return _ScalarLogger(logger)
+    if hasattr(logger, "add_scalar"):  # a SummaryWriter, torch's or tensorboardX's
+        return Logger(partial(_log_scalars, logger), logger.add_text)
     if library == "wandb":
-        return _WandbLogger(_wandb_run(logger))
+        return Logger(partial(_log_to_wandb, _wandb_run(logger)))
     if library == "mlflow":
-        return _MlflowLogger(_mlflow_run(logger))
+        from mlflow.tracking import MlflowClient
+
+        return Logger(partial(_log_to_mlflow, MlflowClient(), _mlflow_run(logger)))
     if hasattr(logger, "log_metrics"):  # Lightning's loggers, Comet's experiments
-        return _FunctionLogger(lambda metrics, step: logger.log_metrics(dict(metrics), step=step))
+        return Logger(lambda metrics, step: logger.log_metrics(dict(metrics), step=step))
     if callable(logger) and not inspect.isclass(logger):
-        return _FunctionLogger(logger)
+        return Logger(logger)
     raise TypeError(
         "recording: logger must be a SummaryWriter, a run of wandb or mlflow, an object with "
         "log_metrics(metrics, step), or a function that takes (metrics, step); got "
@@ -56,64 +55,26 @@ def opened(logger: Any) -> Logger:
     )
 
 
-class _WithoutText:
-    """Base of loggers that take no text."""
-
-    def text(self, key: str, text: str, step: int) -> None:
-        pass
+def _log_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
+    for key, value in metrics.items():
+        writer.add_scalar(key, value, step)
 
 
-class _FunctionLogger(_WithoutText):
-    def __init__(self, function: LogFunction) -> None:
-        self._function = function
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._function(metrics, step)
-
-
-class _ScalarLogger(_WithoutText):
-    """A ``SummaryWriter``, torch's or tensorboardX's."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        for key, value in metrics.items():
-            self._writer.add_scalar(key, value, step)
-
-    def text(self, key: str, text: str, step: int) -> None:
-        self._writer.add_text(key, text, step)
-
-
-class _WandbLogger(_WithoutText):
-    """A run of Weights & Biases.
-
-    Its steps only increase, and are the program's: under a step of ours it would drop the program's
-    next row, and a row of ours would shift the program's steps. So the metrics join the row that
-    the program logs next.
+def _log_to_wandb(run: Any, metrics: Mapping[str, float], step: int) -> None:
+    """Its steps only increase, and are the program's: under a step of ours it would drop the
+    program's next row, and a row of ours would shift the program's steps. So the metrics join the
+    row that the program logs next.
     """
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), commit=False)
+    run.log(dict(metrics), commit=False)
 
 
-class _MlflowLogger(_WithoutText):
-    """An MLflow run, addressed by its id: another thread has another current run."""
+def _log_to_mlflow(client: Any, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+    """The run is addressed by its id: another thread has another current run."""
+    from mlflow.entities import Metric
 
-    def __init__(self, run_id: str) -> None:
-        from mlflow.tracking import MlflowClient
-
-        self._client, self._run_id = MlflowClient(), run_id
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric
-
-        now_ms = int(time.time() * 1000)
-        entries = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
-        self._client.log_batch(self._run_id, metrics=entries)
+    now_ms = int(time.time() * 1000)
+    entries = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
+    client.log_batch(run_id, metrics=entries)
 
 
 def _wandb_run(logger: Any) -> Any:
@@ -158,7 +119,7 @@ class LoggerFeed:
         if report is None:
             return
         self.logger.log(metrics_of(report, self._start), step)
-        placement = report.placement
-        if placement is not None and not placement.is_as(self._placement):
+        placement, log_text = report.placement, self.logger.text
+        if log_text is not None and placement is not None and not placement.is_as(self._placement):
             self._placement = placement
-            self.logger.text(f"{self._start}/placement", str(placement), step)
+            log_text(f"{self._start}/placement", str(placement), step)

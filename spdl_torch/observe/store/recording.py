@@ -57,6 +57,7 @@ def recording(
 ) -> AbstractContextManager[None]: ...
 
 
+@scope
 def recording(
     loaders: Any,
     path: str | os.PathLike[str] | None = None,
@@ -68,7 +69,7 @@ def recording(
     config: Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-) -> AbstractContextManager[SQLiteStatsWriter | None]:
+) -> Iterator[Any]:
     """Record every epoch of one or several loaders in the block into a statistics file, for
     ``python -m spdl_torch report`` and ``plot``, into loggers, or into both; also when the block
     ends by an exception. The result is the file's writer, for events of your own; None
@@ -99,38 +100,14 @@ def recording(
         logger without a run, or the file is something else; OSError, sqlite3.Error: it cannot be
         opened.
     """
-    return _recording(
-        loaders,
-        path,
-        logger,
-        interval_seconds=interval_seconds,
-        prefix=prefix,
-        step=step,
-        config=config,
-        rank=int(os.environ.get("RANK", "0")) if rank is None else rank,
-        world_size=int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size,
-    )
-
-
-@scope
-def _recording(
-    loaders: Any,
-    path: str | os.PathLike[str] | None,
-    logger: Any,
-    *,
-    interval_seconds: float,
-    prefix: str,
-    step: Callable[[], int] | None,
-    config: Mapping[str, Any] | None,
-    rank: int,
-    world_size: int,
-) -> Iterator[SQLiteStatsWriter | None]:
     _check_arguments(path, interval_seconds, prefix, step)
     if path is None and logger is None:
         raise ValueError(
             "recording: expected a path, a logger, or both, got neither. On a rank that logs "
             "nothing pass logger=[]."
         )
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
     named = loaders if isinstance(loaders, Mapping) else {"": loaders}
     if not named:
         raise ValueError("recording: expected one loader or more, got an empty mapping.")
@@ -213,7 +190,7 @@ def _repeating(logs: list[_SourceLog], interval_seconds: float) -> Iterator[None
         threads.join()
 
 
-class _SourceLog:
+class _SourceLog(Follower):
     """What is written and logged of one loader."""
 
     def __init__(
@@ -225,33 +202,25 @@ class _SourceLog:
         complained: list[object],
     ) -> None:
         """``complained``: of what an error was logged: of a logger, or of one of these."""
-        self._name, self._feeds = name, list[LoggerFeed]()
-        self._follower = Follower(
-            source,
-            number,
-            name,
-            log=None if writer is None else writer.log,
-            listeners=[self._hear],
-            from_now=True,
-        )
+        log = None if writer is None else writer.log
+        super().__init__(source, number, name, log=log, listeners=[self._hear], from_now=True)
+        self._feeds = list[LoggerFeed]()
         self._num_delivered = 0
         self._pid = os.getpid()
         self._complained = complained
 
     def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
         """Feed loggers, too, under these steps; None = the number of this loader's batches."""
-        start = "/".join(filter(None, (prefix, legal_name(self._name))))
+        start = "/".join(filter(None, (prefix, legal_name(self.name))))
         step = step or (lambda: self._num_delivered)
         self._feeds = [LoggerFeed(logger, start, step) for logger in loggers]
 
     def num_delivered(self) -> int:
         """Return the number of batches that the loop has taken in the block so far."""
-        interval = self._follower.news()
-        new = 0 if interval is None else num_delivered(interval.stats.stages) or 0
-        return self._num_delivered + new
+        return self._num_delivered + _num_in(self.news())
 
     def _hear(self, interval: Interval) -> None:
-        self._num_delivered += num_delivered(interval.stats.stages) or 0
+        self._num_delivered += _num_in(interval)
         for feed in self._feeds:
             feed.gather(interval)
 
@@ -259,7 +228,7 @@ class _SourceLog:
     def followed(self) -> Iterator[None]:
         """Hear of the loader's epochs in the block, and write what is new at its end."""
         try:
-            with watched(self._follower.source, self._between_epochs):
+            with watched(self.source, self._between_epochs):
                 yield
         finally:
             self.write()
@@ -270,16 +239,16 @@ class _SourceLog:
         if os.getpid() != self._pid:  # a forked child has a copy of the lock, maybe taken
             yield
             return
-        with self._follower.lock:
+        with self.lock:
             self.write()
             try:
                 yield
             finally:
-                self._follower.begin_pass()
+                self.begin_pass()
 
     def write(self) -> None:
         """Write what is new since the last time; log an error instead of raising it."""
-        self._try(self, self._follower.write, f"figures of {self._name!r} were not recorded")
+        self._try(self, super().write, f"figures of {self.name!r} were not recorded")
 
     def call_loggers(self) -> None:
         """Hand what is new to the loggers; log a logger's first error instead of raising it."""
@@ -294,3 +263,7 @@ class _SourceLog:
             if not any(each is whose for each in self._complained):
                 self._complained.append(whose)
                 _logger.exception("recording: %s.", failure)
+
+
+def _num_in(interval: Interval | None) -> int:
+    return 0 if interval is None else num_delivered(interval.stats.stages) or 0
