@@ -107,8 +107,10 @@ def _lines_of_ranks(sites: list[Any]) -> list[str] | None:
     if rank or num_ranks == 1:
         return None if rank else []
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
-    slowest = max(waits, key=lambda each: waits[each])
-    known = f"rank {slowest} is the slowest" if len(waits) == num_ranks else "others have not ended"
+    from ..observe.verdict.ranks import slowest_of
+
+    is_known = len(waits) == num_ranks
+    known = f"rank {slowest_of(waits)} is the slowest" if is_known else "others have not ended"
     return [wrapped(f"Of the time, waiting for data takes {text}: {known}.", "\nRANKS    ")]
 
 

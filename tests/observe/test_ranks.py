@@ -67,13 +67,15 @@ def files(tmp_path):
 
 
 def test_command_shows_the_ranks_of_recorded_files(files, capsys):
-    """As a text, or a line of JSON for each."""
+    """As a text, or a line of JSON for each, which says whose it is."""
     assert main(["report", *files]) == 0
     printed = capsys.readouterr().out
     assert [line.split()[:2] for line in printed.splitlines()[1:3]] == [["0", "16"], ["1", "16"]]
     assert printed.count("VERDICT") == 1
     assert main(["report", *files, "--format", "json"]) == 0
-    assert [set(json.loads(line)) >= {"verdict"} for line in capsys.readouterr().out.splitlines()]
+    told = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [each["rank"] for each in told] == [0, 1]
+    assert all("verdict" in each for each in told)
 
 
 @pytest.mark.parametrize(

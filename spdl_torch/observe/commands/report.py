@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--format",
         choices=["text", "json"],
         default="text",
-        help="default: text; JSON has one line for each pipeline, of each file",
+        help="default: text; JSON has one line for each pipeline, of each file, "
+        "which then says its rank",
     )
     report.add_argument(
         "--html",
@@ -94,9 +96,9 @@ def _texts_of(runs: list[MeasuredRun], form: str) -> list[str]:
 
 def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     """Return what is said of each loader: its ranks beside each other, and the report of the one
-    that waits longest; as JSON each rank's."""
+    that waits longest; as JSON each rank's, with its number."""
     from ..trace.run_page import load_runs
-    from ..verdict.ranks import on_ranks, slowest_of
+    from ..verdict.ranks import on_ranks, slowest_of, waits_of
 
     if arguments.html is not None or arguments.trace is not None:
         raise ValueError("--html and --trace are for one file: choose a rank's.")
@@ -111,9 +113,10 @@ def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     for own in loaders.values():
         reports = {rank: own[rank].report for rank in sorted(own)}
         if arguments.format == "json":
-            texts += [report.as_json() for report in reports.values()]
+            said = {rank: json.loads(report.as_json()) for rank, report in reports.items()}
+            texts += [json.dumps({"rank": rank, **each}) for rank, each in said.items()]
             continue
-        slowest = slowest_of(reports)
+        slowest = slowest_of(waits_of(reports))
         name = f"LOADER   {own[slowest].name}\n" if len(loaders) > 1 else ""
         texts.append(f"{name}{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
     return texts

@@ -44,9 +44,14 @@ def on_ranks(reports: Mapping[int, Report]) -> str:
     return "\n".join([*lines, "", wrapped(_finding(ranks), "RANKS    ")])
 
 
-def slowest_of(reports: Mapping[int, Report]) -> int:
-    """Return the rank that waits longest for its data of a batch."""
-    return max(reports, key=lambda number: _rank_of(number, reports[number]).waits)
+def slowest_of(waits: Mapping[int, float]) -> int:
+    """Return the rank that waits longest for its data."""
+    return max(waits, key=lambda rank: waits[rank])
+
+
+def waits_of(reports: Mapping[int, Report]) -> dict[int, float]:
+    """Return the seconds for which each rank waits for its data of a batch."""
+    return {number: _rank_of(number, report).waits for number, report in reports.items()}
 
 
 def _rank_of(number: int, report: Report) -> _Rank:
@@ -66,8 +71,9 @@ def _finding(ranks: list[_Rank]) -> str:
             "The ranks do not step together: their times for a batch differ by more than "
             f"{percent(_TOGETHER)}, so none makes the others wait. Read each one's report."
         )
-    *others, slowest = sorted(ranks, key=lambda each: each.waits)
-    longest, gain = others[-1].waits, slowest.waits - others[-1].waits
+    slowest = ranks[slowest_of({place: each.waits for place, each in enumerate(ranks)})]
+    longest = max((each.waits for each in ranks if each is not slowest), default=slowest.waits)
+    gain = slowest.waits - longest
     if gain < INPUT_BOUND * slowest.seconds:
         return "No rank makes the others wait for its data: all wait for theirs for as long."
     return (
