@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ...engine.moments import TwoClocks
 from .flows import Placed, add_flows
 from .json_file import OURS
-from .program_rows import ProgramRows, put_into_rows
-from .rows import ProcessRows, microseconds, num_slices
+from .program_rows import add_program, put_into_rows
+from .rows import ProcessRows, num_slices
 from .user_events import Program
 
 if TYPE_CHECKING:
@@ -58,42 +58,36 @@ def chrome_trace(
     num_left_out -= len(program)
     base = _base(timelines, program, clock, cutoff)
     tids = itertools.count(FIRST_TID + rank * _TIDS_PER_RANK)
-    header: list[Event] = []
-    events: list[Event] = []
     placed: list[Placed] = []
-    pids: list[int] = []
+    processes: list[ProcessRows] = []
+    header: list[Event] = []
+
+    def new_process(index: int) -> ProcessRows:
+        pid = FIRST_PID + rank * _PIDS_PER_RANK + index
+        processes.append(ProcessRows(pid, clock, base, cutoff, tids))
+        return processes[-1]
+
     for index, number in enumerate(numbers):
         own = [t for t in timelines if t.pipeline_number == number]
-        process = ProcessRows(FIRST_PID + rank * _PIDS_PER_RANK + index, clock, base, cutoff, tids)
+        process = new_process(index)
         placed += map(process.add, own)
         title = f"{program.name or 'Data pipeline'} · rank {rank}"
         if len(numbers) > 1:
             title += f" · {own[-1].pipeline} {number}"
-        header += process.header(title, index - FIRST_PID + rank * _PIDS_PER_RANK)
-        events += process.events
-        pids.append(process.pid)
-        num_left_out += process.num_left_out
+        header += process.header(title, process.pid - 2 * FIRST_PID)  # above those of others
     if program:
-        rows = ProgramRows(
-            FIRST_PID + (rank + 1) * _PIDS_PER_RANK - 1,
-            tids,
-            lambda perf_ns: microseconds(clock.system(perf_ns) - base),
-        )
-        rows.add(program)
-        title = f"{program.name or 'Program'} · rank {rank}"
-        where = {"pid": rows.pid, "tid": rows.pid}
-        header.append({"ph": "M", "name": "process_name", **where, "args": {"name": title}})
-        header += rows.header
-        events += rows.events
-        pids.append(rows.pid)
+        process = new_process(_PIDS_PER_RANK - 1)
+        add_program(process, program)
+        header += process.header(f"{program.name or 'Program'} · rank {rank}")
+    events = [event for each in processes for event in each.events]
     add_flows(placed)
     events.sort(key=itemgetter("ts"))  # stable: an enclosing slice stays before those inside it
     profile = {
         "rank": rank,
         "host": socket.gethostname(),
-        "pids": pids,
+        "pids": [each.pid for each in processes],
         "num_lost": sum(row.num_lost for t in timelines for row in t.rows),
-        "num_left_out": num_left_out,
+        "num_left_out": num_left_out + sum(each.num_left_out for each in processes),
         "report": report.as_dict(),
     }
     return {

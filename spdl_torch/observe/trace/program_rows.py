@@ -4,22 +4,19 @@ they are inside a turn, otherwise on rows of their own.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...engine.timeline import Part
-from .rows import microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from ...engine.timeline import Row, Timeline
-    from .user_events import Count, Program, Span
-
-Event = dict[str, Any]
+    from .rows import ProcessRows
+    from .user_events import Program, Span
 
 
 def put_into_rows(
@@ -54,74 +51,20 @@ def _inside_of_turns(row: Row, spans: list[Span]) -> tuple[list[Span], list[Span
     return inside, outside
 
 
-class ProgramRows:
-    """The rows of the program's own spans, one for each thread. A thread whose spans overlap
-    without nesting, as those of coroutines may, has several.
-    """
-
-    def __init__(self, pid: int, free_tids: Iterator[int], time_of: Callable[[int], float]) -> None:
-        self.pid = pid
-        self.header: list[Event] = []
-        self.events: list[Event] = []
-        self._free_tids = free_tids
-        self._time_of = time_of
-        self._lanes: dict[tuple[str, int, int], _Lane] = {}
-
-    def add(self, program: Program) -> None:
-        """Return the events; the spans of a thread may be passed only once."""
-        for span in sorted(program.spans, key=lambda s: (s.started_ns, -s.ended_ns)):
-            ts = self._time_of(span.started_ns)
-            event: Event = {"ph": "X", "name": span.name, "cat": "program", "pid": self.pid}
-            event |= {"tid": self._tid_for(span), "ts": ts}
-            event["dur"] = self._time_of(span.ended_ns) - ts
-            if span.cpu_ns >= 0:
-                event["tdur"] = microseconds(span.cpu_ns)
-            self.events.append(event)
-        self._add_counts(program.counts)
-
-    def _add_counts(self, counts: Sequence[Count]) -> None:
-        """Add the curves. JSON has neither NaN nor infinity: an event shows where they begin."""
-        not_finite: set[str] = set()
-        for count in counts:
-            where: Event = {"pid": self.pid, "tid": self.pid, "ts": self._time_of(count.time_ns)}
-            if math.isfinite(count.value):
-                not_finite.discard(count.name)
-                where |= {"ph": "C", "name": count.name, "args": {"value": count.value}}
-            elif count.name not in not_finite:
-                not_finite.add(count.name)
-                where |= {"ph": "i", "name": f"{count.name} is not finite", "cat": "program"}
-                where |= {"s": "p", "args": {"value": str(count.value)}}
-            else:
-                continue
-            self.events.append(where)
-
-    def _tid_for(self, span: Span) -> int:
-        for number in itertools.count():
-            key = span.thread, span.thread_id, number
-            lane = self._lanes.get(key) or self._new_lane(*key)
-            if lane.takes(span):
-                return lane.tid
-        raise AssertionError("guaranteed: an empty lane takes any span")
-
-    def _new_lane(self, thread: str, thread_id: int, number: int) -> _Lane:
-        lane = self._lanes[thread, thread_id, number] = _Lane(next(self._free_tids), [])
-        name = thread if number == 0 else f"{thread} ({number + 1})"
-        where: Event = {"ph": "M", "name": "thread_name", "pid": self.pid, "tid": lane.tid}
-        self.header.append({**where, "args": {"name": name}})
-        return lane
-
-
-class _Lane(NamedTuple):
-    """A row, and the ends of its open spans; the innermost is the last."""
-
-    tid: int
-    open_ends: list[int]
-
-    def takes(self, span: Span) -> bool:
-        """Put the span on the row, unless it would overlap another one without nesting."""
-        while self.open_ends and self.open_ends[-1] <= span.started_ns:
-            self.open_ends.pop()
-        if self.open_ends and span.ended_ns > self.open_ends[-1]:
-            return False
-        self.open_ends.append(span.ended_ns)
-        return True
+def add_program(rows: ProcessRows, program: Program) -> None:
+    """Add the program's spans, each on a row of its thread, and its counters. A thread whose spans
+    overlap without nesting, as those of coroutines may, has several rows."""
+    for span in sorted(program.spans, key=lambda s: (s.started_ns, -s.ended_ns)):
+        start, end = span.started_ns, span.ended_ns
+        tid = rows.row_of((span.thread_id, span.thread), span.thread, start, end, nests=True)
+        rows.events.append(rows.slice(tid, "program", span.name, start, end, span.cpu_ns, {}))
+    not_finite: set[str] = set()
+    for count in program.counts:
+        # JSON has neither NaN nor infinity: an event shows where they begin.
+        if math.isfinite(count.value):
+            not_finite.discard(count.name)
+            rows.add_count(count.name, count.time_ns, {"value": count.value})
+        elif count.name not in not_finite:
+            not_finite.add(count.name)
+            name, details = f"{count.name} is not finite", {"value": str(count.value)}
+            rows.add_instant(name, count.time_ns, details, category="program")

@@ -12,6 +12,7 @@ The details follow from how the viewers read them:
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from .flows import Placed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...engine.moments import Instant, QueueTrack, TwoClocks
+    from ...engine.moments import QueueTrack, TwoClocks
     from ...engine.timeline import Part, Row, Timeline, Turn
 
 _SHORTEST_WAIT_NS = 1000
@@ -60,7 +61,8 @@ def num_slices(turn: Turn) -> int:
 
 @dataclass
 class ProcessRows:
-    """The rows of one pipeline, built from timelines that are added in order of time."""
+    """The rows of one pipeline, built from timelines that are added in order of time; or those of
+    the program's own spans."""
 
     pid: int
     clock: TwoClocks
@@ -69,11 +71,10 @@ class ProcessRows:
     free_tids: Iterator[int]
     events: list[Event] = field(default_factory=list)
     num_left_out: int = 0
-    _rows: list[tuple[tuple[int, str, int, int], str, int]] = field(default_factory=list)
-    """Place in the order, name and tid of each row."""
-    _lanes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
-    """The time until which each lane of slices, which may not overlap, is taken."""
-    _tids: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _rows: dict[tuple[Any, ...], tuple[str, int]] = field(default_factory=dict)
+    """Name and tid of each row, by its place in the order."""
+    _lanes: dict[object, list[list[int]]] = field(default_factory=dict)
+    """The rows of each name: the ends of those slices that the next one may lie in."""
 
     def add(self, timeline: Timeline) -> Placed:
         """Add the events of a timeline; return the slices that arrows can link."""
@@ -85,56 +86,67 @@ class ProcessRows:
             self.num_left_out += sum(map(num_slices, row.turns)) - sum(map(num_slices, turns))
             self.num_left_out += len(row.parts)
             if turns:
-                tid = self._tid_of(row, turns)
+                place = row.stage_number, row.stage, row.replica, row.name
+                tid = self.row_of(place, row.name, turns[0].since_ns, turns[-1].done_ns)
                 for turn, slices in self._slices_of_row(row, turns):
-                    events = [self._slice(tid, row.role, *content) for content in slices]
+                    events = [self.slice(tid, row.role, *content) for content in slices]
                     self.events += events
                     for process in events[:2]:
                         if process["name"] in (PROCESS, STEP):
                             placed.add(row.stage_number, turn, process)
         for track, name in _named(timeline):
-            self.events += self._counters(track, name, timeline)
+            self._add_lengths(track, name, timeline)
         kept = [instant for instant in timeline.instants if instant.time_ns > self.cutoff]
         self.num_left_out += len(timeline.instants) - len(kept)
-        self.events += map(self._instant, kept)
+        for instant in kept:
+            details = {str(key): _plain(value) for key, value in instant.details.items()}
+            self.add_instant(instant.name, instant.time_ns, details)
         return placed
 
-    def header(self, title: str, sort_index: int) -> list[Event]:
-        """Return the events that name and order the process and its rows."""
-        facts: list[tuple[str, int, Event]] = [
-            ("process_name", 0, {"name": title}),
-            ("process_sort_index", 0, {"sort_index": sort_index}),
-        ]
-        for index, (_, name, tid) in enumerate(sorted(self._rows)):
+    def header(self, title: str, sort_index: int | None = None) -> list[Event]:
+        """Return the events that name the process and its rows, and order them: None = as they
+        are."""
+        facts: list[tuple[str, int, Event]] = [("process_name", 0, {"name": title})]
+        if sort_index is not None:
+            facts.append(("process_sort_index", 0, {"sort_index": sort_index}))
+        rows = [*self._rows.items()] if sort_index is None else sorted(self._rows.items())
+        for index, (_, (name, tid)) in enumerate(rows):
             facts.append(("thread_name", tid, {"name": name}))
-            facts.append(("thread_sort_index", tid, {"sort_index": index}))
-        first_tid = self._rows[0][2] if self._rows else self.pid
+            if sort_index is not None:
+                facts.append(("thread_sort_index", tid, {"sort_index": index}))
+        _, first_tid = next(iter(self._rows.values()), ("", self.pid))
         return [
             {"ph": "M", "name": name, "pid": self.pid, "tid": tid or first_tid, "args": args}
             for name, tid, args in facts
         ]
 
+    def row_of(
+        self, place: tuple[Any, ...], name: str, start: int, end: int, *, nests: bool = False
+    ) -> int:
+        """Take the first row of this name that is free at ``start``, until ``end``; return its tid.
+        ``nests``: within a slice that lasts longer it is free, too."""
+        lane = self._lane(place, start, end, nests)
+        key = (*place, lane)
+        if key not in self._rows:
+            shown = name if lane == 0 else f"{name} ({lane + 1})"
+            self._rows[key] = shown, next(self.free_tids)
+        return self._rows[key][1]
+
+    def _lane(self, key: object, start: int, end: int, nests: bool = False) -> int:
+        lanes = self._lanes.setdefault(key, [])
+        for number in itertools.count():
+            if number == len(lanes):
+                lanes.append([])
+            open_ends = lanes[number]
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            if not open_ends or (nests and end <= open_ends[-1]):
+                open_ends.append(end)
+                return number
+        raise AssertionError("guaranteed: an empty one takes any slice")
+
     def _time(self, perf_ns: int) -> float:
         return microseconds(self.clock.system(perf_ns) - self.base)
-
-    def _lane(self, key: tuple[object, ...], start: int, end: int) -> int:
-        """Take the first lane of ``key`` that is free at ``start``, until ``end``; return it."""
-        lanes = self._lanes.setdefault(key, [])
-        for lane, taken_until in enumerate(lanes):
-            if taken_until <= start:
-                lanes[lane] = end
-                return lane
-        lanes.append(end)
-        return len(lanes) - 1
-
-    def _tid_of(self, row: Row, turns: Sequence[Turn]) -> int:
-        lane = self._lane((row.stage_number, row.name), turns[0].since_ns, turns[-1].done_ns)
-        key = (row.stage_number, row.name, lane)
-        if key not in self._tids:
-            self._tids[key] = tid = next(self.free_tids)
-            name = row.name if lane == 0 else f"{row.name} ({lane + 1})"
-            self._rows.append(((row.stage_number, row.stage, row.replica, lane), name, tid))
-        return self._tids[key]
 
     def _slices_of_row(
         self, row: Row, turns: Sequence[Turn]
@@ -165,9 +177,10 @@ class ProcessRows:
                 slices.append((WAIT_OUT, turn.ended_ns, turn.done_ns, -1, args))
             yield turn, slices
 
-    def _slice(
+    def slice(
         self, tid: int, role: str, name: str, start: int, end: int, cpu_ns: int, args: Event
     ) -> Event:
+        """Return a slice; ``cpu_ns``: -1 = unknown."""
         ts = self._time(start)
         event = {"ph": "X", "name": name, "cat": role, "pid": self.pid, "tid": tid, "ts": ts}
         event["dur"] = self._time(end) - ts
@@ -179,25 +192,31 @@ class ProcessRows:
             event["args"] = args
         return event
 
-    def _counters(self, track: QueueTrack, name: str, timeline: Timeline) -> Iterator[Event]:
-        """Return the length of a queue at each reading at which it had changed."""
+    def _add_lengths(self, track: QueueTrack, name: str, timeline: Timeline) -> None:
+        """Add the length of a queue at each reading at which it had changed."""
         readings = sorted(_readings(track, timeline, self.cutoff))
         if not readings:
             return
-        lane = self._lane((name,), readings[0][0], readings[-1][0])
+        lane = self._lane(name, readings[0][0], readings[-1][0])
         name = name if lane == 0 else f"{name} ({lane + 1})"
         last = None
         for time_ns, length in readings:
             if length != last:
-                where: Event = {"ph": "C", "name": name, "pid": self.pid, "tid": self.pid}
-                yield {**where, "ts": self._time(time_ns), "args": {"items": length}}
+                self.add_count(name, time_ns, {"items": length})
                 last = length
 
-    def _instant(self, instant: Instant) -> Event:
-        event: Event = {"ph": "i", "name": instant.name, "cat": "instant", "s": "p"}
-        event |= {"pid": self.pid, "tid": self.pid, "ts": self._time(instant.time_ns)}
-        event["args"] = {str(key): _plain(value) for key, value in instant.details.items()}
-        return event
+    def add_count(self, name: str, time_ns: int, values: Event) -> None:
+        """Add the values of a counter from then on."""
+        event: Event = {"ph": "C", "name": name, "pid": self.pid, "tid": self.pid}
+        self.events.append({**event, "ts": self._time(time_ns), "args": values})
+
+    def add_instant(
+        self, name: str, time_ns: int, details: Event, category: str = "instant"
+    ) -> None:
+        """Add what happened at a moment."""
+        event: Event = {"ph": "i", "name": name, "cat": category, "s": "p"}
+        event |= {"pid": self.pid, "tid": self.pid, "ts": self._time(time_ns), "args": details}
+        self.events.append(event)
 
 
 def _only_waits(row: Row, turn: Turn) -> bool:
