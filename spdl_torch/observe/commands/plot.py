@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...command_options import CommandError
-from .run_options import add_file_and_run
+from .run_options import add_file_and_run, prints
 
 if TYPE_CHECKING:
     import argparse
@@ -43,25 +42,18 @@ def add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     plot.add_argument(
         "--format", choices=["png", "svg", "pdf"], default="png", help="format of the pictures"
     )
-    plot.set_defaults(run_command=_plot)
+    prints(plot, _plot)
 
 
-def _plot(arguments: argparse.Namespace) -> int:
-    import sqlite3
-
+def _plot(arguments: argparse.Namespace) -> list[Path]:
     from .. import plot_stats
 
-    try:
-        paths = plot_stats(
-            arguments.db_path,
-            arguments.output,
-            stages=arguments.stages,
-            start_time=arguments.start,
-            end_time=arguments.end,
-            run_id=arguments.run,
-            file_format=arguments.format,
-        )
-    except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
-        raise CommandError(error) from error
-    print(*paths, sep="\n")
-    return 0
+    return plot_stats(
+        arguments.db_path,
+        arguments.output,
+        stages=arguments.stages,
+        start_time=arguments.start,
+        end_time=arguments.end,
+        run_id=arguments.run,
+        file_format=arguments.format,
+    )

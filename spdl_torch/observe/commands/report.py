@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...command_options import CommandError
-from .run_options import add_file_and_run
+from .run_options import add_file_and_run, prints
 
 if TYPE_CHECKING:
     import argparse
@@ -52,32 +51,21 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="TRACE",
         help="a trace of the same run: the page shows what every worker did, and when",
     )
-    report.set_defaults(run_command=_report)
+    prints(report, _texts)
 
 
-def _report(arguments: argparse.Namespace) -> int:
-    import sqlite3
+def _texts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.html is not None and arguments.format == "json":
+        raise ValueError("--html and --format json exclude each other: choose one.")
+    if len(arguments.db_path) > 1:
+        return _texts_of_ranks(arguments)
+    runs = _runs_to_report(arguments)
+    if arguments.html is None:
+        return _texts_of(runs, arguments.format)
+    from ..page.page import write_page
+    from ..trace.run_page import page_of
 
-    try:
-        if arguments.html is not None and arguments.format == "json":
-            raise ValueError("--html and --format json exclude each other: choose one.")
-        if len(arguments.db_path) > 1:
-            texts = _texts_of_ranks(arguments)
-        else:
-            (arguments.db_path,) = arguments.db_path
-            runs = _runs_to_report(arguments)
-            if arguments.html is not None:
-                from ..page.page import write_page
-                from ..trace.run_page import page_of
-
-                print(write_page(arguments.html, page_of(runs)))
-                return 0
-            texts = _texts_of(runs, arguments.format)
-    except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
-        raise CommandError(error) from error
-    for text in texts:
-        print(text)
-    return 0
+    return [str(write_page(arguments.html, page_of(runs)))]
 
 
 def _texts_of(runs: list[MeasuredRun], form: str) -> list[str]:
@@ -126,10 +114,11 @@ def _runs_to_report(arguments: argparse.Namespace) -> list[MeasuredRun]:
     """Return the runs in the file."""
     from ..trace.run_page import load_runs, load_trace
 
-    runs = load_runs(arguments.db_path, run_id=arguments.run, pipeline=arguments.pipeline)
+    (path,) = arguments.db_path
+    runs = load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline)
     if arguments.trace is not None:
         if len(runs) > 1:
-            raise ValueError(f"{arguments.db_path} has several pipelines: choose with --pipeline.")
+            raise ValueError(f"{path} has several pipelines: choose with --pipeline.")
         runs = [replace(runs[0], trace=load_trace(arguments.trace).trace)]
         if arguments.html is None:
             raise ValueError(

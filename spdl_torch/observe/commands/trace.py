@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...command_options import CommandError
+from .run_options import prints
 
 if TYPE_CHECKING:
     import argparse
@@ -34,27 +34,22 @@ def add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     trace.add_argument(
         "--torch", type=Path, metavar="TRACE", help="written by torch.profiler in the same process"
     )
-    trace.set_defaults(run_command=_trace)
+    prints(trace, _texts_of)
 
 
-def _trace(arguments: argparse.Namespace) -> int:
+def _texts_of(arguments: argparse.Namespace) -> list[object]:
     from ..trace.json_file import profiles_of, read, report_in
 
-    try:
-        if arguments.output is None and arguments.torch:
-            raise ValueError("--torch merges two traces into a file: name it with -o.")
-        if arguments.output is None and len(arguments.traces) > 1:
-            raise ValueError("several traces are merged into a file: name it with -o.")
-        if arguments.output is not None:
-            _merge(arguments.traces, arguments.torch, arguments.output)
-            print(arguments.output)
-            return 0
-        (path,) = arguments.traces
-        reports = [report_in(profile, path) for profile in profiles_of(read(path), path)]
-    except (OSError, ValueError) as error:
-        raise CommandError(error) from error
-    print(*reports, sep="\n\n")
-    return 0
+    if arguments.output is not None:
+        _merge(arguments.traces, arguments.torch, arguments.output)
+        return [arguments.output]
+    if arguments.torch:
+        raise ValueError("--torch merges two traces into a file: name it with -o.")
+    if len(arguments.traces) > 1:
+        raise ValueError("several traces are merged into a file: name it with -o.")
+    (path,) = arguments.traces
+    reports = (report_in(profile, path) for profile in profiles_of(read(path), path))
+    return ["\n\n".join(map(str, reports))]
 
 
 def _merge(traces: Sequence[Path], torch_trace: Path | None, output: Path) -> None:
