@@ -12,7 +12,7 @@ from .json_file import OURS, damaged, path_to_write, profiles_of, read, write
 from .rows import microseconds, nanoseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 Trace = dict[str, Any]
 
@@ -35,8 +35,7 @@ def merge_with_torch(
         cannot be.
     """
     output = path_to_write(output)
-    ours = read(trace)
-    profiles_of(ours, trace)
+    ours = _read_ours(trace)
     # Some releases of torch write NaN among a device's properties. As text it is harmless.
     theirs = read(torch_trace, strict=False)
     if OURS in theirs:
@@ -44,9 +43,8 @@ def merge_with_torch(
             f"{torch_trace}: has rows of ours already. Merge with the file that torch wrote."
         )
     merged = {**theirs, "traceEvents": list(theirs["traceEvents"]), OURS: _no_profiles()}
-    shift_ns = _base_of(ours, trace) - _base_of(theirs, torch_trace)
     with damaged(trace):
-        _lay_over(merged, ours, shift_ns=shift_ns)
+        _lay_over(merged, ours, _base_of(ours, trace) - _base_of(theirs, torch_trace))
     return write(output, merged)
 
 
@@ -69,7 +67,10 @@ def merge_ranks(
     output = path_to_write(output)
     paths = [traces] if isinstance(traces, str | os.PathLike) else list(traces)
     folder = len(paths) == 1 and Path(paths[0]).is_dir()
-    loaded = _load_folder(Path(paths[0])) if folder else _load_files(paths)
+    if folder:
+        loaded = _load_folder(Path(paths[0]))
+    else:
+        loaded = [(Path(path), _read_ours(path)) for path in paths]
     if not loaded and folder:
         raise ValueError(f"{paths[0]}: there is no trace in it that Profile.write_trace wrote.")
     if not loaded:
@@ -85,22 +86,16 @@ def merge_ranks(
     merged: Trace = {"schemaVersion": 1, "displayTimeUnit": "ms", _BASE: base}
     merged |= {OURS: _no_profiles(), "traceEvents": []}
     for path, one in loaded:
-        by_pid = {
-            pid: round(offsets.get(profile["rank"], 0.0) * 1e9)
-            for profile in profiles_of(one, path)
-            for pid in profile["pids"]
-        }
         with damaged(path):
-            _lay_over(merged, one, shift_ns=_base_of(one, path) - base, more_ns=by_pid)
+            _lay_over(merged, one, _base_of(one, path) - base, offsets)
     merged["traceEvents"].sort(key=lambda event: event.get("ts", float("-inf")))
     return write(output, merged)
 
 
-def _load_files(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Trace]]:
-    loaded = [(Path(path), read(path)) for path in paths]
-    for path, trace in loaded:
-        profiles_of(trace, path)
-    return loaded
+def _read_ours(path: str | os.PathLike[str]) -> Trace:
+    trace = read(path)
+    profiles_of(trace, path)
+    return trace
 
 
 def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
@@ -130,14 +125,20 @@ def _base_of(trace: Trace, where: object) -> int:
 
 
 def _lay_over(
-    merged: Trace, ours: Trace, *, shift_ns: int, more_ns: Mapping[int, int] | None = None
+    merged: Trace, ours: Trace, shift_ns: int, offsets: Mapping[int, float] | None = None
 ) -> None:
-    """Add our rows of a trace, with ids that no other row has."""
+    """Add our rows of a trace, with ids that no other row has. ``offsets``: more seconds for the
+    times of a rank."""
     events = merged["traceEvents"]
     objects = [event for event in events if isinstance(event, dict)]  # torch's are kept as they are
-    taken = {event[key] for event in objects for key in ("pid", "tid") if _is_id(event.get(key))}
-    profiles = profiles_of(ours, "the trace")
-    pids = {pid: _free_id(pid, taken) for profile in profiles for pid in profile["pids"]}
+    ids = (event.get(key) for event in objects for key in ("pid", "tid"))
+    taken = {each for each in ids if isinstance(each, int)}
+    pids, shifts = {}, {}
+    for profile in profiles_of(ours, "the trace"):
+        for pid in profile["pids"]:
+            pids[pid] = _free_id(pid, taken)
+            shifts[pid] = shift_ns + round((offsets or {}).get(profile["rank"], 0.0) * 1e9)
+        merged[OURS]["profiles"].append({**profile, "pids": [pids[p] for p in profile["pids"]]})
     tids = dict(pids)  # events of a whole process have its id as that of the thread
     for event in ours["traceEvents"]:
         pid, tid = event.get("pid"), event.get("tid")
@@ -150,15 +151,8 @@ def _lay_over(
             number = int(event["bind_id"], 16) % FLOWS_PER_PROCESS
             event["bind_id"] = f"{pids[pid] * FLOWS_PER_PROCESS + number:#x}"
         if "ts" in event:
-            _shift(event, shift_ns + (more_ns or {}).get(pid, 0))
+            _shift(event, shifts[pid])
         events.append(event)
-    merged[OURS]["profiles"] += [
-        {**profile, "pids": [pids[pid] for pid in profile["pids"]]} for profile in profiles
-    ]
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int)
 
 
 def _free_id(wanted: int, taken: set[int]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from ..page.page import write_page
@@ -23,18 +22,12 @@ if TYPE_CHECKING:
 _MOST_ON_A_PAGE = 50_000  # of the latest events, of which it shows the last seconds
 
 
-@dataclass(frozen=True, init=False)
 class Profile:
     """A measured run, or a part of one. ``print(profile)`` shows the verdict."""
 
-    _report: Report
-    timelines: tuple[Timeline, ...] = ()
+    timelines: tuple[Timeline, ...]
     """The timelines of the recorded time; all of one process."""
-    rank: int = 0
-    _program: Program = field(default_factory=Program)
-    """The spans and counters that the program itself added."""
-    _loaded: MeasuredRun | None = field(default=None, repr=False, compare=False)
-    """The run in the file that the profile was loaded from."""
+    rank: int
 
     def __init__(
         self,
@@ -43,11 +36,13 @@ class Profile:
         rank: int = 0,
         *,
         _program: Program | None = None,
+        _loaded: MeasuredRun | None = None,
     ) -> None:
-        object.__setattr__(self, "_report", report)
-        object.__setattr__(self, "timelines", tuple(timelines))
-        object.__setattr__(self, "rank", rank)
-        object.__setattr__(self, "_program", _program or Program())
+        """``_program``: the spans and counters that the program itself added. ``_loaded``: the run
+        in the file that the profile was loaded from."""
+        self._report = report
+        self.timelines, self.rank = tuple(timelines), rank
+        self._program, self._loaded = _program or Program(), _loaded
 
     def __str__(self) -> str:
         """Return the report as a text."""
@@ -178,9 +173,7 @@ class Profile:
             several ranks.
         """
         first, *_ = load_runs(path, run_id=run_id, pipeline=pipeline)
-        profile = cls(first.report, rank=first.rank)
-        object.__setattr__(profile, "_loaded", first)
-        return profile
+        return cls(first.report, rank=first.rank, _loaded=first)
 
 
 _IN_STATISTICS = (
