@@ -37,7 +37,13 @@ _WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT, _LANE_HEIGHT = 12.0, 2.1, 1.1, 0.22  # inch
 _COLUMNS = 1000  # about the pixels across a panel; closer events look like one
 _LETTERS_OF_LEGEND, _LETTERS_OF_TITLE = 30, 100
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 5 * 3600.0), ("h", 3600.0, math.inf))
-_FULL, _YOUNG, _GREY = "#b2182b", "#8073ac", "#404040"
+_RED, _GREY = "#b2182b", "#404040"
+
+# The edge keeps a span that is narrower than a pixel visible.
+_COLLECTIONS: dict[str, dict[str, Any]] = {
+    "full": {"facecolor": (_RED, 0.15), "edgecolor": (_RED, 0.6), "hatch": "////"},
+    "young": {"facecolor": ("#8073ac", 0.15), "edgecolor": ("#8073ac", 0.6), "hatch": ""},
+}
 
 
 def check_matplotlib() -> None:
@@ -136,8 +142,8 @@ def draw(
             _draw_lanes(axes, panel, seconds)
         else:
             _draw_curves(axes, panel, seconds)
-        for is_full in (True, False):
-            _draw_collections(axes, [c for c in inside if c.is_full is is_full], span, seconds)
+        for kind in _COLLECTIONS:
+            _draw_collections(axes, kind, _of_kind(inside, kind), span, seconds)
     figure.align_ylabels()
     margin = 0.015 * (span[1] - span[0]) / seconds or 0.5
     all_axes[-1].set_xlim(span[0] / seconds - margin, span[1] / seconds + margin)
@@ -146,7 +152,7 @@ def draw(
     figure.suptitle(heading, fontsize="medium", color=_GREY)
     lines = [line for each in sentences for line in textwrap.wrap(each, _LETTERS_OF_TITLE)]
     if lines:
-        colour = _FULL if marked else _GREY
+        colour = _RED if marked else _GREY
         title = all_axes[0].set_title("\n".join(lines), loc="left", color=colour, weight="bold")
         title.set(fontsize="medium", parse_math=False, gid="bottleneck")
     _draw_legend(figure, panels, inside, marked)
@@ -203,10 +209,9 @@ def _draw_lanes(axes: Axes, lanes: Lanes, unit_seconds: float) -> None:
     for kind, colour in _colours_of(lanes).items():
         upper, lower = (0.05, -0.3) if kind in lanes.inside else (0.35, -0.35)
         corners = [
-            [(start / unit_seconds, lane + lower), (start / unit_seconds, lane + upper),
-             (stop / unit_seconds, lane + upper), (stop / unit_seconds, lane + lower)]
+            _corners(start / unit_seconds, stop / unit_seconds, lane + lower, lane + upper)
             for lane, start, stop in lanes.spans[kind]
-        ]  # fmt: skip
+        ]
         # As pixels: a vector graphic of 50,000 spans would be large, and look the same.
         shapes = PolyCollection(corners, facecolor=colour, gid=kind, rasterized=True)
         axes.add_collection(shapes)
@@ -219,8 +224,13 @@ def _colours_of(lanes: Lanes) -> dict[str, str]:
     return {kind: _WAITS.get(kind) or next(colours) for kind in lanes.spans}
 
 
+def _corners(start: float, stop: float, bottom: float, top: float) -> list[tuple[float, float]]:
+    return [(start, bottom), (start, top), (stop, top), (stop, bottom)]
+
+
 def _draw_collections(
     axes: Axes,
+    kind: str,
     collections: Sequence[Collection],
     span: tuple[float, float],
     unit_seconds: float,
@@ -232,24 +242,19 @@ def _draw_collections(
     spans = [(max(c.start, start), min(c.stop, stop)) for c in collections]
     if not spans:
         return
-    is_full = collections[0].is_full
-    top, colour = (1.0, _FULL) if is_full else (0.04, _YOUNG)
     corners = [
-        [(begin / unit_seconds, 0.0), (begin / unit_seconds, top),
-         (end / unit_seconds, top), (end / unit_seconds, 0.0)]
+        _corners(begin / unit_seconds, end / unit_seconds, 0.0, 1.0 if kind == "full" else 0.04)
         for begin, end in merged(spans, gap=(stop - start) / _COLUMNS)
-    ]  # fmt: skip
+    ]
+    transform, style = axes.get_xaxis_transform(), _COLLECTIONS[kind]
     shapes = PolyCollection(
-        corners,
-        transform=axes.get_xaxis_transform(),
-        facecolor=(colour, 0.15),
-        edgecolor=(colour, 0.6),  # keeps a span that is narrower than a pixel visible
-        linewidth=0.6,
-        hatch="////" if is_full else "",
-        zorder=0.5,
-        gid="gc-full" if is_full else "gc-young",
+        corners, transform=transform, linewidth=0.6, zorder=0.5, gid=f"gc-{kind}", **style
     )
     axes.add_collection(shapes, autolim=False)
+
+
+def _of_kind(collections: Iterable[Collection], kind: str) -> list[Collection]:
+    return [each for each in collections if each.is_full is (kind == "full")]
 
 
 def merged(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tuple[float, float]]:
@@ -283,22 +288,13 @@ def _draw_legend(
     if any(curve.kind != "mean" for curve in curves):
         for kind, style in _STYLES.items():
             handles.append(Line2D([], [], color=_GREY, label=kind, **style))
-    for each in panels:
-        if isinstance(each, Lanes):
-            colours = _colours_of(each).items()
-            handles += [
-                Patch(facecolor=colour, label=_legend_label(kind, marked))
-                for kind, colour in colours
-            ]
-    for name, colour, hatch in (("full", _FULL, "////"), ("young", _YOUNG, "")):
-        those = [each for each in collections if each.is_full is (name == "full")]
-        if those:
+    kinds = [pair for p in panels if isinstance(p, Lanes) for pair in _colours_of(p).items()]
+    handles += [Patch(facecolor=c, label=_legend_label(kind, marked)) for kind, c in kinds]
+    for kind, style in _COLLECTIONS.items():
+        if those := _of_kind(collections, kind):
             seconds = sum(each.stop - each.start for each in those)
-            label = f"{name} garbage\ncollections: {len(those):,},\n{seconds:.3g} s in all"
-            patch = Patch(
-                facecolor=(colour, 0.15), edgecolor=(colour, 0.6), hatch=hatch, label=label
-            )
-            handles.append(patch)
+            label = f"{kind} garbage\ncollections: {len(those):,},\n{seconds:.3g} s in all"
+            handles.append(Patch(label=label, **style))
     labels = [str(handle.get_label()) for handle in handles]
     legend = figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     for text in legend.get_texts():  # dollar signs in names would begin a formula

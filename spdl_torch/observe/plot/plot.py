@@ -158,24 +158,21 @@ class DrawnPart:
             for label, columns in _PANELS[kind].items()
         ]
         findings = self._findings()
-        sentences = [
-            f"Pipeline {number}: {text}" if len(findings) > 1 else text
-            for number, (text, _) in findings.items()
-        ]
-        marked = [
-            those[-1]["name"]
-            for those in series.values()
-            if findings.get(those[-1]["pipeline"], ("", None))[1] == those[-1]["label"]
-        ]
-        heading = f"{_HEADINGS[kind]}\n{self._subtitle()}"
-        collections = collections_of(self.run.events, self.origin)
+        several = len(findings) > 1
+        blamed = {(number, label) for number, (_, label) in findings.items()}
+        last = [those[-1] for those in series.values()]
         return draw(
             panels,
-            collections,
+            collections_of(self.run.events, self.origin),
             (begin, end),
-            heading=heading,
-            sentences=sentences,
-            marked=frozenset(marked),
+            heading=f"{_HEADINGS[kind]}\n{self._subtitle()}",
+            sentences=[
+                f"Pipeline {number}: {text}" if several else text
+                for number, (text, _) in findings.items()
+            ],
+            marked=frozenset(
+                row["name"] for row in last if (row["pipeline"], row["label"]) in blamed
+            ),
         )
 
     def _curve(self, rows: Sequence[Row], column: str, kind: Any, number: int) -> Curve:
