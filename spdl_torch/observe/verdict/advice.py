@@ -76,35 +76,12 @@ def without_start(reading: Reading) -> Ceiling:
     return without_waits(waits, "the sampler", reading.sampling)
 
 
-def ceiling_of(reading: Reading, *, all_waits: bool = False) -> Ceiling:
-    """Return the gain if the consumer never waited, or as much of it as its own work in the loader
-    and the stages other than the bottleneck allow. ``all_waits``: that work would be gone, too."""
-    if all_waits:
-        ceiling = without_any_waits(reading)
-    else:
-        own = (reading.sampling, "the sampler"), (reading.own_work, THE_LOADER)
-        left, limit = max(own)
-        ceiling = without_waits(reading.waits_for_others, limit, left)
-    name = reading.bottleneck.name
-    changed = reading.pooled if name in reading.pooled else (name,)
-    others = [each for each in reading.stages if each.name not in changed]
-    if not others:
-        return ceiling
-    busiest = max(others, key=lambda each: each.busy_ratio)
-    return ceiling.at_most(1 / max(busiest.busy_ratio, 0.01) - 1, f"stage {busiest.name!r}")
-
-
 def advise(reading: Reading, cause: Cause) -> Advice:
     """Return what to do about the bottleneck, a stage."""
     asked = _Asked(reading, cause)
-    # What the loop does itself may be waits for the GIL, too.
-    ceiling = ceiling_of(reading, all_waits=cause is Cause.GIL)
     if cause is Cause.GIL:
-        return _against_gil(asked, ceiling)
-    if reading.may_wait_for_gil:
-        return _perhaps_against_gil(asked, ceiling)
-    more = _with_more(asked, ceiling)
-    return more if isinstance(more, Advice) else Advice(_with_less_work(asked, more), ceiling)
+        return _against_gil(asked)
+    return _perhaps_against_gil(asked) if reading.may_wait_for_gil else _with_more(asked)
 
 
 class _Asked(NamedTuple):
@@ -112,6 +89,29 @@ class _Asked(NamedTuple):
 
     reading: Reading
     cause: Cause
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """The gain if the consumer never waited, or as much of it as its own work in the loader and
+        the stages other than the bottleneck allow."""
+        reading = self.reading
+        if self.cause is Cause.GIL:  # what the loop does itself may be waits for it, too
+            ceiling = without_any_waits(reading)
+        else:
+            left, limit = max((reading.sampling, "the sampler"), (reading.own_work, THE_LOADER))
+            ceiling = without_waits(reading.waits_for_others, limit, left)
+        name = reading.bottleneck.name
+        changed = reading.pooled if name in reading.pooled else (name,)
+        others = [each for each in reading.stages if each.name not in changed]
+        if not others:
+            return ceiling
+        busiest = max(others, key=lambda each: each.busy_ratio)
+        return ceiling.at_most(1 / max(busiest.busy_ratio, 0.01) - 1, f"stage {busiest.name!r}")
+
+    @property
+    def within_cores(self) -> Ceiling:
+        """The same, once all cores are in use."""
+        return self.ceiling.at_most(self.free_cores, _THE_CORES)
 
     @property
     def threads(self) -> int:
@@ -182,8 +182,8 @@ class _Asked(NamedTuple):
             return None
 
 
-def _against_gil(asked: _Asked, ceiling: Ceiling) -> Advice:
-    processes, probes = _of_processes(asked, ceiling), asked.reading.probes
+def _against_gil(asked: _Asked) -> Advice:
+    processes, probes = _of_processes(asked), asked.reading.probes
     is_worth_it = processes.gain >= _WORTH_IT
     action = asked.without_gil
     if not is_worth_it:
@@ -193,20 +193,20 @@ def _against_gil(asked: _Asked, ceiling: Ceiling) -> Advice:
         )
     action = f"More {asked.crew} will not help. {action}"
     action += _SWITCH_OFF if probes.could_go_without_gil else ""
-    return Advice(action, processes if is_worth_it else ceiling)
+    return Advice(action, processes if is_worth_it else asked.ceiling)
 
 
-def _of_processes(asked: _Asked, ceiling: Ceiling) -> Ceiling:
+def _of_processes(asked: _Asked) -> Ceiling:
     """Return the gain from a separate GIL for each worker, as far as it is known."""
     if asked.reading.is_of_workers:
         found = asked.ask(Question(processes=max(2, asked.threads)))
         if found is not None:
             gain = found.gain if found.gain < _WORTH_IT else found.most
-            return ceiling.at_most(gain, found.limit)
-    return ceiling.at_most(asked.free_cores, _THE_CORES)
+            return asked.ceiling.at_most(gain, found.limit)
+    return asked.within_cores
 
 
-def _perhaps_against_gil(asked: _Asked, ceiling: Ceiling) -> Advice:
+def _perhaps_against_gil(asked: _Asked) -> Advice:
     reading = asked.reading
     action = (
         f"Its {asked.threads} {asked.crew} use {reading.load.cores:.1f} cores together, as threads "
@@ -214,11 +214,12 @@ def _perhaps_against_gil(asked: _Asked, ceiling: Ceiling) -> Advice:
     )
     if reading.lacks_gil_probe:
         action += " Load for a few seconds to be sure."
-    return Advice(action, ceiling.at_most(asked.free_cores, _THE_CORES))
+    return Advice(action, asked.within_cores)
 
 
-def _with_more(asked: _Asked, ceiling: Ceiling) -> Advice | str:
-    """Return the advice to add threads, or what is the limit where they would not help."""
+def _with_more(asked: _Asked) -> Advice:
+    """Return the advice to add threads, or to give them less work where more would not help."""
+    ceiling = asked.ceiling
     wanted = math.ceil(max(1, asked.threads) * min(1 + ceiling.gain, _MOST_AT_ONCE))
     for each in sorted({wanted, asked.threads + 2, asked.threads + 1}, reverse=True):
         found = asked.ask(Question(num_workers=each))
@@ -229,14 +230,13 @@ def _with_more(asked: _Asked, ceiling: Ceiling) -> Advice | str:
             most = ceiling.at_most(found.most, found.limit)
             return Advice(_raise(asked, number, wanted), most)
         if each >= wanted:
-            return found.limit
+            return _with_less_work(asked, found.limit)
     has_none = asked.cause is Cause.CPU or asked.reading.others_have_cores
     number = int(min(wanted, _most_useful(asked)))
     if has_none or number <= asked.threads or asked.free_cores < _WORTH_IT:
-        return _THE_CORES
-    ceiling = ceiling.at_most(asked.free_cores, _THE_CORES)
-    ceiling = ceiling.at_most(number / max(1, asked.threads) - 1, f"the {asked.crew}")
-    return Advice(_raise(asked, number, wanted), ceiling)
+        return _with_less_work(asked, _THE_CORES)
+    most = asked.within_cores.at_most(number / max(1, asked.threads) - 1, f"the {asked.crew}")
+    return Advice(_raise(asked, number, wanted), most)
 
 
 def _most_useful(asked: _Asked) -> float:
@@ -274,24 +274,24 @@ def _raise(asked: _Asked, number: int, wanted: int) -> str:
     return f"{action}, as long as cores are idle."
 
 
-def _with_less_work(asked: _Asked, limit: str) -> str:
+def _with_less_work(asked: _Asked, limit: str) -> Advice:
     """Return the advice where more threads would not help, since ``limit`` is the limit."""
-    num_cores, used = asked.reading.probes.num_cores, asked.cores_used
-    start, less = f"More {asked.crew} will not help", asked.less_work
+    num_cores, less, cause = asked.reading.probes.num_cores, asked.less_work, asked.cause
+    used = f"{asked.cores_used:.1f} of the {num_cores or 0:g} cores"
     if limit != _THE_CORES:
-        return f"{start}: {limiting(limit)}. Give it {less}."
-    if asked.reading.others_have_cores and num_cores is not None:
-        return (
-            f"{start}: this training uses {used:.1f} of the {num_cores:g} cores, and other "
-            f"programs take the rest. End some of those, or give it {less}."
-        )
-    if asked.cause is Cause.CPU:
-        return f"{start}. Give it more cores, or {less}."
-    if num_cores is None:
-        return f"{start}. Give it {less}."
-    why = f"{used:.1f} of the {num_cores:g} cores are in use"
-    if asked.cause is Cause.IO:
-        return f"{start}: {why}. Let it wait less for storage, or give it {less}."
-    if asked.cause is Cause.THREADS and asked.threads >= num_cores:
-        why = f"they compute on all of the {num_cores:g} cores already"
-    return f"{start}: {why}. Give it {less}, or more cores."
+        why = f": {limiting(limit)}. Give it {less}"
+    elif asked.reading.others_have_cores and num_cores is not None:
+        why = f": this training uses {used}, and other programs take the rest. End some of those, "
+        why += f"or give it {less}"
+    elif cause is Cause.CPU:
+        why = f". Give it more cores, or {less}"
+    elif num_cores is None:
+        why = f". Give it {less}"
+    elif cause is Cause.IO:
+        why = f": {used} are in use. Let it wait less for storage, or give it {less}"
+    elif cause is Cause.THREADS and asked.threads >= num_cores:
+        why = f": they compute on all of the {num_cores:g} cores already. Give it {less}, or more "
+        why += "cores"
+    else:
+        why = f": {used} are in use. Give it {less}, or more cores"
+    return Advice(f"More {asked.crew} will not help{why}.", asked.ceiling)
