@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
-from ..objects.plain_data import CONTAINERS, is_plain_data
-from ..objects.stateless import is_stateless
+from .known_parts import CONTAINERS, is_plain_data, is_stateless
 
 
 class Vouching(NamedTuple):

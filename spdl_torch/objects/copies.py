@@ -44,9 +44,9 @@ def shallow_copy(value: _T) -> _T:
         return copy.copy(value)
     reduced: Any = value.__reduce_ex__(4)
     make, args, state, members, pairs = (*reduced, None, None, None)[:5]
-    own: Any = unfinalized(make(*args), value)
+    own: Any = _unfinalized(make(*args), value)
     if state is not None:
-        set_state(own, state)
+        _set_state(own, state)
     for each in members or ():
         own.append(each)
     for key, each in pairs or ():
@@ -77,10 +77,10 @@ def _silence_new(memo: dict[int, Any], num_known: int) -> None:
         if number != id(memo) and _is_finalized(type(own)):
             if originals is None:  # which deepcopy keeps alive
                 originals = {id(each): each for each in memo.get(id(memo), ())}
-            unfinalized(own, originals.get(number))
+            _unfinalized(own, originals.get(number))
 
 
-def unfinalized(own: Any, original: Any) -> Any:
+def _unfinalized(own: Any, original: Any) -> Any:
     """Return ``own``, a new copy of ``original``, after making sure that it never runs ``__del__``
     and that the original outlives it."""
     kind = type(own)
@@ -143,7 +143,7 @@ def _set_class(value: Any, kind: type) -> None:
     _class.__set__(value, kind)
 
 
-def set_state(own: Any, state: Any) -> None:
+def _set_state(own: Any, state: Any) -> None:
     """Give a new object its state, as pickle does."""
     if hasattr(own, "__setstate__"):
         own.__setstate__(state)

@@ -96,8 +96,3 @@ def is_memory(tensor: torch.Tensor) -> bool:
 def is_plain_tensor(tensor: torch.Tensor) -> bool:
     """Return whether it is torch's own and, as ``is_memory`` says, memory, that of the CPU."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and is_memory(tensor)
-
-
-def is_ours(kind: type) -> bool:
-    """Return whether a class is this package's."""
-    return kind.__module__.startswith("spdl_torch.")

@@ -65,11 +65,6 @@ def slots_of(value: Any) -> dict[str, Any]:
     return state[1] if isinstance(state, tuple) else {}
 
 
-def variables_of(function: types.FunctionType) -> list[tuple[str, types.CellType]]:
-    """Return the variables around a function, each in its cell, which may be empty."""
-    return list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-
 def is_leaf(value: Any) -> bool:
     """Return whether a value has no members: it cannot change, or is a plain array."""
     kind = type(value)
@@ -164,10 +159,10 @@ def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[Step, Any]]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[Step, Any]]:
-    for name, cell in variables_of(function):
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if cell != types.CellType():  # it has been set
             yield _Words(f"{name}, a variable around "), cell.cell_contents
-    code, defaults = function.__code__, function.__defaults__ or ()
     arguments = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     named = dict(zip(arguments, defaults, strict=True)) | (function.__kwdefaults__ or {})
     for name, each in named.items():

@@ -53,7 +53,7 @@ from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.loader import opening as backends, vouching
 from spdl_torch.loader.backends.processes import process as child_process, worker_process
 from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire
-from spdl_torch.objects.stateless import is_stateless
+from spdl_torch.loader.known_parts import is_stateless
 from spdl_torch.observe import tracing
 
 __all__ = ["nothing_left"]

@@ -67,8 +67,6 @@ ROOMS = {
         "members",
         "datasets",
         "copies",
-        "plain_data",
-        "stateless",
         "__init__",
     ],
     "engine": [
@@ -93,8 +91,9 @@ ROOMS = {
     ],
     "loader": [
         *("user_warnings", "error_notes", "state_fields", "rng", "differences", "sampling"),
-        *("checkpoint", "fetching", "stats", "backends", "arguments", "auto_workers", "vouching"),
-        *("placing", "held_up", "loader_state", "base_loader", "opening", "dealing", "delivery"),
+        *("checkpoint", "fetching", "stats", "backends", "arguments", "auto_workers"),
+        *("known_parts", "vouching", "placing", "held_up", "loader_state", "base_loader"),
+        *("opening", "dealing", "delivery"),
         *("epoch_iterator", "iterator", "dataloader", "chosen", "for_trainers", "__init__"),
     ],
     "data": [
