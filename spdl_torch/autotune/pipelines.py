@@ -1,22 +1,22 @@
-"""Tune pipelines while they run: measure windows, ask the tuner, apply its steps."""
+"""Tune pipelines while they run."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import Limits
+from .tuner import StageLoad
 from .tuning import TuningState, manual_call
-from .window import PARTS, loads_of, window_of
+from .window import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ..engine.definition import StageSpec
     from ..engine.loop import LazyRunner
+    from ..engine.recorder import FlightRecorder
     from ..engine.run import Run
+    from ..engine.statistics import PipelineStats, StageStats
     from .tuner import Decision
     from .tuning import Tuning
 
@@ -42,9 +42,10 @@ class PipelineTuner:
         if not run.recorder.enabled:
             raise ValueError("build: tuner needs figures to go by. Leave out stats=False.")
         is_second = self._session is not None and self._session.is_going_on
-        session = _Session(self.state, None if is_second else run)
+        session = _Session(self.state, run, is_going_on=not is_second)
         if not is_second:
             self._session = session
+            session.begin()
         return session
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,61 +57,80 @@ class _Session:
 
     is_heard = True
 
-    def __init__(self, state: TuningState, run: Run | None) -> None:
+    def __init__(self, state: TuningState, run: Run, *, is_going_on: bool) -> None:
         self.interval: float | None = state.tuning.window_seconds / PARTS
+        self.is_going_on = is_going_on
+        """Whether the run may still be measured."""
         self._state = state
         self._run = run
-        if run is None:
-            return
-        self._free = {stage.name: _is_free(stage, state.tuning.keep) for stage in run.spec.pipes}
-        for name, count in Counter(stage.name for stage in run.spec.pipes).items():
-            self._free[name] &= count == 1  # settings go by name, so a shared name is not tuned
-        for name, count in state.found.items():
-            if self._free.get(name):
-                run.set_concurrency(name, count)
+        names = Counter(stage.name for stage in run.spec.pipes)  # settings go by name
+        self._free = {
+            stage.name: stage.concurrency
+            for stage in run.spec.pipes
+            if names[stage.name] == 1 and _is_free(stage, state.tuning.keep)
+        }
         self._limits = state.tuning.limits()
-        if state.meter.is_within_run:
-            state.meter.restart(skip=1)
 
-    @property
-    def is_going_on(self) -> bool:
-        """Whether the run may still be measured."""
-        return self._run is not None
+    def begin(self) -> None:
+        """Begin with what earlier runs have found."""
+        for name in self._free.keys() & self._state.found:
+            self.set_count(name, self._state.found[name])
+        self._state.meter.begin_run()
 
     def report_interval(self, runner: LazyRunner) -> None:
         """Take a reading, and tune when a window is complete. The run calls this."""
-        run = self._run
-        if run is None:
+        if not self.is_going_on:
             return
         try:
-            if run.is_taking:
-                self._look(run)
+            if self._run.is_taking:
+                self._state.look(self)
                 return
-            self._state.meter.end_run(run.snapshot(), run.num_delivered)
-            self._state.log_settings(self._settings(run))
+            self._state.meter.end_run(self)
+            self._state.log_settings(self.settings())
         except Exception:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
-        self._run = None
+        self.is_going_on = False
+        del self._run  # the tuner keeps this session, and it need not keep the run
 
-    def _look(self, run: Run) -> None:
-        readings = self._state.meter.look(run.snapshot(), run.num_delivered)
-        if readings is None:
-            return
-        used = None
-        left = Limits.of_this_machine().memory_bytes
-        if self._limits.memory_bytes is not None and left is not None:
-            used = max(0, self._limits.memory_bytes - left) // self._limits.local_world_size
-        loads = loads_of(readings.stats, self._free)
-        window = window_of(readings.parts, loads, probes=readings.probes, memory_bytes=used)
-        self._state.step(window, run.set_concurrency, partial(self._settings, run), run.recorder)
+    # What is tuned:
 
-    def _settings(self, run: Run) -> str:
-        concurrency: Mapping[str, int] = {
-            stage.name: self._state.found.get(stage.name, stage.concurrency)
-            for stage in run.spec.pipes
-            if self._free[stage.name]
-        }
-        return manual_call(concurrency, {})
+    @property
+    def recorder(self) -> FlightRecorder:
+        return self._run.recorder
+
+    def read(self) -> tuple[PipelineStats, int]:
+        return self._run.snapshot(), self._run.num_delivered
+
+    def loads(self, stats: PipelineStats) -> tuple[StageLoad, ...]:
+        return tuple(_load_of(stage, is_free=stage.name in self._free) for stage in stats.stages)
+
+    def memory_in_flight(self) -> int | None:
+        then, left = self._limits.memory_bytes, Limits.of_this_machine().memory_bytes
+        if then is None or left is None:
+            return None
+        return max(0, then - left) // self._limits.local_world_size
+
+    def set_count(self, name: str, count: int) -> None:
+        self._run.set_concurrency(name, count)
+
+    def settings(self) -> str:
+        found = self._state.found
+        return manual_call({name: found.get(name, count) for name, count in self._free.items()}, {})
+
+
+def _load_of(stage: StageStats, *, is_free: bool) -> StageLoad:
+    # At work is who waits neither for items nor for room: inside the op, or on the way there, where
+    # a thread may lose its core or the GIL as well.
+    at_work = 1.0 - stage.wait_in_ratio - stage.wait_out_ratio
+    return StageLoad(
+        name=stage.name,
+        concurrency=stage.concurrency,
+        busy_seconds=stage.busy_ns / 1e9,
+        busy_ratio=max(stage.busy_ratio, at_work),
+        cpu_seconds=stage.cpu_ns / 1e9,
+        num_tasks=stage.num_tasks,
+        is_free=is_free,
+    )
 
 
 def _is_free(stage: StageSpec, keep: frozenset[str]) -> bool:

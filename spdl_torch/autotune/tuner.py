@@ -1,5 +1,5 @@
-"""The tuner: turns windows of a run into changes of its stages' concurrency. No thread and no
-clock.
+"""The tuner: turns windows of a run into changes of its stages' concurrency, without
+a thread of its own.
 
 One plan at a time is on trial: the window after it shows whether the consumer got faster, by more
 than the noise. If not, it is reverted and the stage is left alone, for a reason that is logged.
@@ -13,6 +13,7 @@ nothing: such a plan raises both.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ class Decision:
     """``gained``; reverted for ``noise``; reverted or not tried for ``gil``, ``cpu``, ``io-limit``,
     ``memory``, ``max``; ``drift``; at the end: ``consumer``, ``source``, or one of those
     before."""
-    timestamp: float = 0.0
+    timestamp: float = field(default_factory=time.time)
     """Seconds since 1970."""
 
     def as_details(self) -> dict[str, Any]:

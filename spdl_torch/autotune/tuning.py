@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import keyword
 import logging
-import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import limits_given
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
     from ..engine.recorder import FlightRecorder
     from ..machine.limits import Limits
     from ..observe.store.entries import LogEntry
-    from .tuner import Decision, Window
+    from .tuner import Decision
+    from .window import Tuned
 
 _logger = logging.getLogger("spdl_torch.autotune")
 
@@ -103,7 +103,6 @@ class TuningState:
         self.found: dict[str, int] = {}
         """The changed concurrency by stage, with which the next run begins."""
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
-        self.bounds: Bounds | None = None
         self.meter = Meter(tuning.window_seconds)
         self._tuner: Tuner | None = None
         self._told = ""
@@ -112,39 +111,34 @@ class TuningState:
         """Return the tuner, which continues where the last run ended."""
         if self._tuner is None:
             limits = self.tuning.limits()
-            self.bounds = self.bounds or self.tuning.bounds(
-                limits, are_processes=self.are_processes
-            )
-            self._tuner = Tuner(self.bounds)
+            self._tuner = Tuner(self.tuning.bounds(limits, are_processes=self.are_processes))
         return self._tuner
 
-    def step(
-        self,
-        window: Window,
-        set_count: Callable[[str, int], object],
-        settings: Callable[[], str],
-        recorder: FlightRecorder | None,
-    ) -> None:
-        """Make the tuner's changes after a window, report its decisions, and begin the next window;
-        ``settings`` returns the present ones as code.
+    def look(self, tuned: Tuned) -> None:
+        """Take a reading. When a window is complete, make the tuner's changes, report its
+        decisions, and begin the next one.
         """
+        window = self.meter.look(tuned)
+        if window is None:
+            return
         step = self.tuner().step(window)
         for name, count in step.counts.items():
             self.found[name] = count
-            set_count(name, count)
+            tuned.set_count(name, count)
         for decision in step.decisions:
-            self._report(replace(decision, timestamp=time.time()), recorder)
+            self._report(decision, tuned.recorder)
         if step.decisions and self.tuner().is_settled:
-            self.log_settings(settings())
+            self.log_settings(tuned.settings())
         self.meter.restart(skip=int(bool(step.counts)))
 
     def _report(self, decision: Decision, recorder: FlightRecorder | None) -> None:
         self.decisions.append(decision)
         _logger.info("%s: %s", self.name, decision)
+        details = decision.as_details()
         if recorder is not None:
-            recorder.note(DECISION_EVENT, decision.as_details())
+            recorder.note(DECISION_EVENT, details)
         if self.tuning.log is not None:
-            self.tuning.log(decision_entry(decision))
+            self.tuning.log(EventLogEntry(decision.timestamp, DECISION_EVENT, details))
 
     def log_settings(self, settings: str) -> None:
         """Log the settings as code to paste, once for each outcome."""
@@ -156,17 +150,8 @@ class TuningState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, which begins with the results and tunes separately."""
-        return {
-            **self.__dict__,
-            "_tuner": None,
-            "decisions": deque(maxlen=_MOST_DECISIONS),
-            "meter": Meter(self.tuning.window_seconds),
-        }
-
-
-def decision_entry(decision: Decision) -> EventLogEntry:
-    """Return the event ``decision`` of a statistics file."""
-    return EventLogEntry(decision.timestamp, DECISION_EVENT, decision.as_details())
+        own = TuningState(self.tuning, self.name, are_processes=self.are_processes)
+        return {**vars(own), "found": dict(self.found), "_told": self._told}
 
 
 def manual_call(

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ..autotune.estimate import nbytes_of
 from ..autotune.tuner import StageLoad
 from ..autotune.tuning import manual_call
-from ..autotune.window import PARTS, window_of
+from ..autotune.window import PARTS
 from ..autotune.workers import AutoWorkers
 
 if TYPE_CHECKING:
-    from ..autotune.tuner import Window
     from ..autotune.tuning import TuningState
-    from ..autotune.window import WindowReadings
-    from ..engine.statistics import StageStats
+    from ..engine.recorder import FlightRecorder
+    from ..engine.statistics import PipelineStats
     from .backends.backend import Backend
     from .base_loader import BaseLoader
 
@@ -42,8 +41,7 @@ class LoaderTuner:
     def begin(self) -> None:
         """Begin to measure an epoch."""
         self._num_batches = 0
-        if self._state.meter.is_within_run:  # the last loop was left before its epoch's end
-            self._state.meter.restart(skip=1)
+        self._state.meter.begin_run()
         self._part_seconds = self._state.tuning.window_seconds / PARTS
         self._due = perf_counter()
 
@@ -52,11 +50,11 @@ class LoaderTuner:
         """The number of batches in flight: the prefetch of all workers as far as the memory limit
         allows, and at least one for each worker.
         """
-        workers, bounds = self._num_workers, self._state.bounds
+        workers, most_bytes = self._num_workers, self._state.tuner().bounds.memory_bytes
         wanted = self._prefetch * workers
-        if not self._batch_bytes or bounds is None or bounds.memory_bytes is None:
+        if not self._batch_bytes or most_bytes is None:
             return wanted
-        room = bounds.memory_bytes // self._batch_bytes - workers - 1
+        room = most_bytes // self._batch_bytes - workers - 1
         return max(workers, min(wanted, room))
 
     def after(self, batch: Any) -> None:
@@ -65,65 +63,52 @@ class LoaderTuner:
         if not self._is_sized and batch is not None:
             self._batch_bytes, self._is_sized = nbytes_of(batch), True
         now = perf_counter()
-        if now < self._due:
-            return
-        self._due = now + self._part_seconds
-        readings = self._state.meter.look(
-            self._backend.stats.snapshot_of_workers(), self._num_batches
-        )
-        if readings is not None:
-            self._state.step(
-                self._window(readings),
-                lambda _, count: self._resize(count),
-                self._settings,
-                self._backend.stats.recorder,
-            )
+        if now >= self._due:
+            self._due = now + self._part_seconds
+            self._state.look(self)
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
-        self._state.meter.end_run(self._backend.stats.snapshot_of_workers(), self._num_batches)
+        self._state.meter.end_run(self)
         if self._state.found:
-            self._state.log_settings(self._settings())
+            self._state.log_settings(self.settings())
 
-    def _window(self, readings: WindowReadings) -> Window:
-        stages = {stage.name: stage for stage in readings.stats.stages}
-        load = _load_of(
-            self._num_workers,
-            stages["fetch"],
-            stages["collate"],
+    # What is tuned:
+
+    @property
+    def recorder(self) -> FlightRecorder | None:
+        return self._backend.stats.recorder
+
+    def read(self) -> tuple[PipelineStats, int]:
+        return self._backend.stats.snapshot_of_workers(), self._num_batches
+
+    def loads(self, stats: PipelineStats) -> tuple[StageLoad, ...]:
+        """Return the load of fetching and collating together: the same workers do both."""
+        stages = {stage.name: stage for stage in stats.stages}
+        fetch, collate = stages["fetch"], stages["collate"]
+        busy_ns = fetch.busy_ns + collate.busy_ns
+        load = StageLoad(
+            name=WORKERS,
+            concurrency=self._num_workers,
+            busy_seconds=busy_ns / 1e9,
+            busy_ratio=min(1.0, busy_ns / max(1, fetch.thread_ns)),
+            cpu_seconds=(fetch.cpu_ns + collate.cpu_ns) / 1e9,
+            num_tasks=fetch.num_tasks,
             shares_gil=not self._state.are_processes,
         )
-        in_flight = None
-        if self._batch_bytes:
-            in_flight = self._batch_bytes * (self.max_outstanding + self._num_workers + 1)
-        return window_of(readings.parts, (load,), probes=readings.probes, memory_bytes=in_flight)
+        return (load,)
 
-    def _resize(self, count: int) -> None:
+    def memory_in_flight(self) -> int | None:
+        num_batches = self.max_outstanding + self._num_workers + 1
+        return self._batch_bytes * num_batches if self._batch_bytes else None
+
+    def set_count(self, name: str, count: int) -> None:
         self._num_workers = count  # for max_outstanding
-        self._note(self._backend.resize(count, self.max_outstanding))
-
-    def _note(self, count: int) -> None:
-        self._num_workers = count
+        self._num_workers = self._backend.resize(count, self.max_outstanding)
         self._state.found[WORKERS] = self._num_workers
         loader = self._loader()
         if loader is not None:
             loader.num_workers = AutoWorkers(self._num_workers, self._state.tuning)
 
-    def _settings(self) -> str:
+    def settings(self) -> str:
         return manual_call({}, {}, num_workers=self._num_workers)
-
-
-def _load_of(
-    num_workers: int, fetch: StageStats, collate: StageStats, *, shares_gil: bool
-) -> StageLoad:
-    """Return the load of fetching and collating together: the same workers do both."""
-    busy = fetch.tasks.busy_time + collate.tasks.busy_time
-    return StageLoad(
-        name=WORKERS,
-        concurrency=num_workers,
-        busy_seconds=busy,
-        busy_ratio=min(1.0, busy / max(1e-9, fetch.thread_time)),
-        cpu_seconds=sum(t.ave_cpu_time * t.num_tasks for t in (fetch.tasks, collate.tasks)),
-        num_tasks=fetch.tasks.num_tasks,
-        shares_gil=shares_gil,
-    )

@@ -84,7 +84,7 @@ def resize(batches, number):
     """Have so many workers of an iterator from now on; nothing is tuned by itself."""
     tuner = tuner_of(batches)
     tuner._due = float("inf")
-    tuner._resize(number)
+    tuner.set_count("num_workers", number)
 
 
 def give_out(batches):

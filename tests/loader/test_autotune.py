@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -12,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from spdl_torch.autotune import PerfParams
 from spdl_torch.autotune.tuner import Bounds, StageLoad, Tuner, Window
 from spdl_torch.autotune.window import Part, window_of
+from spdl_torch.engine.statistics import PipelineStats
 from spdl_torch.observe import Probes
 
 
@@ -287,11 +289,19 @@ def test_too_much_in_flight_is_taken_back_at_once():
 
 def test_pause_of_the_consumer_is_left_out_of_a_window():
     """A validation of a minute between two batches does not count as slow loading."""
-    parts = [Part(0.5, 50, 0.1), Part(0.5, 50, 0.1), Part(60.0, 50, 0.1), Part(0.5, 50, 0.1)]
-    window = window_of(parts, ())
-    assert (window.num_items, window.elapsed) == (150, 1.5)
-    assert window.noise < 0.01
-    assert window_of([Part(1.0, 10, 0.0), Part(1.0, 30, 0.0)], ()).noise > 0.4
+
+    def part(seconds, num_items, waited):
+        return Part(PipelineStats(int(seconds * 1e9), int(waited * 1e9), ()), num_items)
+
+    def window(*parts):
+        tuned = SimpleNamespace(loads=lambda stats: stats.stages, memory_in_flight=lambda: None)
+        return window_of(parts, tuned, Probes())
+
+    usual, pause = part(0.5, 50, 0.1), part(60.0, 50, 0.1)
+    found = window(usual, usual, pause, usual)
+    assert (found.num_items, found.elapsed) == (150, 1.5)
+    assert found.noise < 0.01
+    assert window(part(1.0, 10, 0.0), part(1.0, 30, 0.0)).noise > 0.4
 
 
 @pytest.mark.parametrize(

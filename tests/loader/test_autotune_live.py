@@ -176,7 +176,7 @@ def test_prefetch_fits_into_the_memory():
         loader.prefetch_factor = 2
         tuner = LoaderTuner(loader, state, backend=None)
         tuner._batch_bytes = 800
-        state.bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
+        state.tuner().bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
         return tuner.max_outstanding
 
     assert [most(n) for n in (None, 10_400, 8_000, 100)] == [8, 8, 5, 4]
