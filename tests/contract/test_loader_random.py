@@ -116,16 +116,13 @@ def three_draws(_=None):
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", [Augmented, InOneCall])
 def test_augmentations_are_equal_for_any_number_of_workers(kind, persistent):
-    """torchvision's transforms give the same bits from 0, 1, 2, 3 and 8 workers."""
+    """torchvision's transforms give the same bits from 0, 1, 2, 3 and 6 workers, of which one has
+    no batch."""
     expected, trainer = two_epochs(Augmented(), 1, persistent_workers=persistent)
-    for num_workers in (1, 3) if persistent else (2, 8):
+    for num_workers in (1, 3) if persistent else (0, 2, 6):
         got, after = two_epochs(kind(), num_workers, persistent_workers=persistent)
         assert all(map(torch.equal, got, expected))
         assert torch.equal(after, trainer)
-    expected, trainer = two_epochs(Augmented(), 2)
-    got, after = two_epochs(kind(), 0)
-    assert all(map(torch.equal, got, expected))
-    assert torch.equal(after, trainer)
 
 
 @pytest.mark.usefixtures("led_by")
@@ -396,7 +393,7 @@ class NamedNumbers(IterableDataset):
 @pytest.mark.usefixtures("led_by")
 @pytest.mark.parametrize(
     ("num_workers", "isolation"),
-    [(0, "auto"), *itertools.product((1, 2, 8), ("thread", "process", "auto"))],
+    [(0, "auto"), (2, "auto"), *itertools.product((1, 4), ("thread", "process"))],
 )
 def test_thread_safe_generator_follows_the_samples_stream(num_workers, isolation):
     """The draws are those of code that names no generator, whoever makes a sample."""

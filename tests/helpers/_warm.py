@@ -294,8 +294,10 @@ def _import(*names):
     # torch finds no Triton here, which complains at the end of each program when what it has made
     # is frozen (below). A program can import it.
     sys.modules["triton"] = None
+    gc.disable()  # what is imported is no garbage
     for name in names:
         importlib.import_module(name)
+    gc.enable()
     del sys.modules["triton"]
     # At its end a program would go through all that is imported here, and so copy its memory, which
     # took 0.9 of the 1.3 s of CPU time of an empty one.
