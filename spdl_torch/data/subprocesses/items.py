@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -113,13 +113,10 @@ class Passes:
             self._build()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._config.src.continuous:
-            yield from self._epoch()
+        if not self._config.src.continuous:
+            with self._build().auto_stop() as pipeline:
+                yield from pipeline
             return
-        with self._build().auto_stop() as pipeline:
-            yield from pipeline
-
-    def _epoch(self) -> Iterator[Any]:
         pipeline = self._pipeline or self._build()
         try:
             yield from pipeline
@@ -143,18 +140,5 @@ def _on_a_plain_thread(function: Callable[[], T]) -> T:
     A loader's worker has its own random streams and intra-op setting; set-up code has to see those
     of the process, and of the threads that start here.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="spdl-set-up")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="spdl-set-up") as threads:
+        return threads.submit(function).result()

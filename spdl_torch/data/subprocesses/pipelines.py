@@ -187,16 +187,14 @@ class SubprocessIterable(Generic[T]):
         self._lock = threading.Lock()
         self._num_passes = 0
         self._stats: PipelineStats | None = None
-        self._items: Iterator[Sent] | None = self._begin()
-        self._is_fresh = True
+        self._items: Iterator[Sent] | None = self._begin()  # for the first pass
 
     def __iter__(self) -> Iterator[T]:
         with self._lock:
             self._num_passes += 1
             number = self._num_passes
-            if not self._is_fresh and not self._is_continuous:
+            if number > 1 and not self._is_continuous:
                 self._items = None
-            self._is_fresh = False
             if self._items is None:
                 self._items = self._begin()
         while True:
