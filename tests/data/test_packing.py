@@ -156,6 +156,9 @@ def test_epochs_are_other_groups_with_little_waste():
     packs = [{frozenset(group) for group in epoch if len(group) > 1} for epoch in (first, second)]
     assert len(packs[0] & packs[1]) < len(packs[0]) / 20
     assert list(first) == list(texts.sampler())  # epoch 0 again, after epoch 1
+    remarks, groups = texts.loading_remarks(), texts.plan().groups(1)
+    assert texts.loading_remarks() == remarks
+    assert texts.plan().groups(1) is groups  # not planned again for a report
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -85,8 +85,9 @@ class GroupedDataset(Dataset[Any]):
         """Return the remark for a loader's report on the groups of the first epoch."""
         if self._plan is None:
             return ()
-        number, what = len(self._plan.groups(0)), self._plan.rule.waste
-        return (f"An epoch has {number} groups; {self.waste():.2%} of their room is {what}.",)
+        number, waste = self._plan.first_epoch
+        what = self._plan.rule.waste
+        return (f"An epoch has {number} groups; {waste:.2%} of their room is {what}.",)
 
     def progress_stats(self, epoch: int, num_groups: int) -> dict[str, float]:
         """Return the waste of an epoch as ``packing/waste``, 0 to 1, and, for groups of a mixture,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,6 +115,13 @@ class GroupPlan:
         groups = self.groups(epoch)
         room = groups.room
         return 1 - groups.size / room if room else 0.0
+
+    @cached_property
+    def first_epoch(self) -> tuple[int, float]:
+        """The number of groups of the first epoch, and their waste. A report asks for it in every
+        epoch, whose groups are kept.
+        """
+        return len(self.groups(0)), self.waste(0)
 
     def _grouped(self, epoch: int) -> Groups:
         rule, pieces = self.rule, self._pieces_at(epoch)
