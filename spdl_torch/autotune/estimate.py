@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..engine.ops import OpKind
 from ..objects.generator_states import generators_kept
@@ -38,16 +39,6 @@ _CHEAP_ROOM = 64
 """The room from which more gains nothing; see ``python examples/bench engine``."""
 
 
-class Estimate(NamedTuple):
-    """Settings, and the reasons for them."""
-
-    settings: dict[str, Any]
-    """Fields of ``PerfParams``."""
-    lines: tuple[str, ...]
-    doubt: str
-    """The reason why memory sets no bound; "" = it does."""
-
-
 def estimate(
     target: Any,
     *,
@@ -58,8 +49,10 @@ def estimate(
     cpu_util: float,
     memory_util: float,
     limits: Limits,
-) -> Estimate:
-    """Estimate for a dataset, a DataLoader or a PipelineBuilder; see ``PerfParams.estimate``."""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return fields of ``PerfParams`` for a dataset, a DataLoader or a PipelineBuilder, and the
+    reasons for them in lines; see ``PerfParams.estimate``, which calls this.
+    """
     counts = {"batch_size": batch_size, "prefetch_factor": prefetch_factor}
     check_counts(_WHERE, {**counts, "element_bytes": element_bytes})
     check_shares(_WHERE, cpu_util=cpu_util, memory_util=memory_util)
@@ -103,12 +96,15 @@ def estimate(
         f"memory: {_bytes(limits.memory_bytes)} * {memory_util:g}{ranks} -> {_bytes(memory)}",
         f"element: {_bytes(size)} ({origin}){made_of}",
     ]
-    if size is None:
-        return Estimate(settings, tuple(lines), f"{origin}. Pass element_bytes")
-    more = "" if fits(threads, room) else ", more than that: one thread and room for one are least"
-    lines.append(f"in flight: at most {_bytes(size * num_elements)}{more}")
-    unknown = "the system does not say how much there is. Pass memory_bytes"
-    return Estimate(settings, tuple(lines), unknown if memory is None else "")
+    if size is not None:
+        most = f"in flight: at most {_bytes(size * num_elements)}"
+        more = ", more than that: one thread and room for one are least"
+        lines.append(most if fits(threads, room) else most + more)
+    if size is None or memory is None:
+        unknown = "the system does not say how much there is. Pass memory_bytes"
+        doubt = unknown if size is not None else f"{origin}. Pass element_bytes"
+        warnings.warn(f"{_WHERE}: memory sets no bound: {doubt}.", stacklevel=3)
+    return settings, tuple(lines)
 
 
 def _bytes(number: int | None) -> str:

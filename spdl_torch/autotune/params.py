@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +139,7 @@ class PerfParams:
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
             sets no bound.
         """
-        found = estimate(
+        settings, inferred = estimate(
             target,
             batch_size=batch_size,
             prefetch_factor=prefetch_factor,
@@ -150,11 +149,7 @@ class PerfParams:
             memory_util=memory_util,
             limits=limits_given(num_cores, memory_bytes, local_world_size),
         )
-        if found.doubt:
-            warnings.warn(
-                f"PerfParams.estimate: memory sets no bound: {found.doubt}.", stacklevel=2
-            )
-        params = cls(**found.settings, inferred=found.lines)
+        params = cls(**settings, inferred=inferred)
         (write or _logger.info)(str(params))
         return params
 
@@ -216,8 +211,7 @@ class PerfParams:
         Raises: ValueError: ``num_workers`` is not set.
         """
         if self.tuning is not None:
-            limits = self.tuning.limits()
-            return {"num_workers": AutoWorkers.to_begin_with(self.tuning, limits)}
+            return {"num_workers": AutoWorkers.to_begin_with(self.tuning)}
         if self.num_workers is None:
             raise ValueError(
                 "PerfParams.loader_options: num_workers must be given, got None. These are for a "

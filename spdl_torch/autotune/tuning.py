@@ -71,25 +71,14 @@ class Tuning:
         """Return the limits that the user gave, and the machine's for the others."""
         return limits_given(self.num_cores, self.memory_bytes, self.local_world_size)
 
-    def bounds(self, limits: Limits, *, are_processes: bool = False) -> Bounds:
+    def bounds(self, *, are_processes: bool = False) -> Bounds:
         """Return the bounds of this rank's part, of threads or of processes."""
-        cores = limits.own_cores * self.cpu_util
-        threads = self.max_threads or most_threads_for(limits)
-        return Bounds(
-            threads=min(threads, most_processes_for(limits)) if are_processes else threads,
-            cores=cores,
-            memory_bytes=limits.own_memory(self.memory_util),
-        )
-
-
-def most_threads_for(limits: Limits) -> int:
-    """Return the default limit: enough for threads that mostly wait for storage."""
-    return max(32, int(8 * limits.own_cores))
-
-
-def most_processes_for(limits: Limits) -> int:
-    """Return the limit of worker processes: some may wait for storage, but each takes memory."""
-    return max(8, int(2 * limits.own_cores))
+        limits = self.limits()
+        cores, memory = limits.own_cores, limits.own_memory(self.memory_util)
+        threads = self.max_threads or max(32, int(8 * cores))  # most may wait for storage
+        if are_processes:
+            threads = min(threads, max(8, int(2 * cores)))  # each takes memory
+        return Bounds(threads=threads, cores=cores * self.cpu_util, memory_bytes=memory)
 
 
 class TuningState:
@@ -110,8 +99,7 @@ class TuningState:
     def tuner(self) -> Tuner:
         """Return the tuner, which continues where the last run ended."""
         if self._tuner is None:
-            limits = self.tuning.limits()
-            self._tuner = Tuner(self.tuning.bounds(limits, are_processes=self.are_processes))
+            self._tuner = Tuner(self.tuning.bounds(are_processes=self.are_processes))
         return self._tuner
 
     def look(self, tuned: Tuned) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..machine.limits import Limits
     from .tuning import Tuning
 
 _MOST_AT_FIRST = 8
@@ -26,11 +25,10 @@ class AutoWorkers(int):
         return workers
 
     @classmethod
-    def to_begin_with(cls, tuning: Tuning, limits: Limits) -> AutoWorkers:
+    def to_begin_with(cls, tuning: Tuning) -> AutoWorkers:
         """Return the number to start with: one for each core that this rank may use, up to 8."""
-        cores = limits.own_cores * tuning.cpu_util
-        most = tuning.bounds(limits).threads
-        return cls(max(1, min(most, _MOST_AT_FIRST, int(cores + 1e-9))), tuning)
+        bounds = tuning.bounds()
+        return cls(max(1, min(bounds.threads, _MOST_AT_FIRST, int(bounds.cores + 1e-9))), tuning)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (int(self), self.tuning)

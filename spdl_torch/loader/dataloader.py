@@ -139,8 +139,7 @@ class DataLoader(BaseLoader[T_co]):
         if num_workers == "auto":
             from ..autotune.tuning import Tuning  # for tuned workers alone
 
-            tuning = Tuning()
-            num_workers = AutoWorkers.to_begin_with(tuning, tuning.limits())
+            num_workers = AutoWorkers.to_begin_with(Tuning())
         if isinstance(num_workers, AutoWorkers) and not stats:
             raise UnsupportedOptionError(
                 'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
