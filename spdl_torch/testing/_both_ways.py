@@ -8,9 +8,7 @@ import multiprocessing
 import multiprocessing.process
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, repeat
 from time import sleep
 from typing import TYPE_CHECKING, Any, cast
@@ -29,9 +27,8 @@ from ..loader.rng.keys import StreamKey, epoch_seed
 from ..loader.rng.owned import OwnedGenerators
 from ..loader.rng.streams import SampleStreams
 from ..objects.copies import deep_copy
-from ..objects.members import Unfinished, members, walk
 from ..scopes import scope
-from ._members import is_library, is_ours
+from ._members import is_library, is_ours, reached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,7 +94,6 @@ def _pausing() -> Callable[[FrameType, str, Any], Any]:
 
 
 _LARGE_BYTES = 1 << 26
-_MOST_OBJECTS = 5_000
 _MOST_MEMBERS = 1_000
 
 
@@ -141,12 +137,11 @@ def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
 
 def _large_in(dataset: Any) -> dict[int, Any]:
     """Return the large arrays that a dataset leads to, by id: what a copy may share."""
-    found: dict[int, Any] = {}
-    with suppress(Unfinished):
-        for _, value in walk([("", dataset)], partial(members, most=_MOST_MEMBERS), _MOST_OBJECTS):
-            if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _LARGE_BYTES:
-                found[id(value)] = value
-    return found
+    return {
+        id(value): value
+        for _, value in reached([("dataset", dataset)], _MOST_MEMBERS)
+        if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _LARGE_BYTES
+    }
 
 
 _JOIN_SECONDS = 10.0

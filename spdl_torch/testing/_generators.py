@@ -4,7 +4,6 @@ and those that samples or workers have in common."""
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,9 @@ from ..loader.rng.owned import (
 from ..objects.copies import deep_copy
 from ..objects.generator_states import GeneratorStates
 from ..objects.kinds import GENERATORS
-from ..objects.members import Unfinished, text_of, walk
+from ..objects.members import text_of
 from ..scopes import scope
-from ._members import members_and_code
+from ._members import reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +44,6 @@ def seed_all(seed: int, run: int) -> None:
     np.random.seed((seed + run) & 0xFFFFFFFF)
 
 
-_MOST_OBJECTS = 5_000
 _MOST_ITEMS = 16
 
 
@@ -58,12 +56,11 @@ class OwnGenerators:
 
     def __init__(self, *roots: Any, without: frozenset[int] = frozenset()) -> None:
         excepted = ids_of_the_process() | without
-        self._found: dict[str, Any] = {}
-        with suppress(Unfinished):
-            named = zip(("dataset", "collate_fn"), roots, strict=False)
-            for path, value in walk(named, members_and_code, _MOST_OBJECTS):
-                if isinstance(value, GENERATORS) and id(value) not in excepted:
-                    self._found[text_of(path)] = value
+        self._found: dict[str, Any] = {
+            text_of(path): value
+            for path, value in reached(zip(("dataset", "collate_fn"), roots, strict=False))
+            if isinstance(value, GENERATORS) and id(value) not in excepted
+        }
 
     def digests(self) -> dict[str, int]:
         """Return a number for the state of each."""

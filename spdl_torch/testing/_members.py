@@ -12,6 +12,7 @@ import types
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_MEMBERS = 256
 """The most members of a container that are looked into; a longer one holds data."""
+_MOST_OBJECTS = 5_000
 _MOST_ENTRIES = 100_000
 _MOST_BYTES = 1 << 26
 _OURS = {"torch", "torchvision", "numpy", "spdl_torch"}
@@ -45,10 +47,18 @@ def is_ours(module: str) -> bool:
     return module.partition(".")[0] in _OURS
 
 
-def members_and_code(value: Any) -> Iterable[tuple[Step, Any]]:
+def members_and_code(value: Any, most: int = _MOST_MEMBERS) -> Iterable[tuple[Step, Any]]:
     """Return what ``value`` holds, with the step to each: of a function the variables around it and
     its defaults, of a class nothing."""
-    return () if isinstance(value, type) else members(value, most=_MOST_MEMBERS, code=True)
+    return () if isinstance(value, type) else members(value, most=most, code=True)
+
+
+def reached(roots: Iterable[tuple[str, Any]], most: int = _MOST_MEMBERS) -> list[tuple[Way, Any]]:
+    """Return all that some roots lead to, but for what cannot change."""
+    found: list[tuple[Way, Any]] = []
+    with suppress(Unfinished):
+        found.extend(walk(roots, partial(members_and_code, most=most), _MOST_OBJECTS))
+    return found
 
 
 def state(path: str, value: Any) -> dict[str, Any] | None:
@@ -94,7 +104,6 @@ def _position(file: Any) -> Any:
         return None
 
 
-_MOST_OBJECTS = 5_000
 _SMALL = 16  # members of a container that may be a stack or a mailbox
 _HARMLESS = (
     *GENERATORS,  # the loader seeds them for each sample
@@ -111,7 +120,7 @@ class SharedObjects:
         self._changed: dict[str, None] = {}
         turn = threading.Lock()
         # Two workers share what both of their copies lead to.
-        first, second = (_reached(_of_worker(dataset, functions, turn)) for _ in range(2))
+        first, second = (reached(_of_worker(dataset, functions, turn)) for _ in range(2))
         theirs = {id(value) for _, value in second}
         for path, value in first:
             if id(value) in theirs and not isinstance(value, GENERATORS):
@@ -156,14 +165,6 @@ def _of_worker(
         (name, own_function(each, dataset, own, turn)) for name, each in named if each is not None
     ]
     return [("dataset", own), *given]
-
-
-def _reached(roots: list[tuple[str, Any]]) -> list[tuple[Way, Any]]:
-    """Return all that some roots lead to, but for what cannot change."""
-    found: list[tuple[Way, Any]] = []
-    with suppress(Unfinished):
-        found.extend(walk(roots, members_and_code, _MOST_OBJECTS))
-    return found
 
 
 def _is_harmless(value: Any) -> bool:
