@@ -47,6 +47,7 @@ def test_table_has_a_row_for_each_rank():
     ("ranks", "words"),
     [
         ({"waits": [0.5, 0.52]}, "No rank makes the others wait"),
+        ({"waits": [0.5]}, "No rank makes the others wait"),
         ({"waits": [0.1, 0.6], "num_batches": [100, 50]}, "The ranks do not step together"),
         ({"waits": [0.1, 0.6], "num_batches": [100, 0]}, "Not every rank has loaded a batch"),
     ],
@@ -74,8 +75,7 @@ def test_command_shows_the_ranks_of_recorded_files(files, capsys):
     assert printed.count("VERDICT") == 1
     assert main(["report", *files, "--format", "json"]) == 0
     told = list(map(json.loads, capsys.readouterr().out.splitlines()))
-    assert [each["rank"] for each in told] == [0, 1]
-    assert all("verdict" in each for each in told)
+    assert [each["rank"] for each in told if each["verdict"]] == [0, 1]
 
 
 @pytest.mark.parametrize(
