@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 from ..machine.probes import thread_ends
 from ..machine.starting import start
 from ..machine.thread_times import call_itself
+from ..scopes import scope
 from .shared import LiveObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -307,3 +308,21 @@ def _stop(stopping: Collection[ThreadGroup]) -> None:
 # For the threads of the program's other threads, which have ended by then, and for those of atexit
 # functions that it has registered since. They run after those of threading, and before this one.
 atexit.register(_stop_all)
+
+
+@scope
+def repeating(name: str, seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """While the block runs, call it every so many seconds, on a thread named ``spdl-<name>``."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(seconds):
+            call()
+
+    threads = ThreadGroup(is_over.set)
+    threads.spawn(name, run)
+    try:
+        yield
+    finally:
+        is_over.set()
+        threads.join()

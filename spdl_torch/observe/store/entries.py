@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ...engine.statistics import PipelineStats, TaskPerfStats
-    from ...machine.readings import Probes
     from ..verdict.placement import Placement
     from ..verdict.report import Report
 
@@ -180,14 +179,3 @@ def _queues(
         get_wait_time=waited,
     )
     yield StageInfo(number, len(stats.stages) + 1, "sink"), sink
-
-
-def probes_entry(
-    probes: Probes, elapsed: float, *, begins: bool, pipeline_id: int, timestamp: float
-) -> EventLogEntry:
-    """Return the event ``probes``: readings over the ``elapsed`` seconds of the pass so far.
-
-    begins: whether it is the first of its pass.
-    """
-    details = {"pipeline": pipeline_id, "elapsed": elapsed, "begins": begins, **asdict(probes)}
-    return EventLogEntry(timestamp, PROBES_EVENT, details)

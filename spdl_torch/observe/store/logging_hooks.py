@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ...engine.hooks import TaskHook, TaskStatsHook
@@ -17,7 +17,7 @@ from ...machine.probes import is_probing, probe_counters
 from ...machine.readings import probes_between
 from ...machine.starting import start
 from ...scopes import scope
-from .entries import EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry, probes_entry
+from .entries import PROBES_EVENT, EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
 
 if TYPE_CHECKING:
     from ...engine.hooks import StageInfo
@@ -64,12 +64,11 @@ class QueueStatsRecorder(StatsQueue):
         self._log(QueueStatsLogEntry(now, self.name, stats))
         before = self._probes_before
         if before is not None and is_probing():
-            after, pipeline_id = probe_counters(), self.info.pipeline_id
-            probes, elapsed = probes_between(before, after), (after.wall_ns - before.wall_ns) / 1e9
-            entry = probes_entry(
-                probes, elapsed, begins=self._begins, pipeline_id=pipeline_id, timestamp=now
-            )
-            self._log(entry)
+            after = probe_counters()
+            details: dict[str, Any] = {"pipeline": self.info.pipeline_id, "begins": self._begins}
+            details["elapsed"] = (after.wall_ns - before.wall_ns) / 1e9
+            details |= asdict(probes_between(before, after))  # over the pass so far
+            self._log(EventLogEntry(now, PROBES_EVENT, details))
             self._begins = False
 
 

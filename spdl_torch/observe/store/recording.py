@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ...engine.threads import ThreadGroup
+from ...engine.threads import repeating
 from ...scopes import scope
 from ..verdict.causes import num_delivered
 from .epoch_watchers import is_telling, watched
@@ -19,6 +18,7 @@ from .following import Follower
 from .loggers import LoggerFeed, opened
 from .logging_hooks import recording_gc
 from .metrics import legal_name
+from .run_rows import rank_and_world_size
 from .writer import SQLiteStatsWriter, check_seconds
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def recording(
             "recording: expected a path, a logger, or both, got neither. On a rank that logs "
             "nothing pass logger=[]."
         )
-    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+    rank, world_size = rank_and_world_size(rank, world_size)
     named = loaders if isinstance(loaders, Mapping) else {"": loaders}
     if not named:
         raise ValueError("recording: expected one loader or more, got an empty mapping.")
@@ -131,7 +130,13 @@ def recording(
             stack.callback(log.call_loggers)  # including what the block's end adds
         for log in logs:
             stack.enter_context(log.followed())
-        stack.enter_context(_repeating(logs, interval_seconds))
+
+        def look() -> None:
+            for log in logs:
+                log.write()
+                log.call_loggers()
+
+        stack.enter_context(repeating("stats-recorder", interval_seconds, look))
         yield writer
 
 
@@ -168,26 +173,6 @@ def _source_of(loader: Any) -> Any:
         "recording: expected a spdl_torch.DataLoader, a PipelineDataset or torch's DataLoader "
         f"around one, or a mapping of names to these, got {type(loader).__name__}."
     )
-
-
-@scope
-def _repeating(logs: list[_SourceLog], interval_seconds: float) -> Iterator[None]:
-    """Write what is new, again and again, on a thread of its own, while the block runs."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(interval_seconds):
-            for log in logs:
-                log.write()
-                log.call_loggers()
-
-    threads = ThreadGroup(stop.set)
-    threads.spawn("stats-recorder", run)
-    try:
-        yield
-    finally:
-        stop.set()
-        threads.join()
 
 
 class _SourceLog(Follower):

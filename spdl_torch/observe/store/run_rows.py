@@ -107,8 +107,7 @@ class RunRows:
                 time.time(),
                 socket.gethostname(),
                 os.getpid(),
-                int(os.environ.get("RANK", "0")) if rank is None else rank,
-                int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size,
+                *rank_and_world_size(rank, world_size),
                 json.dumps(_versions()),
                 json.dumps(config, default=str),
             ),
@@ -186,6 +185,14 @@ class RunRows:
             )
             (self._stage_ids[key],) = cursor.fetchone()
         return self._stage_ids[key]
+
+
+def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return them; None = torchrun's variable, which a program without it lacks."""
+    return (
+        int(os.environ.get("RANK", "0")) if rank is None else rank,
+        int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size,
+    )
 
 
 def _as_json(value: Any) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from ...engine.recorder import live_recorders
 from ...engine.stacks import describe_busy
-from ...engine.threads import ThreadGroup
+from ...engine.threads import repeating
 from ...scopes import scope
 from .tracing import profile_of, rank_of_process
 
@@ -47,37 +49,26 @@ def flight_recorder(
     for name, value in (("stall_seconds", stall_seconds), ("last_seconds", last_seconds)):
         if value is not None and value <= 0:
             raise ValueError(f"flight_recorder: {name} must be > 0, got {value}.")
-    watch = Watch(Path(folder), stall_seconds, last_seconds)
-    watch.start()
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-            watch.dump(f"exception-{type(error).__name__}")
-        raise
-    finally:
-        watch.stop()
+    watch = Watch(Path(folder), stall_seconds or math.inf, last_seconds)
+    looks = repeating("flight-recorder", _LOOK_SECONDS, watch.look)
+    with nullcontext() if stall_seconds is None else looks:
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                watch.dump(f"exception-{type(error).__name__}")
+            raise
 
 
 class Watch:
-    """The thread that checks for waits and steps that are too long, if that is wanted."""
+    """Looks for waits and steps that are too long, and writes traces."""
 
-    def __init__(self, folder: Path, stall_seconds: float | None, last_seconds: float) -> None:
+    def __init__(self, folder: Path, stall_seconds: float, last_seconds: float) -> None:
         self._folder = folder
         self._stall_seconds = stall_seconds
         self._last_seconds = last_seconds
         self._traced: set[int] = set()  # starts of the waits and steps that have a trace already
         self._num_written = 0
-        self._end = threading.Event()
-        self._threads = ThreadGroup(self._end.set)
-
-    def start(self) -> None:
-        if self._stall_seconds is not None:
-            self._threads.spawn("flight-recorder", self._run)
-
-    def stop(self) -> None:
-        self._end.set()
-        self._threads.join()
 
     def dump(self, why: str) -> None:
         """Write a trace. A failure to write is logged, never raised."""
@@ -93,21 +84,20 @@ class Watch:
         else:
             _logger.warning("flight_recorder: %s: trace written to %s", why, path)
 
-    def _run(self) -> None:
-        while not self._end.wait(_LOOK_SECONDS):
-            waits, steps = self.too_long("waiting_since_ns"), self.too_long("busy_since_ns")
-            if waits - self._traced:
-                _logger.warning("flight_recorder: a loop waits for data. %s", _at_work())
-                self.dump("stall")
-            if steps - self._traced:
-                _logger.warning("flight_recorder: a loop has been busy with one batch for too long")
-                self.dump("step")
-            self._traced = waits | steps
+    def look(self) -> None:
+        """Write a trace for each kind of what is too long now and was not before."""
+        waits, steps = self.too_long("waiting_since_ns"), self.too_long("busy_since_ns")
+        if waits - self._traced:
+            _logger.warning("flight_recorder: a loop waits for data. %s", _at_work())
+            self.dump("stall")
+        if steps - self._traced:
+            _logger.warning("flight_recorder: a loop has been busy with one batch for too long")
+            self.dump("step")
+        self._traced = waits | steps
 
     def too_long(self, since_when: str) -> set[int]:
         """Return the starts of the waits for a batch, or the steps with one, that are too long."""
-        assert self._stall_seconds is not None, "guaranteed by _run: it looks only then"
-        latest = perf_counter_ns() - int(self._stall_seconds * 1e9)
+        latest = perf_counter_ns() - self._stall_seconds * 1e9
         starts = {getattr(recorder, since_when) for recorder in live_recorders()}
         return {start for start in starts if start is not None and start <= latest}
 
