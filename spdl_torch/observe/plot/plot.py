@@ -222,7 +222,10 @@ def drawn_part(
     queues = by_stage(query_queue_stats(db_path, run_id=run_id)[::-1])
     keys = sorted(tasks.keys() | queues.keys())
     everything = [*tasks.values(), *queues.values()]
-    origin = origin_of(run.facts["started"], (row for rows in everything for row in rows))
+    # Entries may be older than the run that logs them, if they were copied from elsewhere or the
+    # clock was set back. Elapsed time is never negative.
+    rows = [row for those in everything for row in those]
+    origin = min([run.facts["started"], *(row["timestamp"] - row["elapsed"] for row in rows)])
     begin = _seconds_since_1970(start_time, "start_time", origin)
     end = _seconds_since_1970(end_time, "end_time", origin)
     if pipelines is not None:
@@ -239,22 +242,13 @@ def drawn_part(
 
     series = {"tasks": within(tasks), "queues": within(queues)}
     if not any(series.values()):
-        times = [row["timestamp"] - origin for rows in everything for row in rows]
+        times = [row["timestamp"] - origin for row in rows]
         raise ValueError(
             f"{_where(run)}: no interval of the chosen stages ends between start_time and "
             f"end_time. Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after "
             "its start."
         )
     return DrawnPart(run=StoredRun.read(db_path, run_id, begin, end), origin=origin, series=series)
-
-
-def origin_of(started: float, rows: Iterable[Row]) -> float:
-    """Return the moment from which a run's time counts.
-
-    Entries may be older than the run that logs them, if they were copied from elsewhere or the
-    clock was set back. Elapsed time is never negative.
-    """
-    return min([started, *(float(row["timestamp"] - row["elapsed"]) for row in rows)])
 
 
 def collections_of(events: Iterable[EventLogEntry], origin: float) -> list[Collection]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from ...shown_text import printable_line
 from .entries import EventLogEntry
@@ -83,8 +83,7 @@ def query_task_stats(
     pipeline: the first number in stages' names, one for each loader of a run; None = all.
     Raises: FileNotFoundError; ValueError: not a statistics file, or one of a newer release.
     """
-    rows = _select(db_path, "task_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
-    return cast("list[TaskStatsRow]", rows)
+    return _select(db_path, "task_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
 
 
 def query_queue_stats(
@@ -101,8 +100,7 @@ def query_queue_stats(
 
     name: a queue (``0:1:decode[10]_queue``), or the stage that fills it.
     """
-    rows = _select(db_path, "queue_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
-    return cast("list[QueueStatsRow]", rows)
+    return _select(db_path, "queue_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
 
 
 def query_event_stats(
@@ -128,7 +126,7 @@ def _select(
     view: str,
     filters: tuple[str | None, float | None, float | None, int | None, int | None],
     order: str,
-) -> list[dict[str, Any]]:
+) -> list[Any]:
     named = "event_name = ?" if view == "event_stats" else "? IN (name, label)"
     if view == "queue_stats":  # also by the name of the stage that fills it
         named = "? IN (name, label, substr(name, 1, length(name) - length('_queue')))"

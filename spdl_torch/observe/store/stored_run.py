@@ -14,7 +14,7 @@ from ...engine.statistics import AS_LATER, PipelineStats, StageStats
 from ...machine.histogram import bucket_of
 from ...machine.readings import Probes
 from ..verdict.placement import PLACEMENT_EVENT, Placement
-from ..verdict.report import Report, make_report
+from ..verdict.report import Report, make_report, with_remarks
 from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
 from .entries import PROBES_EVENT
 from .query import event_of, rows_of
@@ -173,12 +173,11 @@ class StoredRun:
                     passes.pop()
                 passes.append({"seconds": each["elapsed"], "probes": each})
             probes = _probes_of(passes)
-        report = make_report(stats, probes, pooled=pooled)
         remarks = _remarks_on_skipped(events, stats)
         if missing := self.facts["num_dropped"]:
             remarks += (f"entries of this run that were not written to the file: {missing}.",)
-        verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
-        return replace(report, verdict=verdict, placements=_placements_of(events))
+        report = with_remarks(make_report(stats, probes, pooled=pooled), *remarks)
+        return replace(report, placements=_placements_of(events))
 
     def _stats_of_windows(self, pipeline: int | None) -> PipelineStats:
         """Return the sum of what hooks logged of a pipeline: the first of its queues is the

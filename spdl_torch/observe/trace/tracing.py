@@ -19,7 +19,7 @@ from ...engine.statistics import PipelineStats
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
 from ..verdict.cached_steps import against_cached_steps, step_seconds
-from ..verdict.report import Report, make_report
+from ..verdict.report import Report, make_report, with_remarks
 from .json_file import path_to_write, write_to_descriptor
 from .profile import Profile
 from .user_events import ProgramLog
@@ -129,7 +129,7 @@ def _longest(reports: Sequence[Report], timelines: Sequence[Timeline]) -> Report
     num_pipelines = len({timeline.pipeline_number for timeline in timelines})
     if num_pipelines == 1:  # epochs of one loader share its number
         return report
-    return _with_remarks(
+    return with_remarks(
         report,
         f"This report is of {own.pipeline} {own.pipeline_number} alone, which ran longest of the "
         f"{num_pipelines} that the trace shows.",
@@ -142,11 +142,6 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
         return Profile(report, rank=rank_of_process())
     report = against_cached_steps(report, step_seconds(timeline), cached_step)
     return Profile(report, (timeline,), rank=rank_of_process())
-
-
-def _with_remarks(report: Report, *remarks: str) -> Report:
-    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
-    return replace(report, verdict=verdict)
 
 
 def _without_repeats(timeline: Timeline, collections: set[int]) -> Timeline:

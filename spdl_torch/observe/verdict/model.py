@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...shown_text import counted, shown_rate, shown_seconds
 from .causes import SHORT_SECONDS, Cause
@@ -158,20 +158,16 @@ def predict(
     question: Question, reading: Reading, cause: Cause, placement: Placement | None
 ) -> Prediction:
     """Return what the settings would give, where ``cause`` is what holds training back now."""
-    rate = 0.0
+    found: dict[str, Any] = {"base_rate": 0.0}
     try:
         now = demands_of(reading, cause, placement)
-        rate = now.rate
-        found = estimate(question, now)
+        found["base_rate"] = now.rate
+        answer = estimate(question, now)
+        found |= {"high": answer.high, "limit": answer.limit}
+        found["assumption"] = _assumption(question, now)
     except NotKnown as unknown:
-        return Prediction(setting=str(question), base_rate=rate, reason=str(unknown))
-    return Prediction(
-        setting=str(question),
-        base_rate=rate,
-        high=found.high,
-        limit=found.limit,
-        assumption=_assumption(question, now),
-    )
+        found["reason"] = str(unknown)
+    return Prediction(setting=str(question), **found)
 
 
 def worth_asking(
@@ -439,7 +435,10 @@ def _rate(costs: _Costs, now: Demands, most: bool, as_computed: float = 1.0) -> 
     shared = max(costs.core, costs.gil)
     elsewhere = max(0.0, costs.worker - shared)
     useful = _at_odds(costs, now)
-    if most:
+    if shared <= 0:  # nobody waits for anybody
+        number = costs.num_workers if most else useful
+        workers = number / elsewhere if elsewhere > 0 else math.inf
+    elif most:
         workers = _steady_rate(costs.num_workers, shared, elsewhere)
     else:
         workers = _MOSTLY_STEADY * _steady_rate(useful, shared, elsewhere)
@@ -461,16 +460,12 @@ def _rate(costs: _Costs, now: Demands, most: bool, as_computed: float = 1.0) -> 
 def _steady_rate(num_customers: int, service: float, think: float) -> float:
     """Return the cycles a second of customers that wait for each other only if they must, since
     times do not vary. ``service``, ``think``: seconds at the server and elsewhere, in a cycle."""
-    if service <= 0:
-        return num_customers / think if think > 0 else math.inf
     return min(num_customers / (service + think), 1 / service)
 
 
 def _random_rate(num_customers: int, service: float, think: float) -> float:
     """Return the cycles a second if times are random: by mean value analysis, exact for exponential
     ones."""
-    if service <= 0:
-        return num_customers / think if think > 0 else math.inf
     waiting = rate = 0.0
     for number in range(1, num_customers + 1):
         at_server = service * (1 + waiting)

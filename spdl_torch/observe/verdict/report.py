@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ...engine.statistics import PipelineStats
@@ -282,6 +282,12 @@ def make_report(
     probes = probes or Probes()
     verdict = judge(stats, probes, pooled=pooled)
     return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
+
+
+def with_remarks(report: Report, *remarks: str) -> Report:
+    """Return the report with these remarks after its own."""
+    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
+    return replace(report, verdict=verdict)
 
 
 def _derived(stats: PipelineStats) -> dict[str, Any]:
