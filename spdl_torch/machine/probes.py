@@ -67,6 +67,7 @@ class _Probe:
         self._times = ThreadTimes(_OWN_NAME)
 
     def start(self, user: object) -> None:
+        """Start probing for ``user``; it ends when all users have stopped it or are gone."""
         with self._lock:
             is_first = not self.is_used
             alive = {key: each for key, each in self._users.items() if each() is not None}
@@ -85,6 +86,7 @@ class _Probe:
         self._thread = thread
 
     def stop(self, user: object) -> None:
+        """Stop probing for ``user``, if it was. Never blocks; a finalizer may call it."""
         with self._lock:
             self._users = {key: each for key, each in self._users.items() if each() is not user}
             if not self.is_used:
@@ -94,6 +96,7 @@ class _Probe:
                     self._going_on.release()
 
     def hear_of_garbage(self) -> None:
+        """Have what was noted of collections told now."""
         with self._lock:  # several threads may add to the sum
             for began_ns, ended_ns, info in self._garbage.taken():
                 self._gc_ns += ended_ns - began_ns
@@ -104,6 +107,7 @@ class _Probe:
         self._garbage.end()
 
     def join(self, timeout: float) -> None:
+        """Wait until the probe has ended, if nobody uses it. It was asked to, so this is short."""
         with self._lock:
             thread = None if self.is_used else self._thread
         # A garbage collection on that thread may be what ends the last user.
@@ -111,9 +115,15 @@ class _Probe:
             thread.join(timeout)
 
     def count_alone(self) -> None:
+        """Count the calling thread as the only one of ours: a worker with a process of its own,
+        whose other threads sleep, or were started by an op.
+        """
         self._times.count_alone()
 
     def thread_ends(self) -> None:
+        """Count the calling thread's time for the last time: short passes have ended before anybody
+        looks.
+        """
         if self.is_used:
             self._times.ends()
 
@@ -122,6 +132,11 @@ class _Probe:
         return any(each() is not None for each in self._users.values())
 
     def read(self, *, run_delays: bool = True) -> ProbeCounters:
+        """Return the measurements so far.
+
+        ``run_delays=False``: run delays as last read, since reading them costs a file for each of
+        our threads and a lock; the other measurements cost neither.
+        """
         times = self._times
         self.hear_of_garbage()
         if run_delays:
@@ -173,34 +188,11 @@ def tell_of_garbage(told: Callable[[int, int, int], None]) -> None:
     _told_of_garbage.append(told)
 
 
-def hear_of_garbage() -> None:
-    """Have what was noted of collections told now."""
-    _probe.hear_of_garbage()
-
-
 _probe = _Probe()
-
-
-def start_probing(user: object) -> None:
-    """Start probing for ``user``; it ends when all users have stopped it or are gone."""
-    _probe.start(user)
-
-
-def stop_probing(user: object) -> None:
-    """Stop probing for ``user``, if it was. Never blocks; a finalizer may call it."""
-    _probe.stop(user)
-
-
-def count_only_this_thread() -> None:
-    """Count the calling thread as the only one of ours: a worker with a process of its own, whose
-    other threads sleep, or were started by an op."""
-    _probe.count_alone()
-
-
-def thread_ends() -> None:
-    """Count the calling thread's time for the last time: short passes have ended before anybody
-    looks."""
-    _probe.thread_ends()
+start_probing, stop_probing, join_probing = _probe.start, _probe.stop, _probe.join
+probe_counters = _probe.read
+hear_of_garbage = _probe.hear_of_garbage
+count_only_this_thread, thread_ends = _probe.count_alone, _probe.thread_ends
 
 
 def is_probing() -> bool:
@@ -208,23 +200,10 @@ def is_probing() -> bool:
     return _probe.is_used
 
 
-def join_probing(timeout: float) -> None:
-    """Wait until the probe has ended, if nobody uses it. It was asked to, so this is short."""
-    _probe.join(timeout)
-
-
-def probe_counters(*, run_delays: bool = True) -> ProbeCounters:
-    """Return the measurements so far.
-
-    ``run_delays=False``: run delays as last read, since reading them costs a file for each of our
-    threads and a lock; the other measurements cost neither.
-    """
-    return _probe.read(run_delays=run_delays)
-
-
 def probe_counters_of(native_id: int, *, run_delays: bool = True) -> ProbeCounters:
-    """Return the same for one thread, for which nobody probes: of waits its run delay alone, which
-    is unknown with ``run_delays=False``."""
+    """Return what ``probe_counters`` does for one thread, for which nobody probes: of waits its run
+    delay alone, which is unknown with ``run_delays=False``.
+    """
     counters = probe_counters(run_delays=run_delays)
     delay_ns = run_delay_ns(native_id) if run_delays else None
     thread_ns = 0 if delay_ns is None else counters.wall_ns
