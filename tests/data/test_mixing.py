@@ -657,9 +657,3 @@ def test_stream_that_turns_out_empty_is_an_error():
     mixed = mix({"a": unknown_length([]), "b": unknown_length([1])}, stop="never")
     with pytest.raises(ValueError, match="the source 'a' is empty"):
         list(itertools.islice(mixed, 10))
-
-
-def test_mixture_can_be_pickled():
-    """For worker processes that are spawned."""
-    mixture = pickle.loads(pickle.dumps(noisy_mixture()))
-    assert [mixture.locate(n) for n in range(99)] == [noisy_mixture().locate(n) for n in range(99)]
