@@ -33,16 +33,16 @@ def metered(op: Callable[[Any], Any]) -> Callable[[Any], Measured]:
     clock = CallClock()
 
     def call(item: Any) -> Measured:
-        cpu, began = -1, perf_counter_ns()
+        began = perf_counter_ns()
         if clock.num_unclocked < 1 or began >= clock.due_ns:
-            cpu, began = thread_time_ns(), perf_counter_ns()
+            began = clock.read()
         result = op(item)
         ended = perf_counter_ns()
         took = ended - began
-        if cpu < 0 and took < LONG_NS:
+        if took < LONG_NS and clock.num_unclocked:
             clock.num_unclocked -= 1
             return result, took, -1
-        return result, took, clock.cpu_of(cpu, began, ended)
+        return result, took, clock.cpu_of(began, ended)
 
     return call
 

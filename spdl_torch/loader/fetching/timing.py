@@ -8,7 +8,7 @@ leaves nothing in the processor's caches, reading that clock twice and writing a
 
 from __future__ import annotations
 
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ...engine.counters import LONG_NS
@@ -46,19 +46,19 @@ def timed(
         return call(*args)
     clock, cpu, wall = cell.clock, -1, perf_counter_ns()
     if clock.num_unclocked < 1 or wall >= clock.due_ns:
-        cpu, wall = thread_time_ns(), perf_counter_ns()
+        wall = clock.read()
     try:
         result = call(*args)
     except BaseException:
-        _count_failure(cell, cpu, wall)
+        _count_failure(cell, wall)
         cell.num_tasks += 0 if into is None else len(into)
         raise
     now = perf_counter_ns()
     took_ns = now - wall
-    if cpu < 0 and took_ns < LONG_NS:
+    if took_ns < LONG_NS and clock.num_unclocked:
         clock.num_unclocked -= 1
     else:
-        cpu = clock.cpu_of(cpu, wall, now)
+        cpu = clock.cpu_of(wall, now)
     if into is not None:
         tasks = len(into)
     if tasks:
@@ -75,20 +75,20 @@ def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) ->
         return call(*args)
     clock, cpu, wall = cell.clock, -1, perf_counter_ns()
     if clock.num_unclocked < 1 or wall >= clock.due_ns:
-        cpu, wall = thread_time_ns(), perf_counter_ns()
+        wall = clock.read()
     try:
         result = call(*args)
     except BaseException:
-        _count_failure(cell, cpu, wall)
+        _count_failure(cell, wall)
         raise
     if result is END:
         return result
     now = perf_counter_ns()
     took_ns = now - wall
-    if cpu < 0 and took_ns < LONG_NS:
+    if took_ns < LONG_NS and clock.num_unclocked:
         clock.num_unclocked -= 1
     else:
-        cpu = clock.cpu_of(cpu, wall, now)
+        cpu = clock.cpu_of(wall, now)
     cell.add(took_ns, cpu)
     ring = cell.ring
     if ring is not None and took_ns >= ring.shortest_ns * _LONG_SAMPLES:
@@ -96,11 +96,11 @@ def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) ->
     return result
 
 
-def _count_failure(cell: TaskCell, cpu: int, wall: int) -> None:
-    """Count a call that began at these times and has failed."""
+def _count_failure(cell: TaskCell, wall: int) -> None:
+    """Count a call that began then and has failed."""
     now = perf_counter_ns()
-    is_unclocked = cpu < 0 and now - wall < LONG_NS
-    cell.add_failure(now - wall, -1 if is_unclocked else cell.clock.cpu_of(cpu, wall, now))
+    is_unclocked = now - wall < LONG_NS and cell.clock.num_unclocked
+    cell.add_failure(now - wall, -1 if is_unclocked else cell.clock.cpu_of(wall, now))
 
 
 def record_parts(ring: Ring, **cells: TaskCell | None) -> None:

@@ -92,7 +92,11 @@ class WorkerCounts:
 
     def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
         """Return the cells in which a new worker counts its fetching and its collating."""
-        return tuple(each.new_cell() if enabled else None for each in (self.fetch, self.collate))
+        if not enabled:
+            return None, None
+        fetch, collate = self.fetch.new_cell(), self.collate.new_cell()
+        collate.clock = fetch.clock  # one thread's: what one has read serves the other
+        return fetch, collate
 
     def begin(self, shift: Shift) -> None:
         """Count an epoch from now on."""
