@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import _warm
 import pytest
 
 from spdl_torch.__main__ import main
@@ -183,6 +184,7 @@ def folder(tmp_path):
 
 
 def start(folder, *words):
+    """A program that imports torch when it does."""
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
@@ -191,6 +193,11 @@ def start(folder, *words):
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+
+
+def start_warm(folder, *words):
+    """One that has torch imported from the start, and so have its children."""
+    return _warm.start(words, cwd=folder, start_new_session=True, forks=True)
 
 
 def ended(process):
@@ -203,9 +210,9 @@ def ended(process):
     return process.returncode, out, err
 
 
-def both_ways(folder, *words):
+def both_ways(folder, *words, start_python=start_warm):
     """What a program does under Python and, at the same time, under run."""
-    processes = start(folder, *words), start(folder, "-m", "spdl_torch", "run", *words)
+    processes = start_python(folder, *words), start(folder, "-m", "spdl_torch", "run", *words)
     (status, out, err), under_run = map(ended, processes)
     assert under_run[:2] == (status, out), under_run[2]
     return status, err, under_run[2]
@@ -219,14 +226,14 @@ def sites(err):
 def test_script_trains_the_same(folder):
     """Two files, arguments, the loader and a class derived from it, and sys.exit(3); torch is
     imported when the program imports it."""
-    status, _, err = both_ways(folder, "script.py", "--loader", "-m")
+    status, _, err = both_ways(folder, "script.py", "--loader", "-m", start_python=start)
     assert status == 3
     assert sites(err) == ["script.py:13", "script.py:13"]
 
 
 def test_module_that_fails_shows_its_own_traceback(folder):
     """A package with relative imports; runpy's frames are as little the program's as ours."""
-    status, python_err, err = both_ways(folder, "-m", "package", "--lr", "1")
+    status, python_err, err = both_ways(folder, "-m", "package", "--lr", "1", start_python=start)
     assert status == 1
     assert sites(err) == ["package/__main__.py:7"]
     shown = [line for line in python_err.splitlines() if "frozen runpy" not in line]
@@ -260,7 +267,7 @@ def test_libraries_that_make_loaders_have_ours(folder):
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     """The report has its edit; the page and the statistics file have the loader, too."""
     words = ["--html", "page.html", "--record", "run.db", "long.py"]
-    status, out, err = ended(start(folder, "-m", "spdl_torch", "run", *words))
+    status, out, err = ended(start_warm(folder, "-m", "spdl_torch", "run", *words))
     assert (status, out) == (0, "")
     assert "long.py:10: Many of 1,000,000,000, batch_size=4, num_workers=0" in err
     assert "VERDICT" in err
@@ -273,7 +280,7 @@ def test_report_and_page_and_file_are_of_the_program(folder, capsys):
 def test_torchs_loader_is_watched(folder):
     """Its own class loads, and is timed."""
     words = "--loader", "torch", "script.py"
-    status, _, err = ended(start(folder, "-m", "spdl_torch", "run", *words))
+    status, _, err = ended(start_warm(folder, "-m", "spdl_torch", "run", *words))
     assert status == 3
     assert len(re.findall(r"^32 batches in .*\. The loop\s+waited", err, re.M)) == 2
     assert "costs nothing" in " ".join(err.split())
