@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from spdl_torch.autotune import PerfParams
 from spdl_torch.autotune.tuner import Bounds, StageLoad, Tuner, Window
 from spdl_torch.autotune.window import Part, window_of
-from spdl_torch.engine.statistics import PipelineStats
 from spdl_torch.observe import Probes
+from spdl_torch.pipeline import PipelineStats
 
 
 @dataclass
