@@ -22,10 +22,6 @@ from hypothesis import HealthCheck, settings
 
 from spdl_torch.loader.rng.patches import of_thread
 
-# Until all tests are collected: what is imported stays, and looking through it for garbage, again
-# and again while it grows, took a third of the collection's time.
-gc.disable()
-
 NEEDED_BYTES = 2 * 10**9
 """The bytes of temporary files that all tests together may take."""
 
@@ -151,9 +147,15 @@ def _environment_of_this_test_alone():
             os.environ[name] = before[name]
 
 
-def pytest_collection_finish():
-    """From here on there is garbage."""
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported stays: to look through it for garbage while it grows took a third of the
+    collection's time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_sessionstart():
