@@ -754,7 +754,7 @@ def test_nothing_is_left_after_ctrl_c():
     assert done.returncode == 0, done.stderr[-5000:]
     report = json.loads(done.stdout)
     assert (report["interrupted"], report["left"]) == (6, [])
-    # Both ends of one that Python was making, in os.pipe(), before anybody had them.
+    # What the system had just opened, and nobody held yet: a pidfd, or a pipe that Python makes.
     assert report["descriptors"] <= 2
 
 
