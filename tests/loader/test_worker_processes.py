@@ -52,7 +52,7 @@ from spdl_torch import DistributedSampler, ImageFolder
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.loader import opening as backends, vouching
 from spdl_torch.loader.backends.processes import process as child_process, worker_process
-from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire
+from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.known_parts import is_stateless
 from spdl_torch.observe import tracing
 
@@ -114,7 +114,7 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog, proc
 @pytest.fixture
 def wires():
     """Both ends of a wire."""
-    ours, theirs = map(Wire, socket.socketpair())
+    ours, theirs = map(Wire, socket_pair())
     yield ours, theirs
     ours.close()
     theirs.close()

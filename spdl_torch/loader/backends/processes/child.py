@@ -24,12 +24,12 @@ from .signals import leave_to_the_trainer
 from .trainer import Trainer
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator, Sequence
 
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..load_spec import LoadSpec
+    from .wire import OwnedSocket
 
 
 class Beginning(NamedTuple):
@@ -49,7 +49,7 @@ class Beginning(NamedTuple):
     when the server started. None = the child is forked, and already has it."""
 
 
-def main(end: socket.socket, asked: socket.socket, beginning: Beginning) -> None:
+def main(end: OwnedSocket, asked: OwnedSocket, beginning: Beginning) -> None:
     """Run until the trainer hangs up, or is gone; then multiprocessing ends the process, as it ends
     torch's workers.
 

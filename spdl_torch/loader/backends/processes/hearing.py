@@ -21,7 +21,7 @@ from ..epoch import record
 from ..jobs import NO_BATCHES, Failed, Loaded
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
-from .wire import OwnedSocket
+from .wire import socket_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ class Hearing:
         """Whether what is there was read since this was last set to False."""
         self._polled: Mapping[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, WorkerProcess] = {}
-        self._waker, self._woken = map(OwnedSocket, socket.socketpair())
+        self._waker, self._woken = socket_pair()
         self._poll = self._new_poll()
 
     def _new_poll(self) -> select.poll:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from ....engine.recorder import CAPACITY
 from ....engine.rings import SharedRing
 from ..activity import Activity, describe_activities
-from .wire import File, OwnedSocket, anonymous_file
+from .wire import File, anonymous_file
 
 if TYPE_CHECKING:
-    import socket
+    from .wire import OwnedSocket
 
 PARTS = ("fetch", "collate")
 """What the ring's turns consist of."""
@@ -142,9 +142,9 @@ class Guard:
     the process when that is gone. It keeps nothing of the user's: the dataset ends with its worker.
     """
 
-    def __init__(self, end: socket.socket, page: Page) -> None:
+    def __init__(self, end: OwnedSocket, page: Page) -> None:
         """``end``: of a socket by which the trainer asks, with any byte."""
-        self._end = OwnedSocket(end)
+        self._end = end
         self._page = page
         self.activity = Activity()
         """What the worker does now; the worker, on the main thread, writes it."""

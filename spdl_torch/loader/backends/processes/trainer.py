@@ -25,7 +25,6 @@ from .messages import Answer, Fatal, Free, LogLine, Restart, content_of
 from .wire import Wire
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
     from ...checkpoint.user_state import WorkerState
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ...stats.counts import WorkerCounts
     from ..jobs import Result
     from .page import Page
-    from .wire import File
+    from .wire import File, OwnedSocket
 
 _READINGS_NS = 100_000_000  # the least time between readings; the last batch always has one
 
@@ -43,7 +42,7 @@ class Trainer:
     which any thread may call: what our loggers log is sent, too.
     """
 
-    def __init__(self, end: socket.socket, page: Page) -> None:
+    def __init__(self, end: OwnedSocket, page: Page) -> None:
         self.wire = Wire(end)
         self.writer = SlabWriter()
         """What packs the batches."""

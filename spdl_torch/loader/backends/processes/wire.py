@@ -7,8 +7,10 @@ waits until the other reads.
 
 from __future__ import annotations
 
+import _socket
 import array
 import errno
+import itertools
 import mmap
 import os
 import select
@@ -16,12 +18,15 @@ import socket
 import struct
 import tempfile
 from collections import deque
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LONG_BYTES = 4 * 1024
+
+_KIND = socket.AF_UNIX, socket.SOCK_STREAM, 0
 
 _head = struct.Struct("<IBB")  # the bytes that follow, whether they name a file, descriptors
 
@@ -51,13 +56,13 @@ class File(int):
     __del__ = close
 
 
-class OwnedSocket(socket.socket):
+class OwnedSocket(socket.SocketType):
     """A socket that is closed with its last reference, without the warning of Python's: one that
-    lives until the interpreter is taken down has done nothing wrong."""
+    lives until the interpreter is taken down has done nothing wrong. It is of C, so that making one
+    runs no line of Python, where Ctrl-C might come and the descriptor be lost."""
 
-    def __init__(self, found: socket.socket) -> None:
-        super().__init__(fileno=found.detach())
-        self.settimeout(None)  # a new socket has the process's default timeout
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(self.fileno()),)  # to a child that is being started
 
     def hang_up(self) -> None:
         """End the waits of both sides. Never blocks; safe in a finalizer, and on any thread."""
@@ -66,7 +71,22 @@ class OwnedSocket(socket.socket):
         except OSError:
             pass  # the other side hung up first, or this is a forked process's copy
 
-    __del__ = socket.SocketType.close  # of C: Ctrl-C may have cut __init__ off
+    __del__ = socket.SocketType.close
+
+
+def socket_pair() -> tuple[OwnedSocket, OwnedSocket]:
+    """Return the two ends of a socket."""
+    numbers = map(socket.SocketType.detach, _socket.socketpair())
+    ours, theirs = [*map(OwnedSocket, *map(itertools.repeat, _KIND), numbers)]  # in C, at once
+    ours.settimeout(None)  # a new socket has the process's default timeout
+    theirs.settimeout(None)
+    return ours, theirs
+
+
+def _received(number: Any) -> OwnedSocket:
+    end = OwnedSocket(*_KIND, number.detach())
+    end.settimeout(None)
+    return end
 
 
 def anonymous_file(name: str, size: int = 0) -> File:
@@ -99,8 +119,8 @@ def content_of(file: File) -> mmap.mmap:
 class Wire:
     """One side's end of the socket. One thread at a time reads, and one writes."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = OwnedSocket(end)
+    def __init__(self, end: OwnedSocket) -> None:
+        self.socket = end
         self.is_over = False
         """Whether the other side has hung up, or is gone, and all that it sent was read."""
         self._came = bytearray()

@@ -28,7 +28,7 @@ from .messages import Answer, Fatal, LogLine, Restart, message_of
 from .page import Page
 from .process import ChildProcess, start_child
 from .start_methods import context_of, forks
-from .wire import OwnedSocket, Wire
+from .wire import Wire, socket_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -106,10 +106,9 @@ class WorkerProcess:
         self._context = equipment.context
         self._owner = os.getpid()
         self._process: ChildProcess | None = None
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         self.wire = Wire(ours)
-        asks, asked = socket.socketpair()
-        self._guard = OwnedSocket(asks)
+        self._guard, asked = socket_pair()
         is_forked = equipment.are_copies
         beginning = Beginning(
             self.page,
