@@ -40,7 +40,7 @@ def compare(options: argparse.Namespace) -> int:
     for number, options.loader in enumerate(_TURNS, 1):
         print(f"spdl-torch run: turn {number}: {options.loader}", file=sys.stderr, flush=True)
         found[options.loader].append(_turn(options, number))
-    print(f"{'':48}{'torch':>16}{'ours':>16}  ours/torch")
+    print(f"{'':48}{'torch':>20}{'ours':>20}  ours/torch")
     for name in found["torch"][0]:
         with suppress(KeyError):  # not in every turn
             print(_row(name, *([each[name] for each in turns] for turns in found.values())))
@@ -99,7 +99,7 @@ def leave_figures(sites: list[Any], folder: Path) -> None:
 def _row(name: str, torchs: list[float], ours: list[float]) -> str:
     """Return means of the turns with half of what is between them, and the turns' ratios."""
     cells = "".join(
-        f"{f'{_shown(mean(each))} ±{_shown((max(each) - min(each)) / 2)}':>16}"
+        f"{f'{_shown(mean(each))} ±{_shown((max(each) - min(each)) / 2)}':>20}"
         for each in (torchs, ours)
     )
     ratios = [b / a for a, b in zip(torchs, ours, strict=True)]
