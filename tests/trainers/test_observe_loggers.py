@@ -158,6 +158,20 @@ def test_logger_that_fails_stops_nothing(caplog):
     assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
+def test_writer_of_scalars_alone_gets_no_text(caplog):
+    """Where the workers run is a text, which it does not take."""
+
+    class Scalars(dict):
+        def add_scalar(self, name, value, step):
+            self[name] = value
+
+    source, seen = loader(), Scalars()
+    with recording(source, logger=seen):
+        list(source)
+    assert "data/fetch/busy_ratio" in seen
+    assert not caplog.records
+
+
 def test_errors_name_what_was_expected():
     """Before the block begins. ``[]`` is for ranks that log nothing."""
     source = loader()

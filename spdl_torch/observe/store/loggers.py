@@ -37,7 +37,7 @@ def opened(logger: Any) -> Logger:
     """
     library = (getattr(logger, "__name__", "") or type(logger).__module__).split(".")[0]
     if hasattr(logger, "add_scalar"):  # a SummaryWriter, torch's or tensorboardX's
-        return Logger(partial(_log_scalars, logger), logger.add_text)
+        return Logger(partial(_log_scalars, logger), getattr(logger, "add_text", None))
     if library == "wandb":
         return Logger(partial(_log_to_wandb, _wandb_run(logger)))
     if library == "mlflow":
