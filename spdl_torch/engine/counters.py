@@ -143,8 +143,8 @@ class CallClock:
     """The CPU time of one thread's calls, for less than reading its clock twice in each. Only that
     thread uses it.
 
-    That clock takes 0.2 to 3 µs to read, up to thirty times as long as the wall clock. Of short
-    calls one in eight is timed, and stands for the others. A call of 0.2 ms or more stands for
+    That clock takes 0.2 to 1 µs to read, ten times as long as the wall clock. Of short calls one in
+    eight is timed, and stands for the others. A call of 0.2 ms or more stands for
     itself alone, as there may be few of these and most of the time in them. Nobody knows at its
     beginning how long it will take; but the clock only goes on, so it is enough to have read it a
     little earlier.

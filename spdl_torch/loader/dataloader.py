@@ -26,7 +26,7 @@ from .iterator import LoaderIterator
 from .loader_state import LoaderState
 from .sampling.sampler_chain import divides_itself, is_shared_out
 from .stats.dataset_stats import dataset_stats
-from .stats.remarks import start_remark, with_remarks, with_remarks_of
+from .stats.remarks import start_remark, with_remarks_of
 from .user_warnings import warn_once
 
 if TYPE_CHECKING:
@@ -335,6 +335,8 @@ class DataLoader(BaseLoader[T_co]):
         if self.persistent_workers:
             action = report.verdict.action.replace(" or persistent_workers=True", "")
             report = replace(report, verdict=replace(report.verdict, action=action))
+        from ..observe.verdict.report import with_remarks  # it was brought by the report
+
         decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
         on_start = self._remark_on_start(report)
         return with_remarks(report, *decided, *([on_start] if on_start else ()))

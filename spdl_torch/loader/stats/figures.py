@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...engine.statistics import PipelineStats, StageStats
 from ...machine.readings import Probes, probes_between
-from .remarks import with_remarks
 
 if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
@@ -19,7 +18,8 @@ _POOLED = ("fetch", "collate")
 
 def report_of(measured: Measured | None) -> Report:
     """Return the report on what was measured; None = nothing has run yet."""
-    from ...observe.verdict.report import make_report  # judges: statistics alone need none
+    # They judge: statistics alone need none.
+    from ...observe.verdict.report import make_report, with_remarks
 
     if measured is None:
         return make_report(stats_of(None), Probes(), pooled=_POOLED)

@@ -34,6 +34,8 @@ def with_remarks_of(
     the loop has had on all ranks, for ``progress_remarks()`` of a dataset that has it; None =
     unknown.
     """
+    from ...observe.verdict.report import with_remarks  # the report has brought it
+
     report = _with_action_for(dataset, report)
     if one_by_one:
         report = with_remarks(report, *_remarks_on_short_samples(dataset, report))
@@ -102,11 +104,3 @@ def start_remark(report: Report, first_seconds: float, start_seconds: float) -> 
         "the last one. persistent_workers=True keeps them, with the dataset as it was when they "
         "started."
     )
-
-
-def with_remarks(report: Report, *remarks: str) -> Report:
-    """Return the report with these remarks after its own."""
-    if not remarks:
-        return report
-    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
-    return replace(report, verdict=verdict)
