@@ -15,7 +15,7 @@ from ..io._cache.samples import sample_from, sample_parts
 from ..io._image.images import read_sources
 from ..io._remote import is_url
 from ..loader.differences import path_of_difference
-from .sources import TarShards
+from .sources import Parquet, TarShards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -252,13 +252,13 @@ def _sample_stamps(dataset: Any, identity: str, *, is_checked: bool) -> Callable
 
 
 def _name_of(dataset: Any) -> str:
-    """Return a string that tells datasets apart: class, length and root; of shards their names and
-    part, and of what comes from URLs the options of its file system.
+    """Return a string that tells datasets apart: class, length and root; of shards and of Parquet
+    their names and part, and of what comes from URLs the options of its file system.
     """
     parts = [type(dataset).__qualname__, str(len(dataset))]
     root = getattr(dataset, "root", None)
     parts.append(os.path.abspath(root) if isinstance(root, str | os.PathLike) else repr(root))
-    if isinstance(dataset, TarShards):
+    if isinstance(dataset, TarShards | Parquet):
         parts += [repr(dataset), *map(_whole, dataset.urls)]
     if options := getattr(dataset, "storage_options", None):
         parts.append(_without_addresses(options))

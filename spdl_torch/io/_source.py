@@ -11,17 +11,34 @@ from torch import Tensor
 
 from ._remote import is_url, read_url
 
-Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO
+Source: TypeAlias = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | Tensor | BinaryIO | dict[str, Any]
+)
 """A path, a URL that fsspec opens, the encoded bytes (as bytes or as a uint8 tensor of one
-dimension), or a binary file."""
+dimension), a binary file, or what Hugging Face's datasets store: ``{"bytes": ..., "path": ...}``,
+of which the path is used where the bytes are None."""
 
 Memory: TypeAlias = Any
 """``bytes``, or a uint8 array of one dimension: slices are cheap, ``bytes()`` copies them. The type
 checker knows no buffers of arrays before Python 3.12."""
 
 
+def stored(source: Any) -> Any:
+    """Return the bytes or the path in what Hugging Face's datasets store; other sources as they
+    are. Raises: TypeError: neither is there."""
+    if not isinstance(source, dict):
+        return source
+    content = source.get("bytes")
+    found = source.get("path") if content is None else content
+    if found is None:
+        raise TypeError(f"a source that is a dict has neither bytes nor a path: {sorted(source)}.")
+    return found
+
+
 def source_name(source: Any) -> str:
     """Return the source's name in errors: its path, or ``<bytes>`` for memory of any kind."""
+    if isinstance(source, dict):
+        return str(source.get("path") or "<bytes>")
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     if isinstance(source, Tensor) or view_of(source) is not None:
@@ -35,6 +52,7 @@ def read_source(source: Source) -> Tensor:
     Returns: a uint8 tensor of one dimension, CPU.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
+    source = stored(source)
     if isinstance(source, Tensor):
         return bytes_of_tensor(source, "image")
     if isinstance(source, np.ndarray):
@@ -62,6 +80,7 @@ def memory_of(source: Any, kind: str) -> Memory:
         if the source is. A path is read in one call into new memory, which is writable.
     Raises: OSError: a path cannot be read; TypeError: not a source.
     """
+    source = stored(source)
     if isinstance(source, Tensor):
         return bytes_of_tensor(source, kind).numpy()
     if isinstance(source, str | os.PathLike):

@@ -67,8 +67,11 @@ def hand_overs(
 
 
 def wait_for_batch(batches: Any) -> None:
-    """Wait until the workers have a batch ready, or will have none."""
+    """Wait until the workers have a batch ready, or will have none. Batches that the loop reads
+    itself, of processes, are not waited for: nothing but ``next`` would find them."""
     outlet: Any = getattr(batches, "_outlet", ())  # torch's has none, and () has no batch ever
+    if hasattr(outlet, "heard"):  # of processes, as this thread reads what they send
+        return
     while outlet != () and not len(outlet) and not outlet.closed:
         time.sleep(0.001)
 

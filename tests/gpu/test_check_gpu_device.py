@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import subprocess
@@ -133,7 +134,11 @@ def test_hand_over_begins_when_the_batch_is_there():
     hand_over.wait_for_batch(batches)
 
 
-@pytest.mark.parametrize("load", [DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize(
+    "load",
+    [DataLoader, functools.partial(DataLoader, isolation="process"), torch.utils.data.DataLoader],
+    ids=["threads", "processes", "torch"],
+)
 def test_requests_are_distinguished(load):
     """In our iterators, and in torch's: they ask on this thread, by a method of that name."""
     batches = iter(load(list(range(60)), num_workers=2))

@@ -245,12 +245,12 @@ def public_members(cls):
 
 
 PARAMETERS_OF = {
-    *("DistributedRandomSampler", "FileList", "Files", "ImageFolder", "MixtureSampler", "ToFloat"),
-    *("PipelineDataset", "Reader", "SQLiteStatsWriter", "TarShards"),
+    *("DistributedRandomSampler", "FileList", "Files", "ImageFolder", "MixtureSampler", "Parquet"),
+    *("PipelineDataset", "Reader", "SQLiteStatsWriter", "TarShards", "ToFloat"),
 }
 MEMBERS_OF = {
-    *("CachedDataset", "GroupedDataset", "Mixture", "PerfParams", "Pipeline", "PipelineBuilder"),
-    *("PipelineDataset", "Profile", "Reader", "SQLiteStatsWriter", "TarShards"),
+    *("CachedDataset", "GroupedDataset", "Mixture", "Parquet", "PerfParams", "Pipeline"),
+    *("PipelineBuilder", "PipelineDataset", "Profile", "Reader", "SQLiteStatsWriter", "TarShards"),
 }
 FIGURES = {"TaskPerfStats", "QueuePerfStats", "StageStats", "PipelineStats"}
 

@@ -31,7 +31,7 @@ from spdl_torch.io._tar import TarReader
 from ._shard import every_sample, grouped_samples, key_and_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ._shard import ShardFiles
 
@@ -334,6 +334,23 @@ def part_of(first: int, end: int, index: int, count: int) -> tuple[int, int]:
     length, rest = divmod(end - first, count)
     begin = first + index * length + min(index, rest)
     return begin, begin + length + (index < rest)
+
+
+def pieces(
+    first_items: Sequence[int], order: Iterable[int], first: int, end: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield what of each group lies between places ``first`` and ``end``, with the groups in this
+    order: the group's number, and the bounds in it.
+
+    first_items: the number of each group's first item, and that of all items.
+    """
+    place = 0  # of the group's first item, in that order
+    for number in order:
+        length = first_items[number + 1] - first_items[number]
+        low, high = max(first - place, 0), min(end - place, length)
+        place += length
+        if low < high:
+            yield number, low, high
 
 
 def _load_all(urls: Sequence[str], storage_options: Mapping[str, Any]) -> Iterator[TarIndex]:

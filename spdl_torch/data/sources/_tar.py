@@ -18,7 +18,7 @@ from spdl_torch.shown_text import counted
 
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
-from ._index import IndexedSamples, index_path, part_of
+from ._index import IndexedSamples, index_path, part_of, pieces
 from ._shard import ShardFiles, numbered_samples
 from ._stream import StreamSource
 
@@ -207,15 +207,9 @@ class TarShards(StreamSource[dict[str, Any]]):
         self, indexed: IndexedSamples, shards: list[int], start: int
     ) -> Iterator[dict[str, Any]]:
         first, end = self._range(indexed)
-        first += start
-        place = 0  # of the shard's first sample, in the epoch's order
-        for shard in shards:
-            begin, stop = indexed.first_samples[shard : shard + 2]
-            low, high = max(first - place, 0), min(end - place, stop - begin)
-            place += stop - begin
-            if low < high:
-                samples = indexed.samples(begin + low, begin + high)
-                yield from self._unless_damaged(samples)
+        for shard, low, high in pieces(indexed.first_samples, shards, first + start, end):
+            begin = indexed.first_samples[shard]
+            yield from self._unless_damaged(indexed.samples(begin + low, begin + high))
 
     def _part(self, shards: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], int, int]:
         """Return the shards to read, of those with their places in the epoch, and this part's turn

@@ -24,7 +24,7 @@ from ...scopes import scope
 from .._remote import is_url
 from .._resuming import open_resuming
 from .._retry import RetryPolicy
-from .._source import read_source, source_name
+from .._source import read_source, source_name, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ class MediaFile:
     ) -> None:
         self.name = name or source_name(source)
         """The name in errors."""
-        self.source = source
+        self.source = stored(source)
         self._config = config
         self._position: int | None = None
 

@@ -6,7 +6,7 @@ What is compared is what a sample is made of (types, keys, lengths, shapes), nev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _MOST_SAMPLES, _MOST_PARTS, _MOST_DEEP = 4096, 64, 4
@@ -19,7 +19,7 @@ def odd_sample(samples: Any) -> str:
     Never raises: the user's error is being handled meanwhile.
     """
     try:
-        if not isinstance(samples, list | tuple) or len(samples) < 3:
+        if not isinstance(samples, Sequence) or len(samples) < 3:
             return ""
         parts = [dict(_parts(sample)) for sample in samples[:_MOST_SAMPLES]]
         usual, number = Counter(map(_frozen, parts)).most_common(1)[0]

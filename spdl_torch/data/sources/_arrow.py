@@ -1,0 +1,202 @@
+"""Tables of Arrow as items: their columns as tensors, their rows; and tables that are kept."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+_KEPT_BYTES = 1 << 28
+
+
+def columns_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+    """Return the columns by name: tensors where they are numbers without a null, else lists.
+
+    The tensors have memory of their own, which can be written.
+    """
+    return {name: _column(each) for name, each in _named_arrays(table)}
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield the rows: dicts of numpy's scalars, of tensors where a value has dimensions, and of
+    Python's objects."""
+    names = table.schema.names
+    columns = [_values(_column(each)) for _, each in _named_arrays(table)]
+    for row in zip(*columns, strict=True):
+        yield dict(zip(names, row, strict=True))
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """The rows of a table, made when somebody asks for one."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self._rows: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, place: Any) -> Any:
+        if self._rows is None:
+            self._rows = list(rows_of(self._table))
+        return self._rows[place]
+
+    @property
+    def collated(self) -> dict[str, Any] | None:
+        """The batch, as ``default_collate`` makes it of the rows; None = it cannot."""
+        columns = columns_of(self._table)
+        try:
+            return {
+                name: column if isinstance(column, torch.Tensor) else default_collate(column)
+                for name, column in columns.items()
+            }
+        except Exception:  # the rows bring the same error, to whoever collates them
+            return None
+
+
+def sized(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of ``size``; the last one may have fewer."""
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    room = size
+    for batch in batches:
+        while len(batch) >= room:
+            yield pa.Table.from_batches([*waiting, batch[:room]])
+            batch, waiting, room = batch[room:], [], size
+        if len(batch):
+            waiting.append(batch)
+            room -= len(batch)
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def shuffled(table: pa.Table, seed: int) -> pa.Table:
+    """Return the rows in an order that the seed determines."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return table.take(torch.randperm(len(table), generator=generator, device="cpu").numpy())
+
+
+def _named_arrays(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        yield name, column if hasattr(column, "offset") else column.combine_chunks()
+
+
+def _column(array: pa.Array) -> Any:
+    """Return a tensor, or a list with a value for each row."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return _numbers(array)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _lists(array)
+    return array.to_pylist()
+
+
+def _numbers(array: pa.Array) -> Any:
+    import pyarrow as pa
+
+    if array.null_count:
+        zero = False if pa.types.is_boolean(array.type) else 0
+        values = array.fill_null(zero).to_numpy(zero_copy_only=False)
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        return [each if known else None for each, known in zip(values, valid, strict=True)]
+    return torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False)))
+
+
+def _lists(array: pa.Array) -> Any:
+    """Return lists of one size as one tensor, others as a tensor each; as Python's lists those that
+    are not of numbers, or have a null."""
+    import pyarrow as pa
+
+    if not array.null_count:
+        inner = _column(array.flatten())
+        if isinstance(inner, torch.Tensor):
+            if pa.types.is_fixed_size_list(array.type):
+                return inner.view(len(array), array.type.list_size, *inner.shape[1:])
+            return list(inner.split(array.value_lengths().to_pylist()))
+        if not _is_of_numbers(array.type):
+            return array.to_pylist()
+    return [_column(each.values) if each.is_valid else None for each in array]
+
+
+def _is_of_numbers(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    while hasattr(kind, "value_type") and not pa.types.is_map(kind):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _values(column: Any) -> Any:
+    """Return a column's value for each row."""
+    if not isinstance(column, torch.Tensor):
+        return column
+    return list(column.numpy()) if column.ndim == 1 else column.unbind()
+
+
+class KeptTables:
+    """The tables that were asked for last, up to 256 MB and at least one. Threads share them: who
+    asks for one that another is reading waits for that. Another process has none at first."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[int, Future[pa.Table]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __reduce__(self) -> Any:
+        return KeptTables, ()
+
+    def get(self, number: int, read: Callable[[int], pa.Table]) -> pa.Table:
+        """Return a table, which ``read`` reads if it is not here. Raises: what that raises."""
+        if self._process != os.getpid():  # forked, where another thread may hold the lock
+            self._begin()
+        with self._lock:
+            found = self._tables.get(number)
+            if found is not None:
+                self._tables.move_to_end(number)
+            else:
+                reading = self._tables[number] = Future[Any]()
+        if found is not None:
+            return found.result()
+        try:
+            table = read(number)
+        except BaseException as error:
+            with self._lock:
+                self._tables.pop(number, None)
+            reading.set_exception(error)
+            raise
+        reading.set_result(table)
+        self._make_room(table.nbytes)
+        return table
+
+    def _make_room(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_bytes += num_bytes
+            for number in list(self._tables)[:-1]:
+                table = self._tables[number]
+                if self._num_bytes <= _KEPT_BYTES or not table.done():
+                    break
+                del self._tables[number]
+                self._num_bytes -= table.result().nbytes

@@ -1,0 +1,348 @@
+"""Rows of Parquet files: one after the other from any place on, or by their numbers."""
+
+from __future__ import annotations
+
+import glob
+import os
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spdl_torch.errors import DecodeError
+from spdl_torch.io._remote import is_url
+from spdl_torch.io._resuming import open_resuming
+from spdl_torch.io._retry import RETRIES, RetryPolicy
+from spdl_torch.scopes import scope
+from spdl_torch.shown_text import counted
+
+from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized
+from ._base import DataSource, check_start, random_of, seed_of
+from ._files import find_files, nothing_found
+from ._index import part_of, pieces
+from ._stream import Mix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_ENDINGS = (".parquet", ".parq", ".pq")
+_NUM_THREADS = 16  # that read the footers of remote files
+_READ_BYTES = 8 << 20  # that are decoded at once, about
+_MOST_ROWS = 1 << 16  # and rows
+
+
+class Parquet(DataSource[dict[str, Any]]):
+    """The rows of Parquet files, or batches of rows. A source of pipelines, and a map-style dataset
+    for loaders. Needs pyarrow: ``pip install spdl-torch[parquet]``.
+
+    files: one or more paths, folders, globs or URLs that fsspec opens, such as
+        ``"hf://datasets/OWNER/NAME/**/*.parquet"``. The matches of a glob and the files of a folder
+        (``.parquet``, ``.parq``, ``.pq``) are sorted; everything else keeps its order.
+    columns: the names of those to read, in this order; None = all of the first file. Files must
+        have them with the same types.
+    batch_size: None: an item is a row. A number: an item is a batch of so many consecutive rows,
+        the last one perhaps of fewer, across row groups and files.
+    retries: attempts to go on with a file of a URL whose connection is lost.
+    storage_options: options of fsspec's file system.
+
+    An item is a dict by column. In a batch, columns of numbers and booleans are tensors of the
+    column's type, (rows,), and lists of fixed size tensors (rows, size, ...); other lists of
+    numbers are lists with a tensor for each row. In a row, these are numpy scalars and tensors.
+    Everything else (strings, bytes, times, structs, any column with a null in the batch or beside
+    the row) has Python's types, as ``pyarrow`` gives them. ``decode_image`` and ``load_audio`` take
+    Hugging Face's ``{"bytes": ..., "path": ...}`` as they are.
+
+    Positions are exact: ``len()`` is known from the files' footers, which are read at once, and
+    ``iterate(start)`` reads no row group but those with rows from there on.
+
+    ``shard``: parts of consecutive rows of the epoch's order; their lengths in rows differ by one
+    at most.
+
+    ``shuffle``: the order of the row groups by ``(seed, epoch)``, then that of the rows among each
+    ``buffer_size`` consecutive ones (None = 1000), which are in memory at once.
+
+    As a map-style dataset it gives a batch in one read of each row group that has rows of it, and
+    up to 256 MB of row groups stay in the memory of a process; threads may share it.
+
+    Raises: ImportError: pyarrow is not installed; FileNotFoundError: nothing matches; ValueError:
+    no files, no such column, or columns of several types; DecodeError, also while reading: no
+    Parquet file, or a damaged one; SourceChangedError: a file of a URL was replaced meanwhile.
+    """
+
+    thread_safe = True
+
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        columns: Sequence[str] | None = None,
+        *,
+        batch_size: int | None = None,
+        retries: int = RETRIES,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(columns, str):
+            raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"Parquet: batch_size must be >= 1 or None, got {batch_size}.")
+        given = [files] if isinstance(files, str | os.PathLike) else list(files)
+        options = dict(storage_options or {})
+        self._urls = tuple(name for each in given for name in _found(os.fspath(each), options))
+        if not self._urls:
+            raise ValueError("Parquet: expected at least one file, got none.")
+        self.storage_options = options
+        """As given."""
+        self._policy = RetryPolicy(retries)
+        self._batch_size = batch_size
+        self._footers = self._read_footers()
+        self._columns = self._common_columns(columns)
+        self._first_rows, self._places = array("q", [0]), []
+        for number, footer in enumerate(self._footers):
+            for group in range(footer.num_row_groups):
+                num_rows = footer.row_group(group).num_rows
+                self._first_rows.append(self._first_rows[-1] + num_rows)
+                self._places.append((number, group))
+        self._parts: tuple[tuple[int, int], ...] = ()
+        self._mix: Mix | None = None
+        self._kept = KeptTables()
+
+    def __repr__(self) -> str:
+        what = f"{counted(len(self._urls), 'file')}, columns {', '.join(self._columns)}"
+        if self._batch_size is not None:
+            what += f", batches of {self._batch_size}"
+        parts = "".join(f", shard({index}, {count})" for index, count in self._parts)
+        return f"<Parquet of {what}{parts}>"
+
+    def __len__(self) -> int:
+        """Return the number of items in this part."""
+        first, end = self._range()
+        return -(-(end - first) // (self._batch_size or 1))
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        """Read the item at a position of this part.
+
+        Raises: IndexError; TypeError: the source is shuffled; DecodeError: the file is damaged.
+        """
+        (item,) = self.__getitems__([position])
+        return item
+
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[dict[str, Any]]:
+        """Read the items at these positions. With torch's ``default_collate``, rows become a batch
+        without passing through rows. Raises: as ``[position]``."""
+        self._check_order()
+        length, size = len(self), self._batch_size
+        places = np.array(positions, np.int64)
+        outside = (places < -length) | (places >= length)
+        if outside.any():
+            wrong = places[outside][0]
+            raise IndexError(f"Parquet: position must be below {length}, got {wrong}.")
+        places[places < 0] += length
+        first, end = self._range()
+        if size is None:
+            return Rows(self._taken(places + first))
+        starts = (places * size + first).tolist()
+        return [columns_of(self._taken(np.arange(at, min(at + size, end)))) for at in starts]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The names of all files, regardless of parts and shuffling."""
+        return self._urls
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are read."""
+        return self._columns
+
+    def shard(self, index: int, count: int) -> Parquet:
+        """Return part ``index`` of ``count``; see the class."""
+        self._check_shard(index, count)
+        return self._with(_parts=(*self._parts, (index, count)))
+
+    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> Parquet:
+        """Return a source of the same rows in another order for every ``(seed, epoch)``; see the
+        class. Raises: ValueError: ``buffer_size`` < 1."""
+        return self._with(_mix=Mix(seed, buffer_size, "Parquet.shuffle"))
+
+    def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Iterate from the ``start``-th item on; row groups before it are not read."""
+        check_start(self, start)
+        return self._items(start * (self._batch_size or 1))
+
+    def _items(self, start: int) -> Iterator[dict[str, Any]]:
+        """Yield the items from the ``start``-th row of this part on."""
+        first, end = self._range()
+        if self._mix is None:
+            batches = self._read(range(len(self._places)), first + start, end)
+        else:
+            batches = self._mixed(self._mix, first, end, start)
+        if self._batch_size is None:
+            for batch in batches:
+                yield from rows_of(batch)
+            return
+        for table in sized(batches, self._batch_size):
+            yield columns_of(table)
+
+    def _mixed(self, mix: Mix, first: int, end: int, start: int) -> Iterator[Any]:
+        """Yield the rows of a part in the order of the epoch: window after window is shuffled, so
+        that none before that of ``start`` has to be read."""
+        place = [number for part in self._parts for number in part]
+        order = list(range(len(self._places)))
+        random_of("groups", mix.seed, self._epoch).shuffle(order)
+        window, skipped = divmod(start, mix.buffer_size)
+        tables = sized(self._read(order, first + window * mix.buffer_size, end), mix.buffer_size)
+        for number, table in enumerate(tables, window):
+            seed = seed_of("window", mix.seed, self._epoch, number, *place)
+            yield from shuffled(table, seed)[skipped:].to_batches()
+            skipped = 0
+
+    def _read(self, order: Sequence[int], first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows ``first`` to ``end``, with row groups in this order."""
+        found = pieces(self._first_rows, order, first, end)
+        for file, here in groupby(found, key=lambda piece: self._places[piece[0]][0]):
+            with self._opened(file) as opened:
+                for number, low, high in here:
+                    yield from self._read_group(opened, self._places[number], low, high)
+
+    def _read_group(
+        self, opened: pq.ParquetFile, place: tuple[int, int], low: int, high: int
+    ) -> Iterator[pa.RecordBatch]:
+        row, rows_at_once = 0, self._rows_at_once(place[0])
+        with self._damage_in(*place):
+            batches = opened.iter_batches(
+                rows_at_once, [place[1]], list(self._columns), use_threads=False
+            )
+        while row < high:
+            with self._damage_in(*place):
+                batch = next(batches)
+            if row + len(batch) > low:
+                yield batch.select(self._columns)[max(low - row, 0) : high - row]
+            row += len(batch)
+
+    def _taken(self, rows: np.ndarray[Any, Any]) -> pa.Table:
+        """Return these rows, in this order, from row groups that are kept for later calls."""
+        import pyarrow as pa
+
+        groups = np.searchsorted(self._first_rows, rows, "right") - 1
+        tables, places = [], []
+        for group in np.unique(groups).tolist():
+            (here,) = np.nonzero(groups == group)
+            tables.append(
+                self._kept.get(group, self._table).take(rows[here] - self._first_rows[group])
+            )
+            places.append(here)
+        if len(tables) == 1:
+            return tables[0]
+        return pa.concat_tables(tables).take(np.argsort(np.concatenate(places)))
+
+    def _table(self, number: int) -> pa.Table:
+        """Read a whole row group."""
+        file, group = self._places[number]
+        with self._opened(file) as opened, self._damage_in(file, group):
+            table = opened.read_row_group(group, list(self._columns), use_threads=False)
+            return table.select(self._columns)
+
+    def _opened(self, file: int) -> AbstractContextManager[pq.ParquetFile]:
+        """Open a file, for one thread."""
+        return self._open(self._urls[file], self._footers[file])
+
+    @scope
+    def _open(self, name: str, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise ImportError(
+                "Parquet needs pyarrow: pip install pyarrow (the extra parquet)."
+            ) from error
+        if not is_url(name):
+            with pq.ParquetFile(name, metadata=footer) as opened:
+                yield opened
+            return
+        with (
+            open_resuming(name, self._policy, self.storage_options, seekable=True) as content,
+            pq.ParquetFile(content, metadata=footer, pre_buffer=True) as opened,
+        ):
+            yield opened
+
+    def _damage_in(self, file: int, group: int) -> AbstractContextManager[None]:
+        return _damage_of(f"{self._urls[file]}: row group {group}")
+
+    def _rows_at_once(self, file: int) -> int:
+        """Return how many rows are decoded at once, by the size that the file's footer says."""
+        group = self._footers[file].row_group(0) if self._footers[file].num_row_groups else None
+        if group is None or not group.num_rows:
+            return 1
+        return max(1, min(_MOST_ROWS, _READ_BYTES * group.num_rows // (group.total_byte_size or 1)))
+
+    def _range(self) -> tuple[int, int]:
+        """Return the bounds of this part among all rows, in the epoch's order."""
+        first, end = 0, self._first_rows[-1]
+        for index, count in self._parts:
+            first, end = part_of(first, end, index, count)
+        return first, end
+
+    def _check_order(self) -> None:
+        if self._mix is not None:
+            raise TypeError(
+                "Parquet: the order of a shuffled source is known only while it is read. Take rows "
+                "by position before shuffle(), or ListSource(parquet).shuffle(seed)."
+            )
+
+    def _read_footers(self) -> list[pq.FileMetaData]:
+        def footer_of(name: str) -> pq.FileMetaData:
+            with _damage_of(f"{name}: its footer"), self._open(name) as opened:
+                return opened.metadata
+
+        if not any(map(is_url, self._urls)):
+            return [*map(footer_of, self._urls)]
+        with ThreadPoolExecutor(_NUM_THREADS) as executor:
+            return [*executor.map(footer_of, self._urls)]
+
+    def _common_columns(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of the columns. Raises: ValueError: a file does not have them, or with
+        another type."""
+        first = self._footers[0].schema.to_arrow_schema()
+        names = tuple(first.names if wanted is None else wanted)
+        for file, footer in zip(self._urls, self._footers, strict=True):
+            schema = footer.schema.to_arrow_schema()
+            for name in names:
+                if name not in schema.names:
+                    raise ValueError(
+                        f"Parquet: {file} has no column {name!r}, it has "
+                        f"{', '.join(map(repr, schema.names))}."
+                    )
+                here, there = schema.field(name).type, first.field(name).type
+                if here != there:
+                    raise ValueError(
+                        f"Parquet: column {name!r} is {here} in {file}, and {there} in "
+                        f"{self._urls[0]}. Write them with one type, or leave the column out."
+                    )
+        return names
+
+
+@scope
+def _damage_of(what: str) -> Iterator[None]:
+    """Turn what Arrow raises on the content of a file into a DecodeError that says where it is."""
+    try:
+        yield
+    except Exception as error:
+        is_arrows = type(error).__module__.startswith("pyarrow")
+        if not is_arrows and not (type(error) is OSError and error.errno is None):
+            raise
+        raise DecodeError(f"{what} cannot be read: {error}") from error
+
+
+def _found(pattern: str, options: Mapping[str, Any]) -> list[str]:
+    is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
+    if is_named and (is_url(pattern) or os.path.isfile(pattern)):
+        return [pattern]
+    names = find_files(pattern, False, options)
+    if not glob.has_magic(pattern) and names != [pattern]:  # a folder's
+        names = [name for name in names if name.lower().endswith(_ENDINGS)]
+    if not names:
+        raise nothing_found("Parquet", pattern)
+    return sorted(names)

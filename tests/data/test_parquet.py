@@ -1,0 +1,406 @@
+"""Parquet files as a source and as a map-style dataset: every row once, in any place, as pyarrow
+reads it and as torch collates it."""
+
+import datetime
+import math
+import pickle
+from itertools import chain
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader as TorchLoader, default_collate
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.data import cached, mix, pack
+from spdl_torch.data.sources import ListSource, Parquet
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import decode_image
+from spdl_torch.pipeline import PipelineBuilder
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def write(folder, sizes, group_rows=3, **columns):
+    """Files of so many rows, with the rows' numbers as ``n``."""
+    first = 0
+    for number, size in enumerate(sizes):
+        numbers = np.arange(first, first + size)
+        made = {name: make(numbers) for name, make in columns.items()}
+        table = pa.table({"n": pa.array(numbers, pa.int64()), **made})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group_rows)
+        first += size
+    return folder
+
+
+def numbers_in(items):
+    """The rows' numbers in rows or batches."""
+    return [int(n) for each in items for n in np.atleast_1d(np.asarray(each["n"]))]
+
+
+SIZES = (7, 0, 3, 12, 1)
+ALL = list(range(sum(SIZES)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Five files of 7, 0, 3, 12 and 1 rows in row groups of 3."""
+    return write(
+        tmp_path_factory.mktemp("rows"),
+        SIZES,
+        x=lambda n: pa.array(n / 3, pa.float32()),
+        text=lambda n: pa.array([f"row {each}" for each in n], pa.string()),
+    )
+
+
+sources = st.builds(
+    lambda sizes, group, batch, shares, shuffle: (sizes, group, batch, shares, shuffle),
+    st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 7),
+    st.integers(1, 4),
+    st.none() | st.tuples(st.integers(0, 3), st.integers(1, 9)),
+)
+
+
+@settings(max_examples=150)
+@given(sources, st.integers(0, 3))
+def test_parts_have_each_row_once_and_go_on_anywhere(tmp_path_factory, drawn, epoch):
+    """Over files, row groups, windows and batches that begin and end anywhere."""
+    sizes, group_rows, batch_size, count, shuffle = drawn
+    root = write(tmp_path_factory.mktemp("any"), sizes, group_rows)
+    whole = Parquet(root, batch_size=batch_size)
+    if shuffle is not None:
+        whole = whole.shuffle(*shuffle)
+    parts = [whole.shard(index, count) for index in range(count)]
+    found = []
+    for part in parts:
+        part.set_epoch(epoch)
+        items = list(part)
+        assert len(items) == len(part)
+        rows = numbers_in(items)
+        if batch_size is not None:
+            assert [len(item["n"]) for item in items[:-1]] == [batch_size] * (len(items) - 1)
+            assert math.ceil(len(rows) / batch_size) == len(items)
+        for start in {0, 1, len(items) // 2, len(items), len(items) + 1}:
+            assert numbers_in(part.iterate(start)) == numbers_in(items[start:])
+        found.append(rows)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    joined = list(chain.from_iterable(found))
+    assert sorted(joined) == list(range(sum(sizes)))
+    if shuffle is None:
+        assert joined == sorted(joined)
+
+
+def test_the_order_is_that_of_seed_and_epoch(folder):
+    """Another epoch or seed has another order; the same ones the same, in another object, too."""
+    source = Parquet(folder).shuffle(1, buffer_size=100)
+    orders = []
+    for epoch in range(4):
+        source.set_epoch(epoch)
+        orders.append(tuple(numbers_in(source)))
+        again = Parquet(folder).shuffle(1, buffer_size=100)
+        again.set_epoch(epoch)
+        assert tuple(numbers_in(again)) == orders[-1]
+    assert len({*orders, tuple(numbers_in(Parquet(folder).shuffle(2)))}) == 5
+    assert tuple(ALL) not in orders
+
+
+def test_no_row_group_before_the_start_is_read(tmp_path):
+    """They may even be damaged, which reading them says."""
+    write(tmp_path, [12])
+    path = tmp_path / "0.parquet"
+    place = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place : place + 40] = bytes(40)
+    path.write_bytes(content)
+    source = Parquet(path)
+    assert numbers_in(source.iterate(6)) == ALL[6:12]
+    assert numbers_in([source[place] for place in (0, 11)]) == [0, 11]
+    with pytest.raises(DecodeError, match=r"0\.parquet: row group 1 cannot be read"):
+        list(source)
+    with pytest.raises(DecodeError, match=r"0\.parquet: row group 1 cannot be read"):
+        source[4]
+
+
+# --- items -----------------------------------------------------------------------------------
+
+
+def images(numbers):
+    """Pictures as Hugging Face stores them."""
+    return pa.array(
+        [{"bytes": bytes([n % 256]), "path": f"{n}.png"} for n in numbers],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
+
+
+KINDS = {
+    **{
+        name: (lambda n, name=name: pa.array(n % 100, getattr(pa, name)()))
+        for name in ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
+    },
+    "float16": lambda n: pa.array(n.astype(np.float16)),
+    "bool_": lambda n: pa.array(n % 2 == 0),
+    "string": lambda n: pa.array([f"é{each}" for each in n], pa.string()),
+    "binary": lambda n: pa.array([bytes([each]) * 3 for each in n], pa.binary()),
+    "fixed": lambda n: pa.array([[each, each + 1] for each in n], pa.list_(pa.float32(), 2)),
+    "matrix": lambda n: pa.array(
+        [[[each, 1], [2, 3], [4, each]] for each in n], pa.list_(pa.list_(pa.int16(), 2), 3)
+    ),
+    "tokens": lambda n: pa.array([[each, 5] for each in n], pa.list_(pa.int32())),
+    "classes": lambda n: pa.array([str(each % 3) for each in n]).dictionary_encode(),
+    "coded": lambda n: pa.array(n % 3, pa.int64()).dictionary_encode(),
+    "words": lambda n: pa.array([["a", str(each)] for each in n], pa.list_(pa.string())),
+    "image": images,
+}
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """Files with a column of each kind."""
+    return write(tmp_path_factory.mktemp("kinds"), (10, 4), 4, **KINDS)
+
+
+def same(one, other):
+    """Whether two items are equal, with their types and dtypes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+def plain(value):
+    """A value as Python's own types."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def test_rows_and_batches_are_what_pyarrow_reads(kinds):
+    """By value; a batch is what torch makes of its rows, where it makes anything."""
+    expected = pa.concat_tables(map(pq.read_table, sorted(kinds.iterdir()))).to_pylist()
+    source = Parquet(kinds)
+    rows = list(source)
+    assert [{name: plain(value) for name, value in row.items()} for row in rows] == expected
+    assert all(same(source[place], row) for place, row in enumerate(rows))
+    assert rows[0]["float32"].dtype == np.float32
+    (batch,) = Parquet(kinds, batch_size=100)
+    for name, column in batch.items():
+        made = default_collate([row[name] for row in rows])
+        if isinstance(made, torch.Tensor) and isinstance(column, list):
+            column = torch.stack(column)
+        if isinstance(column, torch.Tensor):
+            assert same(column, made), name
+        else:
+            assert column == [row[name] for row in rows], name
+
+
+def test_lists_of_several_lengths_are_a_tensor_each(tmp_path):
+    """Tokens, say; empty ones, and those inside others, too."""
+    tokens = [[1, 2, 3], [], [4]]
+    deep = [[[1], [2, 3]], [], [[4]]]
+    table = pa.table({"tokens": pa.array(tokens, pa.list_(pa.int32())), "deep": deep})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = list(Parquet(tmp_path))
+    assert all(row["tokens"].dtype == torch.int32 for row in rows)
+    assert [row["tokens"].tolist() for row in rows] == tokens
+    assert [[each.tolist() for each in row["deep"]] for row in rows] == deep
+    first, _ = Parquet(tmp_path, batch_size=2)
+    assert same(first["tokens"], [row["tokens"] for row in rows[:2]])
+
+
+def test_nulls_are_none_and_change_nothing_beside_them(tmp_path):
+    """A number's type does not depend on the rows around it."""
+    values = [1, None, 3]
+    table = pa.table(
+        {
+            "n": pa.array(values, pa.int16()),
+            "flag": pa.array([True, None, False]),
+            "list": pa.array([[1, 2], None, [3, None]], pa.list_(pa.int16())),
+            "when": pa.array([datetime.date(2026, 1, 1), None, None]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = list(Parquet(tmp_path))
+    assert [row["n"] for row in rows] == values
+    assert [type(row["n"]) for row in rows] == [np.int16, type(None), np.int16]
+    assert [row["flag"] for row in rows] == [True, None, False]
+    assert same(rows[0]["list"], torch.tensor([1, 2], dtype=torch.int16))
+    assert [rows[1]["list"], rows[2]["list"]] == [None, [3, None]]
+    assert [row["when"] for row in rows] == [datetime.date(2026, 1, 1), None, None]
+    (batch,) = Parquet(tmp_path, batch_size=3)
+    assert same(batch["n"], [row["n"] for row in rows])
+    loader = DataLoader(Parquet(tmp_path, ["n"]), batch_size=3)
+    with pytest.raises(RuntimeError) as caught:
+        list(loader)
+    assert "sample 1 of it is unlike most: sample['n'] is NoneType" in caught.value.__notes__[0]
+
+
+def test_batches_own_their_memory(folder):
+    """So that a loop may change them in place."""
+    source = Parquet(folder, ["x"], batch_size=4)
+    before = next(iter(source))
+    kept = before["x"].clone()
+    before["x"].zero_()
+    assert torch.equal(next(iter(source))["x"], kept)
+
+
+def test_pictures_of_hugging_face_are_decoded_as_they_are(tmp_path):
+    """From their bytes or, where only that is stored, from their path."""
+    picture = torch.arange(48, dtype=torch.uint8).view(3, 4, 4)
+    path = tmp_path / "a.png"
+    Image.fromarray(picture.permute(1, 2, 0).numpy()).save(path)
+    stored = [{"bytes": path.read_bytes(), "path": "a.png"}, {"bytes": None, "path": str(path)}]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array(stored, kind)}), tmp_path / "a.parquet")
+    for row in Parquet(tmp_path / "a.parquet"):
+        assert torch.equal(decode_image(row["image"]), picture)
+    with pytest.raises(TypeError, match="neither bytes nor a path"):
+        decode_image({"bytes": None, "path": None})
+
+
+# --- in loaders and pipelines ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2, "isolation": "thread"},
+        {"num_workers": 2, "isolation": "process"},
+        {"num_workers": 2, "multiprocessing_context": "spawn", "isolation": "process"},
+    ],
+    ids=["none", "threads", "fork", "spawn"],
+)
+def test_a_loader_gives_what_torchs_gives_for_the_rows(kinds, options):
+    """In another order, too, and with a collate function of the user's."""
+    names = [name for name in ("n", *KINDS) if name not in ("words", "image")]
+    source = Parquet(kinds, names)
+    rows = list(source)
+    for function in (None, list):
+        for shuffle in (False, True):
+            torch.manual_seed(3)
+            ours = list(
+                DataLoader(source, batch_size=4, shuffle=shuffle, collate_fn=function, **options)
+            )
+            torch.manual_seed(3)
+            theirs = list(TorchLoader(rows, batch_size=4, shuffle=shuffle, collate_fn=function))
+            if not shuffle:
+                assert all(map(same, ours, theirs))
+            assert sorted(numbers_in(chain(*ours) if function else ours)) == ALL[:14]
+            assert len(ours) == len(theirs)
+
+
+def test_torchs_loader_takes_it_as_well(kinds):
+    """By rows, as any other dataset."""
+    names = [name for name in ("n", *KINDS) if name not in ("words", "image")]
+    source = Parquet(kinds, names)
+    theirs = list(TorchLoader(source, batch_size=4, num_workers=1))
+    assert all(map(same, theirs, TorchLoader(list(source), batch_size=4)))
+
+
+def test_threads_are_chosen_by_themselves(folder):
+    """It says itself that they are safe."""
+    loader = DataLoader(Parquet(folder, ["n"]), batch_size=4, num_workers=2)
+    assert numbers_in(loader) == ALL
+    assert loader.report().placement.num_processes == 0
+
+
+def test_a_pass_is_resumed_where_it_was(folder):
+    """As the source of a pipeline dataset, whose state has the position."""
+
+    def new():
+        source = Parquet(folder, batch_size=2).shuffle(5, buffer_size=4)
+        return PipelineDataset(PipelineBuilder().add_source(source).add_sink(2))
+
+    expected = numbers_in(new())
+    dataset = new()
+    items = iter(dataset)
+    first = [numbers_in([next(items)]) for _ in range(3)]
+    state = dataset.state_dict()
+    items.close()
+    other = new()
+    other.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert [*chain(*first), *numbers_in(other)] == expected
+
+
+def test_it_is_mixed_packed_cached_and_ordered_by_position(folder, kinds):
+    """As any other source and map-style dataset."""
+    tokens = Parquet(kinds, ["tokens"])
+    source = Parquet(folder, ["n"])
+    both = mix({"a": source, "b": source}, stop="all")
+    assert sorted({*numbers_in(both.iterate())}) == ALL
+    kept = cached(source, version="1")
+    assert numbers_in(kept[place] for place in range(len(kept))) == ALL
+    order = ListSource(source).shuffle(3)
+    assert sorted(numbers_in(order)) == ALL
+    packs = pack(tokens, 10, size_of=lambda row: len(row["tokens"]), shuffle=False)
+    assert sum(len(each["tokens"]) for each in packs) == 2 * 14
+
+
+def test_it_is_pickled_without_what_it_keeps(folder):
+    """And goes on in the copy."""
+    source = Parquet(folder)
+    assert source[4]["n"] == 4
+    copy = pickle.loads(pickle.dumps(source.shard(1, 2)))
+    assert numbers_in(copy) == numbers_in(source.shard(1, 2))
+    assert copy[0]["n"] == source.shard(1, 2)[0]["n"]
+
+
+# --- where they are --------------------------------------------------------------------------
+
+
+def test_files_are_found_by_folder_glob_name_and_url(folder, tmp_path):
+    """In the order given; those of a folder and a glob by name."""
+    memory = fsspec.filesystem("memory")
+    (tmp_path / "b.pq").write_bytes((folder / "2.parquet").read_bytes())
+    (tmp_path / "README.md").write_text("not one")
+    for path in folder.iterdir():
+        memory.pipe(f"/rows/{path.name}", path.read_bytes())
+    try:
+        for files in (folder, folder / "*.parquet", "memory://rows", "memory://rows/*.parquet"):
+            assert numbers_in(Parquet(files)) == ALL
+        source = Parquet("memory://rows/3.parquet")
+        assert numbers_in(source) == ALL[10:22]
+        assert source[5]["n"] == 15
+    finally:
+        memory.rm("/", recursive=True)
+    assert numbers_in(Parquet([folder / "3.parquet", tmp_path])) == [*ALL[10:22], *ALL[7:10]]
+
+
+def test_errors_say_what_to_do(folder, tmp_path):
+    """Where a file, a column or a position is not there, or several types are one column."""
+    with pytest.raises(FileNotFoundError, match="Parquet: no file"):
+        Parquet(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
+        Parquet(tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="at least one file"):
+        Parquet([])
+    with pytest.raises(ValueError, match=r"0\.parquet has no column 'y', it has 'n', 'x', 'text'"):
+        Parquet(folder, ["y"])
+    with pytest.raises(TypeError, match="a list of names, got 'n'"):
+        Parquet(folder, "n")
+    with pytest.raises(ValueError, match="batch_size must be >= 1 or None, got 0"):
+        Parquet(folder, batch_size=0)
+    with pytest.raises(IndexError, match="below 23, got 23"):
+        Parquet(folder)[23]
+    with pytest.raises(TypeError, match=r"before shuffle\(\)"):
+        Parquet(folder).shuffle()[0]
+    with pytest.raises(ValueError, match="index must be in"):
+        Parquet(folder).shard(2, 2)
+    with pytest.raises(ValueError, match="start must be >= 0"):
+        Parquet(folder).iterate(-1)
+    pq.write_table(pa.table({"n": pa.array(["a"])}), tmp_path / "1.parquet")
+    with pytest.raises(ValueError, match=r"column 'n' is string in .* and int64 in"):
+        Parquet([folder, tmp_path], ["n"])
+    Path(tmp_path / "2.parquet").write_bytes(b"PAR1 this is none PAR1")
+    with pytest.raises(DecodeError, match=r"2\.parquet: its footer cannot be read"):
+        Parquet(tmp_path / "2.parquet")
