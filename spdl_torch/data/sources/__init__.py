@@ -3,21 +3,19 @@
 Pass a source to ``PipelineBuilder.add_source``; a ``PipelineDataset`` shards it among ranks.
 """
 
-from spdl_torch.data.sources._base import DataSource
-from spdl_torch.data.sources._files import FileList, Files
-from spdl_torch.data.sources._list import ListSource
-from spdl_torch.data.sources._parquet import Parquet
-from spdl_torch.data.sources._shard import read_samples
-from spdl_torch.data.sources._stream import as_source
-from spdl_torch.data.sources._tar import TarShards
+from __future__ import annotations
 
-__all__ = [
-    "DataSource",
-    "FileList",
-    "Files",
-    "ListSource",
-    "Parquet",
-    "TarShards",
-    "as_source",
-    "read_samples",
-]
+from typing import TYPE_CHECKING
+
+from spdl_torch.lazy_names import hand_on
+
+if TYPE_CHECKING:
+    from ._base import DataSource as DataSource
+    from ._files import FileList as FileList, Files as Files
+    from ._list import ListSource as ListSource
+    from ._parquet import Parquet as Parquet
+    from ._shard import read_samples as read_samples
+    from ._stream import as_source as as_source
+    from ._tar import TarShards as TarShards
+
+hand_on()

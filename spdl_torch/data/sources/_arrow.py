@@ -103,7 +103,7 @@ def _column(array: pa.Array) -> Any:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+    if _is_number(kind):
         return _numbers(array)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _lists(array)
@@ -131,18 +131,25 @@ def _lists(array: pa.Array) -> Any:
         if isinstance(inner, torch.Tensor):
             if pa.types.is_fixed_size_list(array.type):
                 return inner.view(len(array), array.type.list_size, *inner.shape[1:])
-            return list(inner.split(array.value_lengths().to_pylist()))
-        if not _is_of_numbers(array.type):
+            lengths = array.value_lengths().to_pylist()
+            return list(torch.split(inner, lengths))
+        if not _has_numbers(array.type):
             return array.to_pylist()
     return [_column(each.values) if each.is_valid else None for each in array]
 
 
-def _is_of_numbers(kind: pa.DataType) -> bool:
+def _has_numbers(kind: pa.DataType) -> bool:
+    """Return whether lists, perhaps of lists, are of numbers."""
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    return _is_number(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    while hasattr(kind, "value_type") and not pa.types.is_map(kind):
-        kind = kind.value_type
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    tests = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    return any(test(kind) for test in tests)
 
 
 def _values(column: Any) -> Any:

@@ -273,10 +273,9 @@ class Parquet(DataSource[dict[str, Any]]):
 
     def _rows_at_once(self, file: int) -> int:
         """Return how many rows are decoded at once, by the size that the file's footer says."""
-        group = self._footers[file].row_group(0) if self._footers[file].num_row_groups else None
-        if group is None or not group.num_rows:
-            return 1
-        return max(1, min(_MOST_ROWS, _READ_BYTES * group.num_rows // (group.total_byte_size or 1)))
+        group = self._footers[file].row_group(0)
+        num_rows = int(_READ_BYTES * group.num_rows // max(1, group.total_byte_size))
+        return max(1, min(_MOST_ROWS, num_rows))
 
     def _range(self) -> tuple[int, int]:
         """Return the bounds of this part among all rows, in the epoch's order."""
