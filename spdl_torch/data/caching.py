@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ..io._cache.folders import file_stamp, hash_of
-from ..io._cache.memory import check_cache, open_store
-from ..io._cache.samples import sample_from, sample_parts
+from ..io._cache.memory import open_store
+from ..io._cache.samples import sample_bytes, sample_from
 from ..io._image.images import read_sources
 from ..io._remote import is_url
 from ..loader.differences import path_of_difference
@@ -69,18 +70,18 @@ def cached(
             f"cached: expected a map-style dataset, got {type(dataset).__name__}. The samples of "
             "an iterable one have no index to be kept under."
         )
-    check_cache(cache, "cached")
     name = _name_of(dataset)
     identity = "\n".join([name, *_transforms_of(dataset), repr(version)])
     stamp_of = _sample_stamps(dataset, identity, is_checked=version is None)
-    if stamp_of is None and version is None and cache != "memory":
+    is_folder = isinstance(cache, str | os.PathLike) and cache != "memory"
+    if stamp_of is None and version is None and is_folder:
         raise ValueError(
             f"cached: version is needed for a {type(dataset).__name__} on disk: it does not say "
             "which files its samples are made from, so nothing would show that they have changed. "
             'Pass version="1", and another one whenever they change.'
         )
     store = open_store(cache, name, identity, max_bytes=max_bytes, who="cached")
-    return CachedDataset(dataset, store, transform, identity, is_checked=version is None)
+    return CachedDataset(dataset, store, transform, stamp_of or partial(_same, hash_of(identity)))
 
 
 class CachedDataset(Dataset[T_co]):
@@ -91,18 +92,14 @@ class CachedDataset(Dataset[T_co]):
         dataset: Any,
         store: Store,
         transform: Callable[[Any], Any] | None,
-        identity: str,
-        *,
-        is_checked: bool,
+        stamp_of: Callable[[int], int],
     ) -> None:
         self.dataset = dataset
         """The dataset whose samples are cached."""
         self.transform = transform
         """The function that is applied to each sample as it is handed out."""
         self._store = store
-        self._identity = identity
-        self._is_checked = is_checked
-        self._find_stamps()
+        self._stamp_of = stamp_of
         self._num_compared = {"made": 0, "found": 0}
 
     def __len__(self) -> int:
@@ -119,14 +116,6 @@ class CachedDataset(Dataset[T_co]):
         sample = self._sample(number)
         return sample if self.transform is None else self.transform(sample)  # type: ignore[no-any-return]  # the user's function
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to pickle; the stamp function is rebuilt when they are loaded."""
-        return {**self.__dict__, "_stamp_of": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._find_stamps()
-
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report: what the cache holds, this process's hits."""
         return (self._store.remark(len(self)),)
@@ -135,18 +124,12 @@ class CachedDataset(Dataset[T_co]):
         """Return how many samples this process found in the cache, and how many it did not."""
         return self._store.counts()
 
-    def _find_stamps(self) -> None:
-        self._stamp = hash_of(self._identity)
-        is_checked = self._is_checked
-        self._stamp_of = _sample_stamps(self.dataset, self._identity, is_checked=is_checked)
-
     def _sample(self, index: int) -> Any:
-        stamp = self._stamp if self._stamp_of is None else self._stamp_of(index)
-        key = (stamp + int(index) * _SPREAD) % (1 << 63)
+        key = (self._stamp_of(index) + int(index) * _SPREAD) % (1 << 63)
         content = self._store.get(key)
         if content is None:
             with self._store.making(key):
-                content = self._store.look(key)
+                content = self._store.get(key, is_counted=False)
                 if content is None:
                     return self._made(index, key)
         sample = sample_from(content)
@@ -158,15 +141,15 @@ class CachedDataset(Dataset[T_co]):
         sample = self.dataset[index]
         self._compare("made", sample, index)
         try:
-            parts, is_as_given = sample_parts(sample)
+            content, is_as_given = sample_bytes(sample)
         except Exception as error:
             raise TypeError(
                 f"cached: sample {index}, a {type(sample).__name__}, cannot be kept: {error}. "
                 "Samples of tensors, arrays, numbers and text can."
             ) from error
-        self._store.put(key, parts)
+        self._store.put(key, content)
         # What is made and what is found are alike, also in their strides.
-        return sample if is_as_given else sample_from(bytearray(b"".join(parts)))
+        return sample if is_as_given else sample_from(bytearray(content))
 
     def _compare(self, how: str, sample: Any, index: int) -> None:
         """Compare one of the first samples with the same sample made again."""
@@ -187,47 +170,33 @@ class CachedDataset(Dataset[T_co]):
         )
 
 
-class CachedFiles:
-    """The bytes of files by path, from a store or, the first time, from the files themselves.
+def contents_of_files(
+    store: Store, paths: Sequence[str], version: str | int | None
+) -> list[Tensor]:
+    """Return the bytes of files, uint8 of one dimension each, from the store or, the first time,
+    from the files themselves.
 
     A file whose size or modification time has changed is read again; with ``version``, files are
-    not checked.
+    not checked. Raises: OSError.
     """
-
-    def __init__(self, store: Store, version: str | int | None) -> None:
-        self._store = store
-        self._version = version
-
-    def contents(self, paths: Sequence[str]) -> list[Tensor]:
-        """Return the files' bytes: uint8, one dimension each. Raises: OSError."""
-        keys = [self._key(path) for path in paths]
-        found = [self._store.get(key) for key in keys]
-        missing = [place for place, content in enumerate(found) if content is None]
-        contents: list[Tensor] = [
-            torch.frombuffer(content, dtype=torch.uint8)
-            if content
-            else torch.empty(0, dtype=torch.uint8)
-            for content in found
-        ]
-        if missing:  # one call reads them all
-            read = read_sources([paths[place] for place in missing])
-            for place, content in zip(missing, read, strict=True):
-                contents[place] = content
-                self._store.put(keys[place], [content.numpy()])
-        return contents
-
-    def counts(self) -> dict[str, int]:
-        """Return how many files this process found in the cache, and how many it did not."""
-        return self._store.counts()
-
-    def remarks(self, num_files: int) -> tuple[str, ...]:
-        """Return the remark for a loader's report: what the cache holds, this process's hits."""
-        return (self._store.remark(num_files),)
-
-    def _key(self, path: str) -> int:
-        if self._version is None:
-            return file_stamp(path)
-        return hash_of(os.path.abspath(path), str(self._version))
+    if version is None:
+        keys = [file_stamp(path) for path in paths]
+    else:
+        keys = [hash_of(os.path.abspath(path), str(version)) for path in paths]
+    found = [store.get(key) for key in keys]
+    missing = [place for place, content in enumerate(found) if content is None]
+    contents: list[Tensor] = [
+        torch.frombuffer(content, dtype=torch.uint8)
+        if content
+        else torch.empty(0, dtype=torch.uint8)
+        for content in found
+    ]
+    # One call reads all that are missing.
+    read = read_sources([paths[place] for place in missing]) if missing else []
+    for place, content in zip(missing, read, strict=True):
+        contents[place] = content
+        store.put(keys[place], content.numpy().data)
+    return contents
 
 
 def _sample_stamps(dataset: Any, identity: str, *, is_checked: bool) -> Callable[[int], int] | None:
@@ -239,16 +208,30 @@ def _sample_stamps(dataset: Any, identity: str, *, is_checked: bool) -> Callable
     """
     if type(dataset) is Subset:
         inner = _sample_stamps(dataset.dataset, identity, is_checked=is_checked)
-        indices = dataset.indices
-        return None if inner is None else lambda index: inner(indices[index])
+        return None if inner is None else partial(_stamp_in_subset, inner, dataset.indices)
     samples = getattr(dataset, "samples", None)
     if not isinstance(samples, list) or not samples or not _is_path_first(samples[0]):
         return None
+    if is_checked or len(samples) == len(dataset):
+        return partial(_stamp_of_file, samples, identity, is_checked)
+    return None
+
+
+def _same(stamp: int, index: int) -> int:
+    return stamp
+
+
+def _stamp_in_subset(inner: Callable[[int], int], indices: Sequence[int], index: int) -> int:
+    return inner(indices[index])
+
+
+def _stamp_of_file(
+    samples: list[tuple[str, Any]], identity: str, is_checked: bool, index: int
+) -> int:
+    path, target = samples[index]
     if is_checked:
-        return lambda index: file_stamp(samples[index][0], identity, repr(samples[index][1]))
-    if len(samples) != len(dataset):
-        return None
-    return lambda index: hash_of(_whole(samples[index][0]), identity, repr(samples[index][1]))
+        return file_stamp(path, identity, repr(target))
+    return hash_of(_whole(path), identity, repr(target))
 
 
 def _name_of(dataset: Any) -> str:

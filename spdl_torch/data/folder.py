@@ -21,7 +21,7 @@ from spdl_torch.io._storage import BatchStorage
 
 from ..loader.rng.dispatch import not_redirected
 from ..loader.rng.streams import torch_seeds
-from .caching import CachedFiles
+from .caching import contents_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from spdl_torch.io._cache.store import Store
     from spdl_torch.io._image.geometry import Generators
     from spdl_torch.io._image.kernel import PicturePlan
 
@@ -131,22 +132,22 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
                 "scaled out; loader=partial(image_loader, at_least=(height, width)) serves any "
                 "transform of tensors."
             )
-        self._files: CachedFiles | None = None
+        self._store_version = version
+        self._store: Store | None = None
         if cache is not None:
-            store = open_store(
+            self._store = open_store(
                 cache,
                 f"files of {os.path.abspath(self.root)}",
                 repr(version),
                 max_bytes=max_bytes,
                 who="ImageFolder",
             )
-            self._files = CachedFiles(store, version)
         is_compiled()  # compile the kernel now: that takes 7 ms, otherwise of the first batch
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Load one sample: the transformed image, and the target."""
         recipe = self._recipe()
-        if recipe is None and self._files is None:
+        if recipe is None and self._store is None:
             return super().__getitem__(index)  # type: ignore[no-any-return]  # untyped in torchvision
         if recipe is None:
             return self._load_cached(index)
@@ -168,7 +169,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remarks for a loader's report: the library that decodes, and the cache."""
-        remarks = () if self._files is None else self._files.remarks(len(self))
+        remarks = () if self._store is None else (self._store.remark(len(self)),)
         if self.loader is not load_pil_image and self.loader is not image_loader:
             return ()
         recipe = self._recipe()
@@ -186,7 +187,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
     def loading_counts(self) -> dict[str, int]:
         """Return the files that were found in the cache, and that were not, in this process."""
-        return {} if self._files is None else self._files.counts()
+        return {} if self._store is None else self._store.counts()
 
     def _recipe(self) -> Recipe | None:
         """Return the recipe in the present transform; not cached, as users replace transforms."""
@@ -240,7 +241,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             return plans
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
-        sources = paths if self._files is None else self._files.contents(paths)
+        sources = self._contents(paths)
         pictures = load_planned(
             sources,
             plan,
@@ -267,12 +268,17 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
     def _load_cached(self, index: int) -> tuple[Any, Any]:
         """Load one sample as torchvision does, from the cache."""
-        assert self._files is not None, "guaranteed by the caller"
         path, target = self.samples[index]
-        (content,) = self._files.contents([path])
+        (content,) = self._contents([path])
         decode = decode_pil if self.loader is load_pil_image else decode_tensor
         image: Any = decode(content, path)
         return image if self.transform is None else self.transform(image), self._target(target)
+
+    def _contents(self, paths: Sequence[str]) -> Sequence[Any]:
+        """Return the bytes of files from the cache; without one, the paths as they are."""
+        if self._store is None:
+            return paths
+        return contents_of_files(self._store, paths, self._store_version)
 
     def _target(self, target: int) -> Any:
         return target if self.target_transform is None else self.target_transform(target)

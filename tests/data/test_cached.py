@@ -34,12 +34,11 @@ from torch.utils.data import Subset
 
 import spdl_torch
 from spdl_torch.data import cached, caching as caching_module
-from spdl_torch.data.caching import CachedFiles
+from spdl_torch.data.caching import contents_of_files
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory, store as store_module
-from spdl_torch.io._cache.memory import MemoryLimit
-from spdl_torch.io._cache.samples import sample_from, sample_parts
+from spdl_torch.io._cache.samples import sample_bytes, sample_from
 from spdl_torch.io._cache.store import Store
 from spdl_torch.loader.differences import path_of_difference
 
@@ -102,7 +101,7 @@ SAMPLES = [
 
 def content_from(sample):
     """The bytes of a sample."""
-    return bytearray(b"".join(map(bytes, sample_parts(sample).parts)))
+    return bytearray(sample_bytes(sample)[0])
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
@@ -150,7 +149,7 @@ def fill_until_killed(folder, seed, ready):
     store = Store(folder)
     for number in random.Random(seed).sample(range(NUM_KILLED), NUM_KILLED):
         os.write(ready, b".")
-        store.put(number, [content_of(number, 200_000)])
+        store.put(number, content_of(number, 200_000))
     signal.pause()  # the kill comes too late for a write
 
 
@@ -213,7 +212,7 @@ def fill_full_disk(folder, sent):
     dataset_cached = cached(Subset(dataset, range(50)), folder, version=1)
     for _ in range(3):
         assert [sample.label for sample in dataset_cached] == list(range(50))
-    kept = [kept_by(dataset_cached).put(0, [b"x" * 20_000]) for _ in range(3)]
+    kept = [kept_by(dataset_cached).put(0, b"x" * 20_000) for _ in range(3)]
     sent.put((dataset.num_made[0], kept, logged))
 
 
@@ -265,7 +264,7 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
 
 def put_rows(store, rows):
     """Keep rows of 300 bytes; return whether all had room."""
-    return all(store.put(number, [content_of(number, 300)]) for number in rows)
+    return all(store.put(number, content_of(number, 300)) for number in rows)
 
 
 def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path):
@@ -287,7 +286,7 @@ def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path
 def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
     """Half a content, half a record: neither is found, and both files are used again."""
     store = Store(str(tmp_path))
-    assert store.put(1, [b"one"])
+    assert store.put(1, b"one")
     del store
     (data,), (index,) = tmp_path.glob("*.data"), tmp_path.glob("*.index")
     with open(data, "ab") as half:
@@ -295,7 +294,7 @@ def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
     with open(index, "ab") as half:
         half.write(b"half a record")
     store = Store(str(tmp_path))
-    assert store.put(2, [b"two"])
+    assert store.put(2, b"two")
     assert [Store(str(tmp_path)).get(key) for key in (1, 2, 3)] == [b"one", b"two", None]
     assert [*tmp_path.glob("*.data")] == [data]
 
@@ -835,10 +834,10 @@ def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):
     stores = [kept_by(cached([torch.zeros(1000)] * 100)) for _ in range(3)]
     for number in range(100):
         for store in stores:
-            store.put(number, [bytes(4000)])
+            store.put(number, bytes(4000))
     assert 150_000 < sum(store.num_bytes for store in stores) <= 200_000
     assert all(store.num_bytes > 20_000 for store in stores)
-    assert 250_000 < MemoryLimit.of_this_machine().num_bytes < 310_000  # with what they hold
+    assert 250_000 < memory.memory_limit() < 310_000  # with what they hold
 
 
 def test_empty_file_is_found(tmp_path):
@@ -846,11 +845,11 @@ def test_empty_file_is_found(tmp_path):
     path = tmp_path / "empty"
     path.write_bytes(b"")
     store = Store(str(tmp_path / "cache"))
-    files = CachedFiles(store, None)
-    assert [len(files.contents([str(path)])[0]) for _ in range(3)] == [0, 0, 0]
+    contents = [contents_of_files(store, [str(path)], None) for _ in range(3)]
+    assert [len(content) for (content,) in contents] == [0, 0, 0]
     assert store.counts() == {"cache/found": 2, "cache/missing": 1}
-    store.put(1, [b"other"])
-    store.put(1, [b"other"])
+    store.put(1, b"other")
+    store.put(1, b"other")
     assert "holds 50% of the items" in store.remark(4)
 
 

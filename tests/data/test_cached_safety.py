@@ -129,7 +129,7 @@ def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
     dataset, _ = filled(tmp_path)
     dataset[0]
     reading, writing = os.pipe()
-    os.dup2(reading, kept_by(dataset)._pairs.data[0])  # every read of it now fails
+    os.dup2(reading, kept_by(dataset)._pairs._data[0])  # every read of it now fails
     os.close(reading)
     os.close(writing)
     for _ in range(2):
@@ -189,8 +189,8 @@ def test_folder_that_others_can_write_is_refused(make, why, tmp_path):
 def test_files_are_those_of_the_folder_that_was_checked(tmp_path, monkeypatch):
     """Whoever exchanges the folder between the check and the opening gains nothing."""
     own, planted, elsewhere = (tmp_path / name for name in ("own", "planted", "elsewhere"))
-    Store(str(planted)).put(0, [b"planted"])
-    Store(str(own)).put(0, [b"own"])
+    Store(str(planted)).put(0, b"planted")
+    Store(str(own)).put(0, b"own")
     gc.collect()
 
     def exchanged(path):

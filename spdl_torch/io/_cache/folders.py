@@ -16,6 +16,10 @@ import hashlib
 import os
 import shutil
 import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 try:
     import fcntl
@@ -30,6 +34,13 @@ TAKEN = "taken"
 
 _ALIVE = "alive"
 _OTHER_OWNER = ("it belongs to another user", "Give a folder of your own")
+
+
+class Descriptor(int):
+    """An open file, closed when nobody has it any more."""
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self)
 
 
 class UnsafePlaceError(ValueError):
@@ -52,7 +63,7 @@ def file_stamp(path: str, *parts: int | str) -> int:
     return hash_of(os.path.abspath(path), there.st_size, there.st_mtime_ns, *parts)
 
 
-def hold(folder: str) -> int:
+def hold(folder: str) -> Descriptor:
     """Hold a folder, made if it is not there, as long as the file that this returns is open.
 
     Raises: UnsafePlaceError: it is not this user's alone; OSError.
@@ -60,11 +71,7 @@ def hold(folder: str) -> int:
     path = os.path.join(folder, _ALIVE)
     while True:
         try:
-            own = open_own_folder(folder)
-            try:
-                file = open_in(own, _ALIVE)
-            finally:
-                os.close(own)
+            file = Descriptor(open_in(Descriptor(open_own_folder(folder)), _ALIVE))
         except FileNotFoundError:  # another process has just removed the folder
             continue
         with contextlib.suppress(OSError):  # a file system without locks
@@ -73,19 +80,15 @@ def hold(folder: str) -> int:
         if _is_at(path, file):
             os.utime(file)  # whoever makes room removes what was used longest ago
             return file
-        os.close(file)
 
 
 def remove_unused(folder: str) -> bool:
     """Remove a folder that no process holds, and return whether it is gone."""
     try:
-        file = os.open(os.path.join(folder, _ALIVE), os.O_RDWR | os.O_CLOEXEC)
+        file = Descriptor(os.open(os.path.join(folder, _ALIVE), os.O_RDWR | os.O_CLOEXEC))
     except OSError:  # it is just being made, or removed
         return False
-    try:
-        return remove_if_alone(folder, file)
-    finally:
-        os.close(file)
+    return remove_if_alone(folder, file)
 
 
 def remove_if_alone(folder: str, file: int) -> bool:
@@ -134,9 +137,9 @@ def open_own_folder(path: str) -> int:
         raise
     try:
         there = os.fstat(folder)
+        mode = stat.S_IMODE(there.st_mode)
         if there.st_uid != os.geteuid():
             raise _unsafe(path, *_OTHER_OWNER)
-        mode = stat.S_IMODE(there.st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise _unsafe(
                 path,
@@ -149,6 +152,11 @@ def open_own_folder(path: str) -> int:
         os.close(folder)
         raise
     return folder
+
+
+def bytes_taken_in(place: str) -> int:
+    """Return how many bytes all stores in the folders of a place have given out."""
+    return sum(bytes_taken(entry.path) for entry in os.scandir(place))
 
 
 def open_in(folder: int, name: str, flags: int = os.O_CREAT) -> int:

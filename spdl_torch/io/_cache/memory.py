@@ -30,7 +30,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from ...engine.shared import SharedCounter
@@ -38,14 +37,13 @@ from ...machine.limits import Limits
 from .folders import (
     HAS_LOCKS,
     UnsafePlaceError,
-    bytes_taken,
+    bytes_taken_in,
     hash_of,
     hold,
     open_own_folder,
     remove_if_alone,
     remove_unused,
 )
-from .pairs import Descriptor
 from .store import Store
 
 _SHARED_MEMORY = "/dev/shm"
@@ -71,27 +69,22 @@ def open_store(
     """
     if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
         raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
-    check_cache(cache, who)
+    if not isinstance(cache, str | os.PathLike):
+        raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
+    if not HAS_LOCKS:
+        return Store(os.fspath(cache), why_off="this system has no fcntl.lockf")
     name = f"{hash_of('cache', dataset):016x}-{hash_of(identity):016x}"
     if cache != "memory":
         folder = os.path.join(os.path.abspath(os.fspath(cache)), name)
-        alive = Descriptor(hold(folder)) if HAS_LOCKS else None
-        store = Store(folder, max_bytes=max_bytes)
-        store.alive = alive
-        return store
+        alive = hold(folder)
+        return Store(folder, max_bytes=max_bytes, alive=alive)
     try:
         # The ranks of a training run make the same caches in the same order.
         folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
-        limit = MemoryLimit.of_this_machine() if max_bytes is None else max_bytes
+        limit = memory_limit() if max_bytes is None else max_bytes
     except OSError as error:
         return Store("memory", why_off=str(error))
-    return Store(folder, max_bytes=limit)
-
-
-def check_cache(cache: Any, who: str) -> None:
-    """Check the place of a cache. Raises: TypeError: it is neither "memory" nor a path."""
-    if not isinstance(cache, str | os.PathLike):
-        raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
+    return Store(folder, max_bytes=limit, is_shared=max_bytes is None)
 
 
 def memory_folder(name: str) -> str:
@@ -102,8 +95,6 @@ def memory_folder(name: str) -> str:
 
     Raises: UnsafePlaceError: others have taken all its names; OSError: it cannot be made.
     """
-    if not HAS_LOCKS:
-        return os.path.join(tempfile.gettempdir(), name)  # the store is off, and makes nothing
     root = _root()
     for entry in os.scandir(root):
         remove_unused(entry.path)
@@ -120,29 +111,15 @@ def _leave(folder: str, file: int, pid: int) -> None:
         remove_if_alone(folder, file)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """A limit on all of this user's in-memory caches together."""
+def memory_limit() -> int | None:
+    """Return the limit on all of this user's caches in memory together: half of the memory that is
+    free or that they hold; None = unknown.
 
-    num_bytes: int
-
-    @classmethod
-    def of_this_machine(cls) -> MemoryLimit | None:
-        """Return half of the memory that is free or that caches hold; None = unknown.
-
-        In a container, its limit counts: what is in memory is charged to it, and beyond its limit
-        the system kills the training.
-        """
-        free = Limits.of_this_machine().memory_bytes
-        return None if free is None else cls((free + _bytes_held(_root())) // 2)
-
-    def left_for(self, folder: str) -> int:
-        """Return the bytes that a folder may have in all, given what the others hold."""
-        return self.num_bytes - _bytes_held(os.path.dirname(folder)) + bytes_taken(folder)
-
-
-def _bytes_held(root: str) -> int:
-    return sum(bytes_taken(entry.path) for entry in os.scandir(root))
+    In a container, its limit counts: what is in memory is charged to it, and beyond its limit the
+    system kills the training.
+    """
+    free = Limits.of_this_machine().memory_bytes
+    return None if free is None else (free + bytes_taken_in(_root())) // 2
 
 
 def _root() -> str:
@@ -151,16 +128,15 @@ def _root() -> str:
     Raises: UnsafePlaceError: others have taken all its names; OSError.
     """
     place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
-    name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
-    for number in range(_NUM_ROOTS):
-        root = f"{name}-{number}" if number else name
+    root = name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
+    for number in range(1, _NUM_ROOTS):
         try:
             os.close(open_own_folder(root))
         except UnsafePlaceError:
-            if number == _NUM_ROOTS - 1:
-                raise
+            root = f"{name}-{number}"
         else:
-            break
+            return root
+    os.close(open_own_folder(root))  # the last one: its error counts
     return root
 
 

@@ -15,20 +15,17 @@ depends on all that its content was made from.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...engine.shared import LiveObjects
-from .folders import open_in
+from .folders import Descriptor, open_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
 try:
@@ -43,12 +40,8 @@ RECORD = np.dtype(
 ``checksum`` becomes 0 in memory once it was compared."""
 
 _FEW = 1000  # records in a dict
-_MOST_PARTS = 64  # that are written by one call; of more, the system may refuse some
 
 Record = tuple[int, ...]
-
-renewed: LiveObjects[Any] = LiveObjects()
-"""What has locks, which are renewed in forked children."""
 
 
 class Pairs:
@@ -59,54 +52,47 @@ class Pairs:
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
-        self._table = RecordTable()
+        self.table = RecordTable()
+        """The records that were read."""
         self._listed = 0  # when the folder had changed, as it was listed
-        self._pairs: dict[str, _Pair] = {}
-        self.data: list[Descriptor] = []
-        """The contents of each pair."""
-        self._writer: _Writer | None = None
-        self.renew_locks()
-        renewed.add(self)
+        self._pairs: dict[str, _Pair] = {}  # by ID, in the order of their numbers
+        self._data: list[Descriptor] = []  # the contents of each
+        self._own: _OwnPair | None = None
+        self.renew_lock()
 
-    def renew_locks(self) -> None:
+    def renew_lock(self) -> None:
         """Replace the lock in a forked child: another thread may have held it."""
-        self._lock = threading.Lock()  # for pairs, and to add to the table; finding takes none
-
-    def find(self, key: int) -> Record | None:
-        """Return the last record of a key that was read; None = there is none."""
-        return self._table.find(key)
-
-    def num_keys(self) -> int:
-        """Return how many keys have a record that was read."""
-        return self._table.num_keys()
+        self._lock = threading.Lock()  # to write, and to add to the table; finding takes none
 
     def num_bytes(self) -> int:
         """Return the bytes of all contents."""
-        return sum(os.fstat(file).st_size for file in self.data)
+        return sum(os.fstat(file).st_size for file in self._data)
 
     def content(self, record: Record) -> bytearray | None:
         """Return the content of a record; None = it is damaged."""
         key, offset, length, checksum, pair = record
         content = bytearray(length)
-        if _read_into(self.data[pair], content, offset) < length:
+        if _read_into(self._data[pair], content, offset) < length:
             return None
         if checksum:  # the first time in this process
-            if _checksum(key, [memoryview(content)]) != checksum:
+            if _checksum(key, content) != checksum:
                 return None
-            self._table.set_checked(key)
+            self.table.set_checked(record)
         return content
 
-    def add(self, key: int, views: Sequence[memoryview]) -> None:
+    def add(self, key: int, content: bytes | memoryview) -> None:
         """Write a content, and then its record."""
-        length = sum(map(len, views))
+        checksum = _checksum(key, content)
         with self._lock:
-            writer = self._own_writer()
-            offset = writer.end
-            writer.end += length
-        _write_all(writer.data, views, offset)
-        record = np.array((key, offset, length, _checksum(key, views), 0), RECORD)
-        with self._lock:
-            writer.append(record.tobytes())
+            if self._own is None or self._own.pid != os.getpid():  # a forked child's is another
+                self._own = self._found_or_new()
+            own = self._own
+            offset = os.fstat(own.data).st_size
+            _write(own.data, content, offset)
+            record = np.array((key, offset, len(content), checksum, 0), RECORD).tobytes()
+            # In place of one of which only a part could be written.
+            end = os.fstat(own.index).st_size
+            _write(own.index, record, end - end % len(record))
 
     def read_tails(self) -> None:
         """Read the records that were added by any process since the last time."""
@@ -114,7 +100,7 @@ class Pairs:
             self._find_pairs()
             for pair in self._pairs.values():
                 if (records := pair.tail()) is not None:
-                    self._table.add(records)
+                    self.table.add(records)
 
     def _find_pairs(self) -> None:
         """Open the pairs that were made since the last time."""
@@ -130,98 +116,72 @@ class Pairs:
         except FileNotFoundError:  # somebody has removed it
             return
         for stem in [name.removesuffix(".index") for name in names if name.endswith(".index")]:
-            if stem in self._pairs:
-                continue
-            try:
-                index, data = self._open(f"{stem}.index", 0), self._open(f"{stem}.data", 0)
-            except FileNotFoundError:  # somebody has removed it
-                continue
-            self._pairs[stem] = _Pair(len(self.data), index, data)
-            self.data.append(data)
+            if stem not in self._pairs:
+                try:
+                    pair = _Pair(self._folder, stem, len(self._data))
+                except FileNotFoundError:  # somebody has removed it
+                    continue
+                self._pairs[stem] = pair
+                self._data.append(pair.data)
 
-    def _own_writer(self) -> _Writer:
+    def _found_or_new(self) -> _OwnPair:
         """Return the pair to which this process alone appends: one that others have left, or a new
-        one. In a forked child, that is not its parent's.
+        one.
         """
-        if self._writer is None or self._writer.pid != os.getpid():
-            left = (self._writer_of(stem, 0) for stem in [*self._pairs])
-            self._writer = next((writer for writer in left if writer is not None), None)
-        while self._writer is None:
-            self._writer = self._writer_of(os.urandom(8).hex(), os.O_CREAT)
-        return self._writer
-
-    def _writer_of(self, stem: str, flags: int) -> _Writer | None:
-        try:
-            # Contents first: whoever finds an index finds them, too. Opened anew, because a lock
-            # belongs to all who share an open file, as forked children do.
-            data, index = self._open(f"{stem}.data", flags), self._open(f"{stem}.index", flags)
-            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        except FileNotFoundError:
-            if flags:
-                raise
-            return None
-        return _Writer(index, data)
-
-    def _open(self, name: str, flags: int) -> Descriptor:
-        return Descriptor(open_in(self._folder, name, flags))
-
-
-class Descriptor(int):
-    """An open file, closed when nobody has it any more."""
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self)
+        for stem in self._pairs:
+            try:
+                return _OwnPair(self._folder, stem)
+            except (BlockingIOError, FileNotFoundError):  # it is another's, or gone
+                continue
+        return _OwnPair(self._folder, os.urandom(8).hex(), os.O_CREAT)
 
 
 class _Pair:
     """The files of one writer, and how far its index was read."""
 
-    def __init__(self, number: int, index: int, data: int) -> None:
-        self._number, self._index, self._data = number, index, data
-        self._num_read = 0
+    def __init__(self, folder: int, stem: str, number: int = 0, flags: int = 0) -> None:
+        # Contents first: whoever finds an index finds them, too.
+        self.data = Descriptor(open_in(folder, f"{stem}.data", flags))
+        self.index = Descriptor(open_in(folder, f"{stem}.index", flags))
+        self._number, self._num_read = number, 0
 
     def tail(self) -> NDArray[np.void] | None:
         """Return the records that were added since the last time; None = none."""
         first = self._num_read * RECORD.itemsize
-        size = os.fstat(self._index).st_size - first
+        size = os.fstat(self.index).st_size - first
         if size < RECORD.itemsize:
             return None
-        content = os.pread(self._index, size, first)
+        content = os.pread(self.index, size, first)
         records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize).copy()
         self._num_read += len(records)
         records["pair"] = self._number
-        return records[_is_sound(records, os.fstat(self._data).st_size)]
+        return records[_is_sound(records, os.fstat(self.data).st_size)]
 
 
-class _Writer:
-    """The files to which this process alone appends, as long as it has them."""
+class _OwnPair(_Pair):
+    """The files to which this process alone appends, as long as it has them open.
 
-    def __init__(self, index: int, data: int) -> None:
+    Raises: BlockingIOError: another process has them.
+    """
+
+    def __init__(self, folder: int, stem: str, flags: int = 0) -> None:
+        # Opened anew, because a lock belongs to all who share an open file, as forked children do.
+        super().__init__(folder, stem, flags=flags)
+        fcntl.flock(self.index, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.pid = os.getpid()
-        self.data = data
-        self.end = os.fstat(data).st_size
-        self._index = index
-        self._end_of_index = os.fstat(index).st_size // RECORD.itemsize * RECORD.itemsize
-
-    def append(self, record: bytes) -> None:
-        """Add a record, in place of one of which only a part could be written."""
-        _write_all(self._index, [memoryview(record)], self._end_of_index)
-        self._end_of_index += len(record)
 
 
 class RecordTable:
     """The records of all keys, the later ones of a key in front of the earlier ones.
 
     Sorted arrays take 40 bytes a record, a fifth of what a dict does; only the newest are in one.
-    A thread at a time adds to it; finding takes no lock.
+    A thread at a time adds to it; finding takes no lock, and does not let go of the GIL, which
+    several threads would wait for at each hit (as NumPy's ``searchsorted`` does).
     """
 
     def __init__(self) -> None:
         self._newest: dict[int, Record] = {}
-        none = np.empty(0, RECORD)
-        self._sorted: tuple[NDArray[np.int64], NDArray[np.void]] = none["key"].copy(), none
+        self._sorted = np.empty(0, np.int64).data, np.empty(0, RECORD)
 
     def find(self, key: int) -> Record | None:
         """Return the last record of a key; None = it has none."""
@@ -230,33 +190,35 @@ class RecordTable:
         if found is not None:
             return found
         keys, records = self._sorted
-        place = int(keys.searchsorted(key, "right")) - 1
+        place = bisect_right(keys, key) - 1
         return records[place].item() if place >= 0 and keys[place] == key else None
 
     def add(self, records: NDArray[np.void]) -> None:
         """Add records, in the order in which they were written."""
-        newest, (keys, sorted_records) = self._newest, self._sorted
-        if len(records) < _FEW and len(newest) < _FEW + len(keys) // 8:
+        newest, (_, before) = self._newest, self._sorted
+        if len(records) < _FEW and len(newest) < _FEW + len(before) // 8:
             newest.update((record[0], record) for record in records.tolist())
             return
-        parts: list[Any] = [sorted_records, np.array([*newest.values()], RECORD), records]
-        everything = np.concatenate(parts)
+        everything = np.concatenate([before, np.array([*newest.values()], RECORD), records])
         everything = everything[everything["key"].argsort(kind="stable")]
-        self._sorted = everything["key"].copy(), everything
+        self._sorted = everything["key"].copy().data, everything
         self._newest = {}
 
-    def set_checked(self, key: int) -> None:
-        """Note that the checksum of a key's last content was right."""
-        if (record := self._newest.get(key)) is not None:
-            self._newest[key] = (*record[:3], 0, record[4])
+    def set_checked(self, record: Record) -> None:
+        """Note that the checksum of a record was right, unless there is a later one of its key."""
+        key = record[0]
+        if self.find(key) != record:
             return
         keys, records = self._sorted
-        records["checksum"][int(keys.searchsorted(key, "right")) - 1] = 0
+        if key in self._newest:
+            self._newest[key] = (*record[:3], 0, record[4])
+        else:
+            records["checksum"][bisect_right(keys, key) - 1] = 0
 
     def num_keys(self) -> int:
         """Return how many keys have a record."""
         newest = np.fromiter(self._newest, np.int64)
-        return len(np.unique(np.concatenate([self._sorted[0], newest])))
+        return len(np.unique(np.concatenate([self._sorted[1]["key"], newest])))
 
 
 def _is_sound(records: NDArray[np.void], num_bytes: int) -> NDArray[np.bool_]:
@@ -266,22 +228,16 @@ def _is_sound(records: NDArray[np.void], num_bytes: int) -> NDArray[np.bool_]:
     return found & (length <= num_bytes - offset) & (records["checksum"] > 0)
 
 
-def _checksum(key: int, views: Sequence[memoryview]) -> int:
+def _checksum(key: int, content: bytes | bytearray | memoryview) -> int:
     """Return the checksum of a key and its content, which is never 0."""
-    checksum = zlib.crc32(struct.pack("<q", key))
-    for view in views:
-        checksum = zlib.crc32(view, checksum)
-    return checksum or 1
+    return zlib.crc32(content, zlib.crc32(key.to_bytes(8, "little"))) or 1
 
 
-def _write_all(file: int, views: Sequence[memoryview], offset: int) -> None:
-    total, done = sum(map(len, views)), 0
-    if len(views) <= _MOST_PARTS:
-        done = os.pwritev(file, views, offset)
-    if done < total:  # two gigabytes at a time, or as much as a disk has room for
-        rest = memoryview(b"".join(views))
-        while done < total:
-            done += os.pwrite(file, rest[done:], offset + done)
+def _write(file: int, content: bytes | memoryview, offset: int) -> None:
+    view = memoryview(content)
+    while view:  # two gigabytes at a time, or as much as a disk has room for
+        done = os.pwrite(file, view, offset)
+        view, offset = view[done:], offset + done
 
 
 def _read_into(file: int, buffer: bytearray, offset: int) -> int:
@@ -293,12 +249,3 @@ def _read_into(file: int, buffer: bytearray, offset: int) -> int:
             break
         done += number
     return done
-
-
-def _after_fork() -> None:
-    for each in renewed.now():
-        each.renew_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

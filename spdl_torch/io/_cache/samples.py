@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,40 +20,38 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-_LENGTH = struct.Struct("<Q")
 _ALIGNED = 64
 
 
-class SampleParts(NamedTuple):
-    """A sample as bytes."""
+def sample_bytes(sample: Any) -> tuple[bytes, bool]:
+    """Return a sample as bytes, and whether every tensor and array comes back with the strides that
+    it has. Raises: what pickling the sample raises.
 
-    parts: list[Any]
-    """Parts of bytes, which are views of the sample's tensors and arrays."""
-    is_as_given: bool
-    """Whether every tensor and array comes back with the strides that it has."""
+        number of parts | length of each | the pickle | the memory of each tensor and array
 
-
-def sample_parts(sample: Any) -> SampleParts:
-    """Return a sample as parts of bytes. Raises: what pickling the sample raises."""
+    Each part begins at a multiple of 64 bytes.
+    """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
     pickler.dump(sample)
-    contents = [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
-    lengths = [len(contents), *map(len, contents)]
-    parts: list[Any] = [b"".join(map(_LENGTH.pack, lengths))]
+    contents: list[Any] = [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
+    parts = [struct.pack(f"<{len(contents) + 1}Q", len(contents), *map(len, contents))]
+    offset = len(parts[0])
     for content in contents:
-        parts += [_padding(sum(map(len, parts))), content]
-    return SampleParts(parts, pickler.is_as_given)
+        gap = -offset % _ALIGNED
+        parts += [bytes(gap), content]
+        offset += gap + len(content)
+    return b"".join(parts), pickler.is_as_given
 
 
 def sample_from(content: bytearray) -> Any:
     """Return the sample; its tensors and arrays are views of ``content``, which is theirs alone."""
     view = memoryview(content)
-    (count,) = _LENGTH.unpack_from(view)
+    (count,) = struct.unpack_from("<Q", view)
     offset, parts = 8 * (count + 1), []
-    for (length,) in _LENGTH.iter_unpack(view[8:offset]):
-        offset += len(_padding(offset))
+    for length in struct.unpack_from(f"<{count}Q", view, 8):
+        offset += -offset % _ALIGNED
         parts.append(view[offset : offset + length])
         offset += length
     return pickle.loads(parts[0], buffers=parts[1:])
@@ -97,7 +95,3 @@ def _tensor_from(
     content: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Tensor:
     return torch.frombuffer(content, dtype=dtype).as_strided(shape, strides)
-
-
-def _padding(offset: int) -> bytes:
-    return bytes(-offset % _ALIGNED)

@@ -11,6 +11,7 @@ this process, and the samples are made without it; what somebody has removed is 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -18,27 +19,29 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...engine.shared import LiveObjects
 from ...scopes import scope
 from .folders import (
     TAKEN,
+    Descriptor,
     bytes_taken,
+    bytes_taken_in,
     last_use,
     open_in,
     open_own_folder,
     remove_unused,
 )
-from .pairs import RECORD, Descriptor, Pairs, renewed
+from .pairs import RECORD, Pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from .memory import MemoryLimit
     from .pairs import Record
 
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # no lock: the store is off there
+    fcntl = None  # type: ignore[assignment]  # stores are off there
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -62,6 +65,8 @@ class Store:
         together are beyond ``max_bytes``.
     max_bytes: the size of its files at which it stops growing; None = it stops where 5 % of the
         disk, or 10 GB if that is less, are left.
+    is_shared: whether ``max_bytes`` is for all folders beside it together, and none makes room.
+    alive: the open file that holds the folder as long as this store lives, if it is to be held.
     why_off: why it is not to be used at all.
 
     A store that cannot be used (a full disk, a file system without locks) is off: nothing is found
@@ -72,24 +77,40 @@ class Store:
     """
 
     def __init__(
-        self, folder: str, *, max_bytes: int | MemoryLimit | None = None, why_off: str = ""
+        self,
+        folder: str,
+        *,
+        max_bytes: int | None = None,
+        is_shared: bool = False,
+        alive: Descriptor | None = None,
+        why_off: str = "",
     ) -> None:
         self.folder = folder
-        self._max_bytes = max_bytes
-        self.alive: Descriptor | None = None
-        """The open file that holds the folder as long as this store lives, if it is to be held."""
+        self._max_bytes, self._is_shared = max_bytes, is_shared
+        self._alive = alive
         self.num_found = self.num_missing = 0
         """The calls of ``get`` in this process that found a content, and that did not."""
         self._num_damaged = 0
         self._is_full = False
         self._off = ""
-        self.renew_locks()
-        if why := why_off or self._open():
-            self._turn_off(why)
-        renewed.add(self)
+        self._makers: dict[int, threading.Lock] = {}  # of the contents that this process makes
+        self._counting = threading.Lock()  # for numbers and makers
+        if why_off:
+            self._turn_off(why_off)
+        else:
+            self._folder = Descriptor(open_own_folder(folder))
+            self._pairs = Pairs(self._folder)
+            try:
+                self._making = Descriptor(open_in(self._folder, "making"))
+                self._pairs.read_tails()
+            except OSError as error:  # a full disk
+                self._turn_off(error)
+        _live.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Store, max_bytes=self._max_bytes, why_off=self._off), (self.folder,)
+        most, is_shared = self._max_bytes, self._is_shared
+        again = partial(Store, max_bytes=most, is_shared=is_shared, why_off=self._off)
+        return again, (self.folder,)
 
     def __deepcopy__(self, memo: Any) -> Store:
         return self
@@ -100,32 +121,24 @@ class Store:
         self._pairs.read_tails()
         return self._pairs.num_bytes()
 
-    def get(self, key: int) -> bytearray | None:
+    def get(self, key: int, *, is_counted: bool = True) -> bytearray | None:
         """Return the content of a key; None = there is none."""
-        content = self.look(key)
-        with self._counting:
-            if content is None:
-                self.num_missing += 1
-            else:
-                self.num_found += 1
-        return content
-
-    def look(self, key: int) -> bytearray | None:
-        """Return what ``get`` returns, and count nothing."""
-        if self._off:
-            return None
+        content = None
         try:
-            record = self._pairs.find(key)
-            content = self._content(record)
-            if content is None:
-                self._pairs.read_tails()  # another process may have added it, or added it anew
-                newer = self._pairs.find(key)
-                if newer != record:
-                    content = self._content(newer)
-            return content
+            if not self._off:
+                record = self._pairs.table.find(key)
+                content = self._content(record)
+                if content is None:
+                    self._pairs.read_tails()  # another process may have added it, or added it anew
+                    if (newer := self._pairs.table.find(key)) != record:
+                        content = self._content(newer)
         except OSError as error:
-            self._turn_off(_reason(error))
-            return None
+            self._turn_off(error)
+        if is_counted:
+            with self._counting:
+                self.num_found += content is not None
+                self.num_missing += content is None
+        return content
 
     @scope
     def making(self, key: int) -> Iterator[None]:
@@ -146,34 +159,36 @@ class Store:
         try:
             with maker:
                 # Where the system refuses, two processes may make the content: either will do.
-                is_held = _lock(self._making, place)
+                with contextlib.suppress(OSError):
+                    fcntl.lockf(self._making, fcntl.LOCK_EX, 1, place)
                 try:
                     yield
                 finally:
-                    if is_held:
+                    with contextlib.suppress(OSError):
                         fcntl.lockf(self._making, fcntl.LOCK_UN, 1, place)
         finally:
             _of_thread.is_making = False
             with self._counting:
                 self._makers.pop(key, None)
 
-    def put(self, key: int, parts: Sequence[Any]) -> bool:
-        """Add a content, given in parts; return whether there was room."""
+    def put(self, key: int, content: bytes | memoryview) -> bool:
+        """Add a content; return whether there was room."""
         if self._off or self._is_full:
             return False
-        views = [memoryview(part).cast("B") for part in parts]
         try:
-            if why := self._take(sum(map(len, views)) + RECORD.itemsize):
-                return self._full(why)
-            self._pairs.add(key, views)
+            why = self._take(len(content) + RECORD.itemsize)
+            if not why:
+                self._pairs.add(key, content)
+                return True
         except FileNotFoundError:  # somebody has removed the folder
             return False
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                return self._full(f"no room: {error.strerror}")
-            self._turn_off(_reason(error))
-            return False
-        return True
+            if error.errno not in _NO_ROOM:
+                self._turn_off(error)
+                return False
+            why = f"no room: {error.strerror}"
+        self._stop_growing(why)
+        return False
 
     def counts(self) -> dict[str, int]:
         """Return how often this process found a content, and how often it did not."""
@@ -185,13 +200,13 @@ class Store:
         """
         if self._off:
             return f"The cache in {self.folder} is not used: {self._off}."
-        num_calls = self.num_found + self.num_missing
-        hits = f" This process found {self.num_found} of {num_calls} there." if num_calls else ""
+        calls = self.num_found + self.num_missing
+        hits = f" This process found {self.num_found} of {calls} there." if calls else ""
         try:
             num_megabytes = self.num_bytes / 1e6
         except OSError as error:
             return f"The cache in {self.folder} cannot be read: {_reason(error)}."
-        share = min(1.0, self._pairs.num_keys() / max(1, num_items))
+        share = min(1.0, self._pairs.table.num_keys() / max(1, num_items))
         return (
             f"The cache in {self.folder} holds {share:.0%} of the items, "
             f"{num_megabytes:.0f} MB.{hits}"
@@ -199,35 +214,20 @@ class Store:
 
     def renew_locks(self) -> None:
         """Replace the locks in a forked child: another thread may have held them."""
-        self._counting = threading.Lock()  # for numbers and makers
-        self._makers: dict[int, threading.Lock] = {}  # of the contents that this process makes
-
-    def _open(self) -> str:
-        """Open the folder; return why that cannot be done, or an empty text."""
-        if fcntl is None:
-            return "this system has no fcntl.lockf"
-        self._folder = Descriptor(open_own_folder(self.folder))
-        self._pairs = Pairs(self._folder)
-        try:
-            self._making = Descriptor(open_in(self._folder, "making"))
-            with self._alone():
-                pass
-            self._pairs.read_tails()
-        except OSError as error:  # a full disk, or a file system without locks
-            return _reason(error)
-        return ""
-
-    def _turn_off(self, why: str) -> None:
-        """Find and keep nothing from now on."""
+        self._counting = threading.Lock()
+        self._makers = {}
         if not self._off:
-            self._off = why
-            _logger.warning("cache %s: not used: %s.", self.folder, why)
+            self._pairs.renew_lock()
+
+    def _turn_off(self, why: str | OSError) -> None:
+        """Find and keep nothing from now on, in this process."""
+        if not self._off:
+            self._off = why if isinstance(why, str) else _reason(why)
+            _logger.warning("cache %s: not used: %s.", self.folder, self._off)
 
     def _content(self, record: Record | None) -> bytearray | None:
-        if record is None:
-            return None
-        content = self._pairs.content(record)
-        if content is None:
+        content = None if record is None else self._pairs.content(record)
+        if record is not None and content is None:
             self._say_damaged()
         return content
 
@@ -243,34 +243,36 @@ class Store:
 
     def _take(self, size: int) -> str:
         """Take bytes for a content and its record; return why there are none, or an empty text."""
-        with self._alone() as taken:
-            end = os.fstat(taken).st_size + size
-            if self._max_bytes is None:
-                free, spare = self._disk_bytes()
-                if free - spare < size:
-                    free_words, spare_words = _size_in_words(free), _size_in_words(spare)
-                    return f"{free_words} are free on its disk, and it leaves {spare_words} free"
-            elif isinstance(self._max_bytes, int):
-                if end > self._max_bytes:
-                    return "it has reached its limit"
-                self._make_room(self._max_bytes - end)
-            elif end > self._max_bytes.left_for(self.folder):
-                return "it has reached its limit"
-            os.ftruncate(taken, end)
-        return ""
-
-    @scope
-    def _alone(self) -> Iterator[int]:
-        """Exclude all other threads and processes from taking bytes. Each opens the file anew, for
-        a lock belongs to all who share an open file.
-        """
-        file = open_in(self._folder, TAKEN)
+        # Opened anew, for a lock belongs to all who share an open file, as threads do.
+        taken = Descriptor(open_in(self._folder, TAKEN))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
+            fcntl.flock(taken, fcntl.LOCK_EX)
+            end = os.fstat(taken).st_size + size
+            why = self._why_full(size, end)
+            if not why:
+                os.ftruncate(taken, end)
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
-            os.close(file)
+            fcntl.flock(taken, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
+        return why
+
+    def _why_full(self, size: int, end: int) -> str:
+        """Return why ``size`` more bytes, which make ``end`` in all, are too many, or an empty
+        text.
+        """
+        most = self._max_bytes
+        if most is None:
+            disk = os.fstatvfs(self._folder)
+            free, spare = disk.f_bavail * disk.f_frsize, spare_bytes(disk.f_blocks * disk.f_frsize)
+            if free - spare >= size:
+                return ""
+            return f"{_in_words(free)} are free on its disk, and it leaves {_in_words(spare)} free"
+        if self._is_shared:
+            end = bytes_taken_in(os.path.dirname(self.folder)) + size
+        if end > most:
+            return "it has reached its limit"
+        if not self._is_shared:
+            self._make_room(most - end)
+        return ""
 
     def _make_room(self, most: int) -> None:
         """Remove folders of the same dataset that nobody uses while they have more than ``most``
@@ -292,12 +294,7 @@ class Store:
             if remove_unused(folder):
                 del sizes[folder]
 
-    def _disk_bytes(self) -> tuple[int, int]:
-        """Return the bytes that are free on the disk, and those that are to stay so."""
-        disk = os.fstatvfs(self._folder)
-        return disk.f_bavail * disk.f_frsize, spare_bytes(disk.f_blocks * disk.f_frsize)
-
-    def _full(self, why: str) -> bool:
+    def _stop_growing(self, why: str) -> None:
         with self._counting:
             is_said, self._is_full = self._is_full, True
         if not is_said:
@@ -305,9 +302,11 @@ class Store:
                 "cache %s: %s. It stops growing at %s; other samples are loaded without it.",
                 self.folder,
                 why,
-                _size_in_words(self.num_bytes),
+                _in_words(self.num_bytes),
             )
-        return False
+
+
+_live: LiveObjects[Store] = LiveObjects()
 
 
 class _OfThread(threading.local):
@@ -318,20 +317,20 @@ class _OfThread(threading.local):
 _of_thread = _OfThread()
 
 
-def _lock(file: int, place: int) -> bool:
-    """Lock one byte of a file; return whether the system allows it."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
-    except OSError:
-        return False
-    return True
+def _renew_locks() -> None:
+    for store in _live.now():
+        store.renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-def _size_in_words(num_bytes: int) -> str:
+def _in_words(num_bytes: int) -> str:
     """Return a size with three digits at most: ``"12 kB"``, ``"3.3 MB"``."""
     unit, name = (
         (1e9, "GB") if num_bytes >= 1e9 else (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
