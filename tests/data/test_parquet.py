@@ -376,6 +376,23 @@ def test_files_are_found_by_folder_glob_name_and_url(folder, tmp_path):
     assert numbers_in(Parquet([folder / "3.parquet", tmp_path])) == [*ALL[10:22], *ALL[7:10]]
 
 
+def test_files_are_kept_on_a_local_disk(folder, tmp_path):
+    """Once they are read; their footers alone bring none."""
+    memory = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        memory.pipe(f"/rows/{path.name}", path.read_bytes())
+    try:
+        source = Parquet("memory://rows", cache=tmp_path)
+        assert not [*tmp_path.rglob("*.tar")]
+        assert source[0]["n"] == 0
+        assert len([*tmp_path.rglob("*.tar")]) == 1
+        assert sorted(numbers_in(source.shuffle(1))) == ALL
+        memory.rm("/rows/3.parquet")
+        assert numbers_in(source) == ALL
+    finally:
+        memory.rm("/", recursive=True)
+
+
 def test_errors_say_what_to_do(folder, tmp_path):
     """Where a file, a column or a position is not there, or several types are one column."""
     with pytest.raises(FileNotFoundError, match="Parquet: no file"):

@@ -8,8 +8,10 @@ import re
 import resource
 import signal
 import tarfile
+import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import fsspec
@@ -474,7 +476,7 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
         web.put(f"{number}.tar", shard_of(50, first=50 * number))
     size = len(shard_of(50))
     urls = [web.url(f"{number}.tar") for number in range(4)]
-    source = TarShards(urls, cache=tmp_path, max_bytes=5 * size // 2)
+    source = TarShards(urls, cache=tmp_path, max_bytes=5 * size // 2, ahead=0)
     assert numbers_of(source) == [*range(200)]
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
     num_gets = web.store.num_gets
@@ -482,6 +484,41 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     assert web.store.num_gets == num_gets
     assert numbers_of(TarShards(urls[0], cache=tmp_path)) == [*range(50)]
     assert web.store.num_gets > num_gets
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed):
+    """Two, by default; what is fetched when the iteration ends is its last."""
+    for number in range(6):
+        path = tmp_path / f"{number}.tar"
+        path.write_bytes(shard_of(20, first=20 * number))
+        web.put(path.name, path.read_bytes())
+        web.put(f"{number}.index.json", scan_tar(str(path)).to_json())
+    urls = [web.url(f"{number}.tar") for number in range(6)]
+    there = tmp_path / "kept" / "shards"
+    source = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
+    samples = iter(source)
+    first = numbers_of([next(samples)])
+    until(lambda: len([*there.glob("*.tar")]) == 3)
+    num_gets = web.store.num_gets
+    first += numbers_of(islice(samples, 20))
+    until(lambda: len([*there.glob("*.tar")]) == 4)
+    assert web.store.num_gets == num_gets + 1
+    samples.close()
+    until(lambda: not [each for each in threading.enumerate() if "spdl-shards" in each.name])
+    assert [*first, *numbers_of(source.iterate(21))] == [*range(120)]
+    assert len([*there.iterdir()]) == 6
+    with pytest.raises(ValueError, match="ahead must be >= 0, got -1"):
+        TarShards(urls, cache=tmp_path, ahead=-1)
+
+
+def test_shard_that_cannot_be_fetched_ahead_fails_when_it_is_its_turn(web, tmp_path):
+    """After all samples before it."""
+    web.put("0.tar", shard_of(20))
+    samples = iter(TarShards([web.url("0.tar"), web.url("none.tar")], cache=tmp_path))
+    assert numbers_of(islice(samples, 20)) == [*range(20)]
+    with pytest.raises(FileNotFoundError, match=r"none\.tar"):
+        next(samples)
 
 
 def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):

@@ -6,15 +6,15 @@ import glob
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from dataclasses import replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
-from spdl_torch.io._resuming import open_resuming
-from spdl_torch.io._retry import RETRIES, RetryPolicy
+from spdl_torch.io._retry import RETRIES
 from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
@@ -22,9 +22,11 @@ from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized
 from ._base import DataSource, check_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import part_of, pieces
+from ._shard import ShardFiles
 from ._stream import Mix
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
@@ -50,6 +52,7 @@ class Parquet(DataSource[dict[str, Any]]):
         the last one perhaps of fewer, across row groups and files.
     retries: attempts to go on with a file of a URL whose connection is lost.
     storage_options: options of fsspec's file system.
+    cache, max_bytes, ahead: keep whole files on a local disk, as :class:`TarShards`.
 
     An item is a dict by column. In a batch, columns of numbers and booleans are tensors of the
     column's type, (rows,), and lists of fixed size tensors (rows, size, ...); other lists of
@@ -64,8 +67,8 @@ class Parquet(DataSource[dict[str, Any]]):
     ``shard``: parts of consecutive rows of the epoch's order; their lengths in rows differ by one
     at most.
 
-    ``shuffle``: the order of the row groups by ``(seed, epoch)``, then that of the rows among each
-    ``buffer_size`` consecutive ones (None = 1000), which are in memory at once.
+    ``shuffle``: the order of the files and of each one's row groups by ``(seed, epoch)``, then that
+    of the rows among each ``buffer_size`` consecutive ones (None = 1000), in memory at once.
 
     As a map-style dataset it gives a batch in one read of each row group that has rows of it, and
     up to 256 MB of row groups stay in the memory of a process; threads may share it.
@@ -85,6 +88,9 @@ class Parquet(DataSource[dict[str, Any]]):
         batch_size: int | None = None,
         retries: int = RETRIES,
         storage_options: Mapping[str, Any] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,
+        ahead: int = 2,
     ) -> None:
         if isinstance(columns, str):
             raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
@@ -97,16 +103,20 @@ class Parquet(DataSource[dict[str, Any]]):
             raise ValueError("Parquet: expected at least one file, got none.")
         self.storage_options = options
         """As given."""
-        self._policy = RetryPolicy(retries)
+        self._files = ShardFiles.of("Parquet", retries, options, cache, max_bytes, ahead)
         self._batch_size = batch_size
         self._footers = self._read_footers()
         self._columns = self._common_columns(columns)
-        self._first_rows, self._places = array("q", [0]), []
-        for number, footer in enumerate(self._footers):
+        # The number of each row group's first row, and that of all rows.
+        self._first_rows = array("q", [0])
+        self._places: list[tuple[int, int]] = []  # of each row group: its file, and there
+        self._groups: list[range] = []  # the row groups of each file
+        for file, footer in enumerate(self._footers):
             for group in range(footer.num_row_groups):
                 num_rows = footer.row_group(group).num_rows
                 self._first_rows.append(self._first_rows[-1] + num_rows)
-                self._places.append((number, group))
+                self._places.append((file, group))
+            self._groups.append(range(len(self._places) - footer.num_row_groups, len(self._places)))
         self._parts: tuple[tuple[int, int], ...] = ()
         self._mix: Mix | None = None
         self._kept = KeptTables()
@@ -191,8 +201,7 @@ class Parquet(DataSource[dict[str, Any]]):
         """Yield the rows of a part in the order of the epoch: window after window is shuffled, so
         that none before that of ``start`` has to be read."""
         place = [number for part in self._parts for number in part]
-        order = list(range(len(self._places)))
-        random_of("groups", mix.seed, self._epoch).shuffle(order)
+        order = self._shuffled_groups(random_of("groups", mix.seed, self._epoch))
         window, skipped = divmod(start, mix.buffer_size)
         tables = sized(self._read(order, first + window * mix.buffer_size, end), mix.buffer_size)
         for number, table in enumerate(tables, window):
@@ -200,12 +209,27 @@ class Parquet(DataSource[dict[str, Any]]):
             yield from shuffled(table, seed)[skipped:].to_batches()
             skipped = 0
 
+    def _shuffled_groups(self, draw: random.Random) -> list[int]:
+        """Return the row groups with the files in another order, and those of each file."""
+        files = [
+            [*run] for _, run in groupby(range(len(self._places)), lambda n: self._places[n][0])
+        ]
+        draw.shuffle(files)
+        for groups in files:
+            draw.shuffle(groups)
+        return [*chain.from_iterable(files)]
+
     def _read(self, order: Sequence[int], first: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows ``first`` to ``end``, with row groups in this order."""
         found = pieces(self._first_rows, order, first, end)
-        for file, here in groupby(found, key=lambda piece: self._places[piece[0]][0]):
+        runs = [
+            (file, [*run])
+            for file, run in groupby(found, key=lambda piece: self._places[piece[0]][0])
+        ]
+        urls = self._files.each([self._urls[file] for file, _ in runs])
+        for (file, run), _ in zip(runs, urls, strict=True):
             with self._opened(file) as opened:
-                for number, low, high in here:
+                for number, low, high in run:
                     yield from self._read_group(opened, self._places[number], low, high)
 
     def _read_group(
@@ -258,13 +282,15 @@ class Parquet(DataSource[dict[str, Any]]):
             raise ImportError(
                 "Parquet needs pyarrow: pip install pyarrow (the extra parquet)."
             ) from error
-        if not is_url(name):
+        if not is_url(name) and (footer is None or self._files.cache is None):
             with pq.ParquetFile(name, metadata=footer) as opened:
                 yield opened
             return
+        # A footer alone is not worth a copy of the file.
+        files = replace(self._files, cache=None) if footer is None else self._files
         with (
-            open_resuming(name, self._policy, self.storage_options, seekable=True) as content,
-            pq.ParquetFile(content, metadata=footer, pre_buffer=True) as opened,
+            files.open(name, seekable=True) as content,
+            pq.ParquetFile(content, metadata=footer, pre_buffer=files.cache is None) as opened,
         ):
             yield opened
 

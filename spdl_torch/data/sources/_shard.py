@@ -19,8 +19,10 @@ from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 
+from ._ahead import fetched_ahead
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 try:
     import fcntl
@@ -53,10 +55,43 @@ class ShardFiles:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     cache: str | None = None
     max_bytes: int | None = None
+    ahead: int = 0
 
-    def open(self, url: str) -> BinaryIO:
-        """Open a shard to be read from front to back. Raises: OSError."""
-        return self._copy(url, self.policy) or open_resuming(url, self.policy, self.storage_options)
+    @classmethod
+    def of(
+        cls,
+        who: str,
+        retries: int,
+        storage_options: Mapping[str, Any],
+        cache: str | os.PathLike[str] | None,
+        max_bytes: int | None,
+        ahead: int,
+    ) -> ShardFiles:
+        """Return what opens the shards of a source named ``who``. Raises: ValueError."""
+        if max_bytes is not None and (cache is None or max_bytes < 1):
+            raise ValueError(
+                f"{who}: max_bytes must be >= 1 and needs cache=FOLDER, got {max_bytes!r}."
+            )
+        if ahead < 0:
+            raise ValueError(f"{who}: ahead must be >= 0, got {ahead!r}.")
+        kept = None if cache is None else os.path.abspath(os.fspath(cache))
+        return cls(RetryPolicy(retries), storage_options, kept, max_bytes, ahead)
+
+    def each(self, urls: Sequence[str]) -> Iterator[str]:
+        """Yield the shards that are read one after the other, while the next ones are fetched."""
+        if self.cache is None or not self.ahead:
+            return iter(urls)
+        return fetched_ahead(urls, self._fetch, self.ahead)
+
+    def _fetch(self, url: str) -> None:
+        if (copy := self._copy(url, self.policy)) is not None:
+            copy.close()
+
+    def open(self, url: str, *, seekable: bool = False) -> BinaryIO:
+        """Open a shard to be read from front to back, or anywhere. Raises: OSError."""
+        return self._copy(url, self.policy) or open_resuming(
+            url, self.policy, self.storage_options, seekable=seekable
+        )
 
     def open_part(self, url: str, first: int, end: int, num_bytes: int) -> BinaryIO:
         """Open a shard of a known size to be read from byte ``first`` to ``end``.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
-from spdl_torch.io._retry import RETRIES, RetryPolicy
+from spdl_torch.io._retry import RETRIES
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES
 from spdl_torch.shown_text import counted
 
@@ -58,6 +58,7 @@ class TarShards(StreamSource[dict[str, Any]]):
     max_bytes: the most bytes of shards in ``cache``; those that were opened longest ago are removed
         when another one has come. None = no limit. Where a disk is full, shards are read from
         where they are.
+    ahead: the number of shards that threads bring into ``cache`` while the one before is read.
     index: whether to use the index beside each shard, ``x.index.json`` of ``x.tar``, which
         ``python -m spdl_torch prepare`` writes; None = if all shards are local and have one.
 
@@ -91,25 +92,19 @@ class TarShards(StreamSource[dict[str, Any]]):
         index: bool | None = None,
         cache: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
+        ahead: int = 2,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
         self.storage_options = dict(storage_options or {})
         """As given."""
-        if max_bytes is not None and (cache is None or max_bytes < 1):
-            raise ValueError(
-                f"TarShards: max_bytes must be >= 1 and needs cache=FOLDER, got {max_bytes!r}."
-            )
         given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
         self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
         if not self._urls:
             raise ValueError("TarShards: expected at least one shard, got none.")
         self._on_error = on_error
-        self._files = ShardFiles(
-            RetryPolicy(retries),
-            self.storage_options,
-            None if cache is None else os.path.abspath(os.fspath(cache)),
-            max_bytes,
+        self._files = ShardFiles.of(
+            "TarShards", retries, self.storage_options, cache, max_bytes, ahead
         )
         self._max_sample_bytes = max_sample_bytes
         self._parts: tuple[tuple[int, int], ...] = ()
@@ -207,7 +202,9 @@ class TarShards(StreamSource[dict[str, Any]]):
         self, indexed: IndexedSamples, shards: list[int], start: int
     ) -> Iterator[dict[str, Any]]:
         first, end = self._range(indexed)
-        for shard, low, high in pieces(indexed.first_samples, shards, first + start, end):
+        found = [*pieces(indexed.first_samples, shards, first + start, end)]
+        urls = self._files.each([self._urls[shard] for shard, _, _ in found])
+        for (shard, low, high), _ in zip(found, urls, strict=True):
             begin = indexed.first_samples[shard]
             yield from self._unless_damaged(indexed.samples(begin + low, begin + high))
 
@@ -227,7 +224,8 @@ class TarShards(StreamSource[dict[str, Any]]):
     ) -> Iterator[dict[str, Any]]:
         num_passed = 0  # of our own samples
 
-        for place, url in shards:
+        urls = self._files.each([url for _, url in shards])
+        for (place, _), url in zip(shards, urls, strict=True):
             # Rotate the first turn from shard to shard, so that short shards serve all parts alike.
             first = (member - place) % members
             skipped = num_passed
