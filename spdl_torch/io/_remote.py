@@ -7,11 +7,10 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, cast
 
-from ..scopes import scope
-from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy, note_failure
+from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
@@ -19,6 +18,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 
 _S3FS_RETRIES = 5
 """Its attempts unless a program sets ``S3FileSystem.retries``; it has no option for them."""
+
+_ONCE = RetryPolicy(0)
 
 # pip's names of the packages whose modules have another name.
 _PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
@@ -34,35 +35,25 @@ def is_url(source: str | os.PathLike[str]) -> bool:
 
 
 def read_url(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Read the whole content in one attempt; errors as :func:`fetch_url`, with a note."""
-    with _noted(url):
-        return fetch_url(url, storage_options)
+    """Read the whole content in one attempt; errors as :func:`file_system`, with a note."""
+    return _ONCE.repeat(lambda: _fetch(url, storage_options, is_repeated=False), url)
 
 
-def fetch_url(
-    url: str,
-    storage_options: Mapping[str, Any] | None = None,
-    *,
-    is_repeated: bool = False,
-) -> bytes:
-    """Read the whole content in one attempt.
-
-    storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
-    is_repeated: as for :func:`file_system`.
-    Raises: ImportError: the protocol needs a package that is not installed; OSError: no such file,
-        and whatever else the file system reports; ValueError: an unknown protocol.
-    """
+def _fetch(url: str, storage_options: Mapping[str, Any] | None, *, is_repeated: bool) -> bytes:
     system, path = file_system(url, storage_options, is_repeated=is_repeated)
     if "::" in url:  # caches implement open() themselves, other calls less reliably
         with system.open(path, "rb") as file:
             return cast("bytes", file.read())
-    return cast("bytes", system.cat_file(path, **_whole(system)))
+    # s3fs otherwise looks up the size first, perhaps in an old listing, and reads large objects in
+    # parts that need not be of one version.
+    in_one_request = {"max_concurrency": 1} if "s3" in system.protocol else {}
+    return cast("bytes", system.cat_file(path, **in_one_request))
 
 
 def read_url_range(
     url: str, first: int, end: int, storage_options: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Read the bytes from ``first`` up to ``end``; errors as :func:`fetch_url`.
+    """Read the bytes from ``first`` up to ``end``; errors as :func:`file_system`.
 
     Raises: OSError: others come, because the server ignores ranges or the file is shorter.
     """
@@ -85,31 +76,27 @@ def read_url_range(
 
 def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the URLs of the files that match, unsorted; errors as :func:`read_url`."""
-    with _noted(pattern):
+
+    def glob() -> dict[str, dict[str, Any]]:
         system, path = file_system(pattern, storage_options)
-        found = cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
+        return cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
+
+    found = _ONCE.repeat(glob, pattern)
     protocol = cast("re.Match[str]", _URL.match(pattern))[1]
     names = [name for name, info in found.items() if info.get("type") != "directory"]
     return [name if is_url(name) else f"{protocol}://{name}" for name in names]
 
 
-@scope
-def _noted(url: str) -> Iterator[None]:
-    """Name the URL in errors that do not, which is most of those that file systems raise."""
-    try:
-        yield
-    except Exception as error:
-        note_failure(error, url)
-        raise
-
-
 def file_system(
     url: str, storage_options: Mapping[str, Any] | None, *, is_repeated: bool = False
 ) -> tuple[Any, str]:
-    """Return fsspec's file system and the path in it; errors as :func:`fetch_url`.
+    """Return fsspec's file system and the path in it.
 
+    storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
     is_repeated: the caller repeats what fails, so the file system does not do so by itself unless
         its options say how often.
+    Raises: ImportError: the protocol needs a package that is not installed; ValueError: an unknown
+        protocol; whatever else the file system raises.
     """
     import fsspec
 
@@ -163,15 +150,6 @@ def is_async(system: Any, url: str) -> bool:
     return bool(system.async_impl) and not system.asynchronous and "::" not in url
 
 
-def _whole(system: Any) -> dict[str, Any]:
-    """Return the options with which a file system reads an object in one request.
-
-    s3fs otherwise looks up the size first, perhaps in an old listing, and reads large objects in
-    parts that need not be of one version.
-    """
-    return {"max_concurrency": 1} if "s3" in system.protocol else {}
-
-
 class Reader:
     """Reads paths and URLs, as a stage: ``pipe(reader, concurrency=64)``.
 
@@ -214,22 +192,14 @@ class Reader:
         Raises: OSError: a file that cannot be read; ImportError, ValueError: a protocol without
             its package, or an unknown one; and whatever else the file system raises.
         """
-        name = _name_of(path)
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"Reader: expected a path or a URL, got {type(path).__name__}.")
+        name = os.fspath(path)
         content = self._policy.repeat(lambda: self._read(name), name)
         return (path, content) if self._keep_path else content
 
     def _read(self, name: str) -> bytes:
         if is_url(name):
-            return fetch_url(name, self._options, is_repeated=True)
-        return _read_local(name)
-
-
-def _read_local(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:  # one read, straight into the result
-        return file.readall()
-
-
-def _name_of(path: str | os.PathLike[str]) -> str:
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"Reader: expected a path or a URL, got {type(path).__name__}.")
-    return os.fspath(path)
+            return _fetch(name, self._options, is_repeated=True)
+        with open(name, "rb", buffering=0) as file:  # one read, straight into the result
+            return file.readall()

@@ -59,7 +59,7 @@ def open_resuming(
     seekable: read web servers by ranges, as other stores are. Otherwise they get one request for
         the whole file, which any of them answers, but such a file cannot seek.
     Raises, also while reading: SourceChangedError: the file has another version now; otherwise
-        as :func:`~spdl_torch.io._remote.fetch_url`, with a note that names the URL.
+        as :func:`~spdl_torch.io._remote.file_system`, with a note that names the URL.
     """
     if not is_url(name):
         local = _Resuming(partial(open_local, name), name, policy)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ..command_options import CommandError
-from ..data.sources._index import index_path, load_index, scan_tar
+from ..data.sources._index import FILE_COLUMNS, index_path, load_index, scan_tar
 from ..errors import DecodeError
 from ..io._retry import is_transient
 from ..pipeline import PipelineBuilder
@@ -257,8 +257,8 @@ def _checked(tar: str, *, writes_index: bool) -> tuple[int, str | None]:
 def _difference(index: TarIndex, found: TarIndex) -> str | None:
     """Return the first way in which a tar differs from what its index says."""
     expected, there = (
-        zip(each.name, each.offset, each.size, each.crc32, strict=True)
-        for each in (index.files, found.files)
+        zip(*(each.files[column] for column in FILE_COLUMNS), strict=True)
+        for each in (index, found)
     )
     for file, other in zip_longest(expected, there):
         if file != other:

@@ -452,7 +452,7 @@ def whole(images, tmp_path_factory):
     files = scan_tar(str(path)).files
     places = [
         place
-        for offset, size in zip(files.offset, files.size, strict=True)
+        for offset, size in zip(files["offset"], files["size"], strict=True)
         for place in range(offset - 512, offset + size)
     ]
     return out, path, places

@@ -19,13 +19,13 @@ import zlib
 from array import array
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from operator import add
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io._remote import Reader, is_url, read_url
+from spdl_torch.io._remote import Reader, is_url
 from spdl_torch.io._tar import TarReader
 
 from ._shard import every_sample, grouped_samples, key_and_field
@@ -42,29 +42,15 @@ _END = bytes(1024)
 _NUM_THREADS = 16  # that read the indexes of remote shards
 
 
-@dataclass(kw_only=True, slots=True)
-class SampleColumns:
-    """A value for each sample."""
+_SAMPLE_COLUMNS = ("key", "offset", "size", "num_files")
+"""The columns of samples: ``offset`` is the byte of the tar with which the header of its first file
+begins, ``size`` the number of bytes up to the next sample, headers included."""
 
-    key: list[str] = field(default_factory=list)
-    offset: list[int] = field(default_factory=list)
-    """The byte of the tar with which the header of its first file begins."""
-    size: list[int] = field(default_factory=list)
-    """Bytes up to the next sample, headers included."""
-    num_files: list[int] = field(default_factory=list)
+FILE_COLUMNS = ("name", "offset", "size", "crc32")
+"""The columns of files: ``offset`` is the byte of the tar with which its content begins, ``size``
+and ``crc32`` those of its content."""
 
-
-@dataclass(kw_only=True, slots=True)
-class FileColumns:
-    """A value for each file of a sample."""
-
-    name: list[str] = field(default_factory=list)
-    offset: list[int] = field(default_factory=list)
-    """The byte of the tar with which its content begins."""
-    size: list[int] = field(default_factory=list)
-    """Bytes of its content."""
-    crc32: list[int] = field(default_factory=list)
-    """The checksum of its content, as ``zlib.crc32`` computes it."""
+Columns: TypeAlias = dict[str, list[Any]]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,15 +61,15 @@ class TarIndex:
     """The tar's name, without its folder."""
     num_bytes: int = 0
     """The size of the tar."""
-    samples: SampleColumns = field(default_factory=SampleColumns)
-    files: FileColumns = field(default_factory=FileColumns)
+    samples: Columns = field(default_factory=lambda: {name: [] for name in _SAMPLE_COLUMNS})
+    files: Columns = field(default_factory=lambda: {name: [] for name in FILE_COLUMNS})
     left_out: list[list[str]] = field(default_factory=list)
     """The files that should have been in this tar, each with the reason why it is not."""
 
     @property
     def num_samples(self) -> int:
         """The number of samples."""
-        return len(self.samples.key)
+        return len(self.samples["key"])
 
     def add(self, name: str, start: int, offset: int, size: int, crc32: int) -> None:
         """Add the next file: its header begins at ``start``, its content at ``offset``.
@@ -93,16 +79,13 @@ class TarIndex:
         split = key_and_field(name)
         if split is None:
             return
-        if not self.samples.key or self.samples.key[-1] != split[0]:
+        if self.samples["key"][-1:] != [split[0]]:
             self._end_sample(start)
-            self.samples.key.append(split[0])
-            self.samples.offset.append(start)
-            self.samples.num_files.append(0)
-        self.samples.num_files[-1] += 1
-        self.files.name.append(name)
-        self.files.offset.append(offset)
-        self.files.size.append(size)
-        self.files.crc32.append(crc32)
+            for column, value in zip(_SAMPLE_COLUMNS, (split[0], start, None, 0), strict=True):
+                self.samples[column].append(value)
+        self.samples["num_files"][-1] += 1
+        for column, value in zip(FILE_COLUMNS, (name, offset, size, crc32), strict=True):
+            self.files[column].append(value)
 
     def finish(self, end: int, num_bytes: int) -> None:
         """Record where the last file ends, and how large the tar is."""
@@ -117,8 +100,8 @@ class TarIndex:
             "num_samples": self.num_samples,
             "tar": self.tar,
             "num_bytes": self.num_bytes,
-            "samples": _columns_of(self.samples),
-            "files": _columns_of(self.files),
+            "samples": self.samples,
+            "files": self.files,
             "left_out": self.left_out,
         }
         return json.dumps(content).encode("ascii") + b"\n"
@@ -131,8 +114,7 @@ class TarIndex:
             if found.pop("format") != _FORMAT or found.pop("version") != _VERSION:
                 raise ValueError(f"expected format {_FORMAT!r}, version {_VERSION}")
             num_samples = found.pop("num_samples")
-            samples = SampleColumns(**found.pop("samples"))
-            index = cls(samples=samples, files=FileColumns(**found.pop("files")), **found)
+            index = cls(**found)
             index._check(num_samples)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DecodeError(
@@ -142,28 +124,27 @@ class TarIndex:
         return index
 
     def _end_sample(self, end: int) -> None:
-        if self.samples.key:
-            self.samples.size.append(end - self.samples.offset[-1])
+        if self.samples["key"]:
+            self.samples["size"][-1] = end - self.samples["offset"][-1]
 
     def _check(self, num_samples: int) -> None:
-        columns = [*_columns_of(self.samples).values()]
-        file_columns = [*_columns_of(self.files).values()]
-        if {len(column) for column in columns} != {num_samples}:
+        if _lengths(self.samples) != dict.fromkeys(_SAMPLE_COLUMNS, num_samples):
             raise ValueError(f"the columns of the samples must have {num_samples} values each")
-        if {len(column) for column in file_columns} != {sum(self.samples.num_files)}:
+        _, offsets, sizes, nums_files = (self.samples[name] for name in _SAMPLE_COLUMNS)
+        if _lengths(self.files) != dict.fromkeys(FILE_COLUMNS, sum(nums_files)):
             raise ValueError("the columns of the files must have as many values as num_files says")
-        for column in (*columns[1:], *file_columns[1:], [self.num_bytes]):
+        numbers = (self.files[name] for name in FILE_COLUMNS[1:])
+        for column in (offsets, sizes, nums_files, *numbers, [self.num_bytes]):
             if not set(map(type, column)) <= {int} or not _is_within(column, 1 << 63):
                 raise ValueError("offsets, sizes and checksums must be whole numbers >= 0")
-        if not _is_within(self.files.crc32, 1 << 32):
+        if not _is_within(self.files["crc32"], 1 << 32):
             raise ValueError("a checksum must have 32 bits")
-        ends = map(add, self.samples.offset, self.samples.size)
-        if max(ends, default=0) > self.num_bytes:
+        if max(map(add, offsets, sizes), default=0) > self.num_bytes:
             raise ValueError("a sample must end within the tar")
 
 
-def _columns_of(columns: SampleColumns | FileColumns) -> dict[str, list[Any]]:
-    return {each.name: getattr(columns, each.name) for each in fields(columns)}
+def _lengths(columns: Columns) -> dict[str, int]:
+    return {name: len(column) for name, column in columns.items()}
 
 
 def _is_within(column: list[int], end: int) -> bool:
@@ -175,13 +156,10 @@ def index_path(tar: str) -> str:
     return tar.removesuffix(".tar") + ".index.json"
 
 
-def load_index(tar: str, storage_options: Mapping[str, Any] | None = None) -> TarIndex:
+def load_index(tar: str, read: Reader | None = None) -> TarIndex:
     """Read the index beside a tar. Raises: OSError: there is none; DecodeError: it is damaged."""
     path = index_path(tar)
-    if is_url(path):
-        return TarIndex.from_json(read_url(path, storage_options), path)
-    with open(path, "rb") as file:
-        return TarIndex.from_json(file.read(), path)
+    return TarIndex.from_json((read or Reader(retries=0))(path), path)
 
 
 def scan_tar(path: str) -> TarIndex:
@@ -272,11 +250,11 @@ class IndexedSamples:
     def _add(self, index: TarIndex) -> None:
         self.first_samples.append(self.first_samples[-1] + index.num_samples)
         self._num_bytes.append(index.num_bytes)
-        self._offsets.extend(index.samples.offset)
-        self._sizes.extend(index.samples.size)
-        for num_files in index.samples.num_files:
+        self._offsets.extend(index.samples["offset"])
+        self._sizes.extend(index.samples["size"])
+        for num_files in index.samples["num_files"]:
             self._first_files.append(self._first_files[-1] + num_files)
-        self._crc32s.extend(index.files.crc32)
+        self._crc32s.extend(index.files["crc32"])
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self.first_samples, number) - 1
@@ -354,10 +332,9 @@ def pieces(
 
 
 def _load_all(urls: Sequence[str], storage_options: Mapping[str, Any]) -> Iterator[TarIndex]:
-    read = Reader(storage_options=storage_options)
-    paths = [*map(index_path, urls)]
+    load = partial(load_index, read=Reader(storage_options=storage_options))
     if not any(map(is_url, urls)):
-        yield from (TarIndex.from_json(read(path), path) for path in paths)
+        yield from map(load, urls)
         return
     with ThreadPoolExecutor(_NUM_THREADS) as executor:
-        yield from executor.map(lambda path: TarIndex.from_json(read(path), path), paths)
+        yield from executor.map(load, urls)
