@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from ...io._cache.folders import hash_of as seed_of
 from ...objects.copies import shallow_copy
 
 if TYPE_CHECKING:
@@ -92,12 +92,6 @@ def check_start(source: DataSource[Any], start: int) -> None:
     """Refuse a negative start, which would count from the end: streams do not know theirs."""
     if start < 0:
         raise ValueError(f"{type(source).__name__}.iterate: start must be >= 0, got {start}.")
-
-
-def seed_of(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends on every part, the same on every machine."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def random_of(*parts: int | str) -> random.Random:

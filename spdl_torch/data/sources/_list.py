@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from spdl_torch.errors import UnsupportedOptionError
@@ -20,17 +19,6 @@ T_co = TypeVar("T_co", covariant=True)
 _CHUNK = 4096  # positions that become Python ints at once
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    index: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Shuffle:
-    seed: int
-
-
 class ListSource(DataSource[T_co], Sequence[T_co]):
     """A list, a range, a map-style dataset, or anything else with ``len()`` and ``[number]``.
 
@@ -44,7 +32,8 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
 
     def __init__(self, items: Sequence[T_co]) -> None:
         self._items = items
-        self._steps: tuple[_Shard | _Shuffle, ...] = ()  # the calls of shard and shuffle, in order
+        # The calls of shard, with index and count, and of shuffle, with its seed, in their order.
+        self._steps: tuple[tuple[int, int] | int, ...] = ()
         self._order: tuple[int, range | Tensor] | None = None  # the epoch, and its order
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,9 +41,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
 
     def __repr__(self) -> str:
         steps = "".join(
-            f", shuffle({step.seed})"
-            if isinstance(step, _Shuffle)
-            else f", shard({step.index}, {step.count})"
+            f", shuffle({step})" if isinstance(step, int) else f", shard{step}"
             for step in self._steps
         )
         return f"<{type(self).__name__} of {len(self)} items{steps}>"
@@ -62,8 +49,8 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
     def __len__(self) -> int:
         length = len(self._items)
         for step in self._steps:
-            if isinstance(step, _Shard):
-                length = len(range(step.index, length, step.count))
+            if not isinstance(step, int):
+                length = len(range(step[0], length, step[1]))
         return length
 
     @overload
@@ -92,7 +79,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         Lengths differ by one at most. Raises: ValueError: not ``0 <= index < count``.
         """
         self._check_shard(index, count)
-        return self._with(_steps=(*self._steps, _Shard(index, count)), _order=None)
+        return self._with(_steps=(*self._steps, (index, count)), _order=None)
 
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> ListSource[T_co]:
         """Return a source of all items in an order drawn anew for every ``(seed, epoch)``.
@@ -104,7 +91,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
                 f"{type(self).__name__}.shuffle: buffer_size must be None, got {buffer_size}. "
                 "Everything is shuffled with everything; a buffer is for streams such as TarShards."
             )
-        return self._with(_steps=(*self._steps, _Shuffle(int(seed))), _order=None)
+        return self._with(_steps=(*self._steps, int(seed)), _order=None)
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from position ``start`` on, without touching earlier items."""
@@ -116,10 +103,10 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         if self._order is None or self._order[0] != self._epoch:
             order: range | Tensor = range(len(self._items))
             for step in self._steps:
-                if isinstance(step, _Shuffle):
-                    order = _permuted(order, seed_of("shuffle", step.seed, self._epoch))
+                if isinstance(step, int):
+                    order = _permuted(order, seed_of("shuffle", step, self._epoch))
                 else:
-                    order = order[step.index :: step.count]
+                    order = order[step[0] :: step[1]]
             if not isinstance(order, range):
                 order = order.clone()  # a part must not keep the whole permutation
             self._order = self._epoch, order

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
 import os
@@ -13,7 +12,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io._cache.folders import file_stamp, hash_of, open_in, open_own_folder
+from spdl_torch.io._cache.folders import (
+    HAS_LOCKS,
+    NO_ROOM,
+    Descriptor,
+    file_stamp,
+    hash_of,
+    is_at,
+    open_in,
+    open_own_folder,
+)
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RETRIES, RetryPolicy
@@ -33,7 +41,6 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _RANGE_BYTES = 1 << 24  # read in one request; of more, a few megabytes at a time
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Folder and basename up to its first dot, then the field. No match: no dot, or one in front.
 _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
@@ -119,56 +126,47 @@ class ShardFiles:
 
     def _copy(self, url: str, policy: RetryPolicy | None) -> BinaryIO | None:
         """Open the copy of a shard; None: there are to be none, or its disk is full."""
-        if self.cache is None or fcntl is None:
+        if self.cache is None or not HAS_LOCKS:
             return None
+        options = sorted((name, repr(value)) for name, value in self.storage_options.items())
+        key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
+        name = f"{key:016x}.tar"
         try:
-            return self._open_copy(url, self.cache, policy)
+            folder = Descriptor(open_own_folder(os.path.join(self.cache, "shards")))
+            while True:
+                with contextlib.suppress(FileNotFoundError):
+                    file = open_in(folder, name, 0)
+                    os.utime(file)
+                    return open(file, "rb", _BUFFER_BYTES)
+                self._download(url, folder, name, policy)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             _logger.warning("%s: not kept in %s: %s", url, self.cache, error.strerror)
             return None
 
-    def _open_copy(self, url: str, cache: str, policy: RetryPolicy | None) -> BinaryIO:
-        options = sorted((name, repr(value)) for name, value in self.storage_options.items())
-        key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
-        name = f"{key:016x}.tar"
-        folder = open_own_folder(os.path.join(cache, "shards"))
-        try:
-            while True:
-                try:
-                    file = open_in(folder, name, 0)
-                except FileNotFoundError:
-                    self._download(url, folder, name, policy)
-                else:
-                    os.utime(file)
-                    return open(file, "rb", _BUFFER_BYTES)
-        finally:
-            os.close(folder)
-
     def _download(self, url: str, folder: int, name: str, policy: RetryPolicy | None) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
-        part = open_in(folder, f"{name}.part")
+        unfinished = f"{name}.part"
+        part = Descriptor(open_in(folder, unfinished))
+        fcntl.flock(part, fcntl.LOCK_EX)
         try:
-            fcntl.flock(part, fcntl.LOCK_EX)
             # Another may have given it the shard's name meanwhile, and it may be gone since.
-            is_ours = _is_at(f"{name}.part", folder, part)
-            if not is_ours or os.access(name, os.F_OK, dir_fd=folder):
+            if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
                 return
             with (
                 open_resuming(url, policy, self.storage_options) as source,
-                open(os.dup(part), "wb") as copy,
+                open(part, "wb", closefd=False) as copy,
             ):
                 copy.truncate()  # what a killed process has left
                 shutil.copyfileobj(source, copy, 1 << 20)
             self._make_room(folder, os.fstat(part).st_size)
-            os.replace(f"{name}.part", name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
             raise
         finally:
             fcntl.flock(part, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
-            os.close(part)
 
     def _make_room(self, folder: int, size: int) -> None:
         if self.max_bytes is None:
@@ -184,13 +182,6 @@ class ShardFiles:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
             del copies[name]
-
-
-def _is_at(name: str, folder: int, file: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(name, dir_fd=folder), os.fstat(file))
-    except FileNotFoundError:
-        return False
 
 
 def read_samples(

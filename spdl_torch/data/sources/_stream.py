@@ -11,7 +11,6 @@ from ._base import DataSource, check_start, random_of
 from ._list import ListSource
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
@@ -35,7 +34,20 @@ class Mix:
 
         The buffer grows to its size while items are yielded, so the first comes soon.
         """
-        return _drawn(items, self.buffer_size, random_of("buffer", self.seed, *place))
+        draw = random_of("buffer", self.seed, *place)
+        waiting: list[T] = []
+        first = min(self.buffer_size, _FIRST)
+        for number, item in enumerate(items):
+            if len(waiting) < first or (len(waiting) < self.buffer_size and number % 2):
+                waiting.append(item)
+                continue
+            slot = draw.randrange(len(waiting))
+            waiting[slot], item = item, waiting[slot]
+            yield item
+        draw.shuffle(waiting)
+        waiting.reverse()
+        while waiting:
+            yield waiting.pop()
 
 
 class StreamSource(DataSource[T_co]):
@@ -96,22 +108,6 @@ class SizedStream(Stream[T_co]):
     def __len__(self) -> int:
         length: int = len(self._items)  # type: ignore[arg-type]  # sized, see the class
         return len(range(self._index, length, self._count))
-
-
-def _drawn(items: Iterator[T], buffer_size: int, draw: random.Random) -> Iterator[T]:
-    waiting: list[T] = []
-    first = min(buffer_size, _FIRST)
-    for number, item in enumerate(items):
-        if len(waiting) < first or (len(waiting) < buffer_size and number % 2):
-            waiting.append(item)
-            continue
-        slot = draw.randrange(len(waiting))
-        waiting[slot], item = item, waiting[slot]
-        yield item
-    draw.shuffle(waiting)
-    waiting.reverse()
-    while waiting:
-        yield waiting.pop()
 
 
 def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> DataSource[T]:

@@ -32,6 +32,9 @@ HAS_LOCKS = fcntl is not None
 TAKEN = "taken"
 """The file whose length says how many bytes the store in a folder has given out."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a full disk."""
+
 _ALIVE = "alive"
 _OTHER_OWNER = ("it belongs to another user", "Give a folder of your own")
 
@@ -77,7 +80,7 @@ def hold(folder: str) -> Descriptor:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_SH)
         # It may have been removed between opening and holding it: then this is another file.
-        if _is_at(path, file):
+        if is_at(path, file):
             os.utime(file)  # whoever makes room removes what was used longest ago
             return file
 
@@ -97,7 +100,7 @@ def remove_if_alone(folder: str, file: int) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    if _is_at(os.path.join(folder, _ALIVE), file):
+    if is_at(os.path.join(folder, _ALIVE), file):
         shutil.rmtree(folder, ignore_errors=True)
     return True
 
@@ -164,9 +167,10 @@ def open_in(folder: int, name: str, flags: int = os.O_CREAT) -> int:
     return os.open(name, flags | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
 
 
-def _is_at(path: str, file: int) -> bool:
+def is_at(path: str, file: int, folder: int | None = None) -> bool:
+    """Return whether an open file has this name, in an open folder if there is one."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
+        return os.path.samestat(os.stat(path, dir_fd=folder), os.fstat(file))
     except OSError:
         return False
 

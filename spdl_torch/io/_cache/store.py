@@ -12,7 +12,6 @@ this process, and the samples are made without it; what somebody has removed is 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.shared import LiveObjects
 from ...scopes import scope
 from .folders import (
+    NO_ROOM,
     TAKEN,
     Descriptor,
     bytes_taken,
@@ -45,7 +45,6 @@ except ImportError:  # Windows
 
 _logger = logging.getLogger("spdl_torch.io")
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What stays free of a disk without max_bytes.
 _SPARE_SHARE = 20  # the reciprocal of its share
 _MOST_SPARE_BYTES = 10_000_000_000
@@ -183,7 +182,7 @@ class Store:
         except FileNotFoundError:  # somebody has removed the folder
             return False
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 self._turn_off(error)
                 return False
             why = f"no room: {error.strerror}"
