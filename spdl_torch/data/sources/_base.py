@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ...io._cache.folders import hash_of as seed_of
+from ...io._cache.folders import hash_of
 from ...objects.copies import shallow_copy
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ def check_start(source: DataSource[Any], start: int) -> None:
     """Refuse a negative start, which would count from the end: streams do not know theirs."""
     if start < 0:
         raise ValueError(f"{type(source).__name__}.iterate: start must be >= 0, got {start}.")
+
+
+seed_of = hash_of
+"""63 bits that depend on every part, the same on every machine."""
 
 
 def random_of(*parts: int | str) -> random.Random:

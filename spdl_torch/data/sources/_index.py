@@ -81,10 +81,12 @@ class TarIndex:
             return
         if self.samples["key"][-1:] != [split[0]]:
             self._end_sample(start)
-            for column, value in zip(_SAMPLE_COLUMNS, (split[0], start, None, 0), strict=True):
+            sample: tuple[Any, ...] = (split[0], start, None, 0)
+            for column, value in zip(_SAMPLE_COLUMNS, sample, strict=True):
                 self.samples[column].append(value)
         self.samples["num_files"][-1] += 1
-        for column, value in zip(FILE_COLUMNS, (name, offset, size, crc32), strict=True):
+        file: tuple[Any, ...] = (name, offset, size, crc32)
+        for column, value in zip(FILE_COLUMNS, file, strict=True):
             self.files[column].append(value)
 
     def finish(self, end: int, num_bytes: int) -> None:
