@@ -8,9 +8,10 @@ import textwrap
 import time
 
 import _warm
+import psutil
 import pytest
 from _folders import HELPERS
-from _gates import shared_memory_of
+from _gates import shared_memory_of, until
 from _loader_helpers import PATIENCE_SECONDS
 
 from spdl_torch.observe import query_task_stats
@@ -97,6 +98,14 @@ ENDS = {
 }
 
 
+def is_running(pid):
+    """Not if it has ended and whoever has inherited it has not asked for its end yet."""
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.parametrize(
     ("how", "device"),
     [
@@ -105,8 +114,8 @@ ENDS = {
     ],
 )
 def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
-    """The exit code and the one traceback are the user's, nothing is left in shared memory, and
-    what the pipeline did last is in the file."""
+    """The exit code and the one traceback are the user's, no process is left and nothing in shared
+    memory, and what the pipeline did last is in the file."""
     if how == "fork" and not hasattr(os, "fork"):
         pytest.skip("needs fork")
     path = tmp_path / "stats.db"
@@ -121,5 +130,6 @@ def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
     assert child.stderr.count("Traceback") == (1 if code == 1 or how == "ctrl-c" else 0)
     assert words in child.stderr
     assert shared_memory_of(*pids) == set()
+    until(lambda: not any(map(is_running, pids)))
     (row,) = query_task_stats(path)
     assert row["num_tasks"] >= 21

@@ -6,7 +6,7 @@ Of the sixteen promises some have tests of their own. They are named here, each 
    (``test_trainer_does_not_wait_...``, ``test_messages_of_any_size_...``).
 3. Ctrl-C at every call: ``test_loader_interrupts`` (``test_iterator_that_ctrl_c_meets_...``,
    ``test_state_after_ctrl_c_...``).
-4. Nothing is left after it: ``test_isolation_interrupts``, ``test_worker_processes``; the trainer
+4. Nothing is left after it: ``test_isolation_interrupts``; the trainer
    has its generators: ``test_loader_interrupts``.
 6. Errors leave the iterator running, a death ends it once: ``test_hook_errors``.
 8. A child ends with its trainer: ``test_isolation_ends`` (``test_nothing_is_left_when_...``).

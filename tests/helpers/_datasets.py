@@ -48,13 +48,6 @@ class SafeIndices(Indices):
     thread_safe = True
 
 
-class BulkIndices(Indices):
-    """The same in whole batches."""
-
-    def __getitems__(self, indices):
-        return indices
-
-
 class IndexStream(Indices, IterableDataset):
     """The same one after another; each worker has its share."""
 

@@ -220,16 +220,6 @@ def as_list(samples):
     return samples
 
 
-def unpicklable_batch(samples):
-    """A batch that cannot leave its process."""
-    return lambda: samples
-
-
-def set_counter(number):
-    """A worker_init_fn whose effect the dataset shows."""
-    get_worker_info().dataset.tag = f"worker {number}"
-
-
 class Tagged(Dataset):
     """Shows what worker_init_fn did."""
 
@@ -240,11 +230,6 @@ class Tagged(Dataset):
 
     def __getitem__(self, index):
         return self.tag
-
-
-def failing_init(number):
-    """A worker_init_fn that raises."""
-    raise Coded(number, "init")
 
 
 class Ragged(Dataset):

@@ -21,13 +21,8 @@ from _isolation_data import (
     Holder,
     Images,
     Sized,
-    Tagged,
-    Unportable,
     Unreadable,
     as_list,
-    failing_init,
-    set_counter,
-    unpicklable_batch,
 )
 from _lazy_device import backends
 from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end
@@ -40,13 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors"),
 ]
-
-
-def test_batches_are_bit_equal_when_the_child_is_spawned():
-    """multiprocessing_context is honoured, without a warning. Such a child takes seconds."""
-    spawn = multiprocessing.get_context("spawn")
-    found = isolated(Images(), 5, num_workers=1, seed=1, multiprocessing_context=spawn)
-    assert epochs_of(found, 1) == epochs_of(DataLoader(Images(), 5, num_workers=2, seed=1), 1)
 
 
 # -- shared memory ---------------------------------------------------------------------------
@@ -143,28 +131,6 @@ def test_error_keeps_its_type_its_notes_and_its_cause():
     assert next(batches)["index"].tolist() == [8, 9, 10, 11]
 
 
-def test_error_that_cannot_be_pickled_keeps_its_type():
-    """And its text."""
-    batches = iter(isolated(Failing({1: Unportable}), 4))
-    with pytest.raises(Unportable, match=r"^1 at here") as caught:
-        next(batches)
-    assert "sample index 1" in "\n".join(caught.value.__notes__)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "note"),
-    [
-        ({"worker_init_fn": failing_init}, Coded, r"in worker_init_fn\(0\)"),
-        ({"collate_fn": unpicklable_batch}, (AttributeError, pickle.PicklingError), "collate_fn"),
-    ],
-)
-def test_error_of_a_function_reaches_the_loop(options, kind, note):
-    """worker_init_fn, and a batch that cannot be pickled."""
-    with pytest.raises(kind, match=r"init|lambda") as caught:
-        next(iter(isolated(Images(4), 4, num_workers=1, **options)))
-    assert any(note.replace("\\", "") in each for each in caught.value.__notes__)
-
-
 @pytest.mark.parametrize(
     ("arguments", "path"),
     [
@@ -196,22 +162,7 @@ def test_dataset_that_the_child_cannot_open_is_an_error():
     assert next(batches, None) is None
 
 
-def test_index_that_cannot_be_pickled_is_the_samplers_error():
-    """It comes in the place of its batch, and the others come."""
-    batches = iter(isolated(Images(), 1, sampler=[0, lambda: 0, 1]))
-    next(batches)
-    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
-        next(batches)
-    assert len(list(batches)) == 1
-
-
 # -- resume, figures and the rest ------------------------------------------------------------
-
-
-def test_worker_init_fn_sees_the_workers_dataset():
-    """On every worker, before its first sample."""
-    loader = isolated(Tagged(), 1, num_workers=1, worker_init_fn=set_counter)
-    assert [batch[0] for batch in loader] == ["worker 0"] * 4
 
 
 def test_default_dtype_is_the_trainers():
@@ -253,27 +204,6 @@ def test_shared_values_of_multiprocessing_pass():
     shared = torch.zeros(3).share_memory_()
     loader = isolated(Holder(counter=counter, shared=shared), 2, multiprocessing_context=context)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
-
-
-def test_figures_are_those_of_the_child(tmp_path):
-    """Every sample is counted, the trace shows the workers, and the clock stops at the end."""
-    loader = isolated(Images(), 4, persistent_workers=True)
-    list(loader)
-    stats = loader.snapshot()
-    assert [stage.name for stage in stats.stages] == ["fetch", "collate"]
-    assert [stage.tasks.num_tasks for stage in stats.stages] == [24, 6]
-    assert stats.stages[0].queue.num_items == 6
-    assert stats.stages[0].tasks.busy_time > 0
-    assert 0 < stats.consumer_wait_ratio <= 1
-    assert loader.snapshot() == stats
-    assert "fetch" in str(loader.report())
-    batches = iter(loader)
-    for _ in range(5):
-        next(batches)
-    loader.profile().write_trace(str(tmp_path / "trace.json"))
-    text = (tmp_path / "trace.json").read_text(encoding="utf-8")
-    assert '"training"' in text
-    assert all(f'"worker process[{n}]"' in text for n in range(2))
 
 
 def test_epoch_that_was_left_does_not_reach_the_next_one():

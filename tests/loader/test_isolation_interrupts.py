@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 from _at_call import AtCall
 from _ctrl_c import AtTime, assert_nothing_is_left, belongings
-from _isolated import isolated, release_what_has_ended
+from _isolated import release_what_has_ended
 from _isolation_data import Images
 from _loader_helpers import assert_threads_end
 
@@ -23,11 +23,10 @@ pytestmark = [
 ]
 
 
-def whole_life(rng):
+def whole_life(rng, isolation):
     """Of a loader: two epochs, of which one may be left early."""
-    loader = isolated(
-        Images(12), 4, num_workers=rng.choice([1, 2]), persistent_workers=rng.random() < 0.5
-    )
+    options = {"num_workers": rng.choice([1, 2]), "persistent_workers": rng.random() < 0.5}
+    loader = DataLoader(Images(12), 4, isolation=isolation, **options)
     for _ in range(2):
         num_batches = rng.choice([0, 1, 2, 3, 9])
         for number, _ in enumerate(loader):
@@ -35,11 +34,11 @@ def whole_life(rng):
                 break
 
 
-def interrupted_life(rng, interrupt):
+def interrupted_life(rng, isolation, interrupt):
     """Whether it was interrupted."""
     try:
         with interrupt:
-            whole_life(rng)
+            whole_life(rng, isolation)
     except KeyboardInterrupt:
         return True
     except RuntimeError as error:  # Python's own again: its Condition, interrupted while it waits
@@ -54,20 +53,21 @@ def before(monkeypatch):
     """Belongings with the fork server, which stays."""
     # Ctrl-C in a finalizer is printed and dropped; pytest would keep it, and all it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
-    whole_life(random.Random(0))
+    whole_life(random.Random(0), "process")
     assert_threads_end()
     release_what_has_ended()
     return belongings()
 
 
-def test_nothing_is_left_when_ctrl_c_comes(before):
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_nothing_is_left_when_ctrl_c_comes(before, isolation):
     """At 16 places of a life, the same in every run."""
     counter = AtCall(0)
-    interrupted_life(random.Random(1), counter)
+    interrupted_life(random.Random(1), isolation, counter)
     num_places, rng = -counter.number, random.Random(2)
     for _ in range(16):
         interrupt = AtCall(rng.randrange(num_places))
-        interrupted_life(random.Random(1), interrupt)
+        interrupted_life(random.Random(1), isolation, interrupt)
         assert_nothing_is_left(before, interrupt.where)
 
 
@@ -94,12 +94,13 @@ def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before,
 
 
 @pytest.mark.long
-def test_nothing_is_left_when_ctrl_c_comes_for_long(before, long_seconds):
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_nothing_is_left_when_ctrl_c_comes_for_long(before, isolation, long_seconds):
     """At other places in every run, and at any moment, waits included."""
     rng, end, counts = random.Random(), monotonic() + long_seconds, [0, 0]
     while monotonic() < end:
         interrupt = rng.choice([AtCall(rng.randrange(5_000)), AtTime(rng.random() / 8)])
         counts[0] += 1
-        counts[1] += interrupted_life(rng, interrupt)
+        counts[1] += interrupted_life(rng, isolation, interrupt)
         assert_nothing_is_left(before, interrupt.where)
     print(f"{counts[1]} lives were interrupted, {counts[0] - counts[1]} ended first")

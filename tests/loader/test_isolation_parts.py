@@ -264,16 +264,6 @@ def raised(error, cause=None):
         return caught
 
 
-def test_exception_keeps_what_it_has():
-    """Type, arguments, attributes, notes, cause; the traceback is a note."""
-    found = unpack_error(pack_error(raised(Coded(3, "there"), raised(KeyError("k")))))
-    assert type(found) is Coded
-    assert (found.args, found.code) == ((3, "there"), 3)
-    assert found.__notes__[0] == "a note"
-    assert "test_isolation_parts.py" in found.__notes__[1]
-    assert isinstance(found.__cause__, KeyError)
-
-
 def test_exception_that_cannot_be_rebuilt_keeps_its_type():
     """Wherever it is: alone, or inside of a group."""
     found = unpack_error(pack_error(raised(Unportable(1, "a"))))

@@ -25,43 +25,8 @@ from spdl_torch.loader.rng.patches import of_thread
 from spdl_torch.machine.starting import start
 from spdl_torch.pipeline import PipelineStopped
 
-PROGRAM = HELPERS / "_interrupts.py"
-INTERRUPTS_PER_SECOND = 10
-"""In the long form; those of child processes take a tenth of a second."""
-
-
 HANG_SECONDS = 150
 """More than the program gives one round, after which it says where it hangs."""
-
-
-def interrupted(count, seed, isolation, patience):
-    """What the program found."""
-    done = _warm.run(["-W", "ignore", PROGRAM, count, seed, isolation], timeout=patience)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout)
-
-
-def assert_nothing_left(report, count):
-    assert report["interrupted"] == count
-    assert report["left"] == []
-    assert report["descriptors"] <= 0
-
-
-@pytest.mark.timeout(2 * HANG_SECONDS)
-@pytest.mark.parametrize(("isolation", "count"), [("thread", 25)])
-def test_nothing_is_left_after_random_interrupts(isolation, count):
-    """The short form; with ``auto`` while workers move."""
-    assert_nothing_left(interrupted(count, 1, isolation, HANG_SECONDS), count)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_nothing_is_left_after_many_random_interrupts(isolation, long_seconds):
-    """Others in every run, of threads and of children."""
-    count = round(INTERRUPTS_PER_SECOND * long_seconds)
-    report = interrupted(count, threading.get_native_id(), isolation, 600)
-    print(report)
-    assert_nothing_left(report, count)
 
 
 def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
