@@ -1,9 +1,7 @@
 """Loaders at the edges of a program: its exit, daemon threads, contexts of threads, Ctrl-C."""
 
 import fcntl
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +14,7 @@ import pytest
 from _datasets import Rows
 from _inside import placement_of
 from _loader_helpers import DataLoader, no_thread_left
-from _seats import FORKED, in_every_seat, in_seats, with_workers
+from _seats import in_every_seat, with_workers
 from torch.utils.data import IterableDataset
 
 from spdl_torch.pipeline import PipelineBuilder
@@ -38,44 +36,35 @@ def run(program, **environment):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python starts no threads then")
 def test_function_of_the_exit_may_iterate():
-    """With worker threads and with processes, as with torch's loader."""
+    """With worker threads and with processes, as with torch's loader. Persistent ones ended with
+    the main thread: it gets new ones."""
     program = """
         import atexit
         from spdl_torch import DataLoader
 
+        def loader_on(isolation, **options):
+            return DataLoader(list(range(4)), 2, num_workers=2, isolation=isolation, **options)
+
         def load():
             for isolation in ("thread", "process"):
-                loader = DataLoader(list(range(4)), 2, num_workers=2, isolation=isolation)
+                print([batch.tolist() for batch in loader_on(isolation)])
+            for loader in loaders:
                 print([batch.tolist() for batch in loader])
 
+        loaders = [loader_on(each, persistent_workers=True) for each in ("thread", "process")]
+        for loader in loaders:
+            print([batch.tolist() for batch in loader])
         atexit.register(load)
     """
     output, errors = run(program)
-    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 2, errors
+    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 6, errors
     assert not errors
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_function_of_the_exit_may_iterate_persistent_workers(isolation):
-    """Theirs ended with the main thread: it gets new ones."""
-    program = f"""
-        import atexit
-        from spdl_torch import DataLoader
-
-        loader = DataLoader(
-            range(4), 2, num_workers=2, persistent_workers=True, isolation={isolation!r}
-        )
-        print([batch.tolist() for batch in loader])
-        atexit.register(lambda: print([batch.tolist() for batch in loader]))
-    """
-    output, errors = run(program)
-    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 2, errors
-    assert not errors
-
-
-@pytest.mark.parametrize("begin", ["Thread(target=train).start", "ThreadPoolExecutor().submit"])
-@pytest.mark.parametrize("isolation", ["thread", "process", "pipeline"])
-def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin, isolation):
+@pytest.mark.parametrize(
+    "begin", ["Thread(target=train, args=[kind]).start()", "executor.submit(train, kind)"]
+)
+def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin):
     """Python waits for such a thread, whoever has made it, and so do its workers."""
     program = f"""
         import threading
@@ -84,7 +73,8 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin, isolatio
         from spdl_torch import DataLoader, PipelineDataset
         from spdl_torch.pipeline import PipelineBuilder
 
-        has_begun, has_ended = threading.Event(), threading.Event()
+        kinds, executor = ("thread", "process", "pipeline"), ThreadPoolExecutor()
+        have_begun, has_ended = threading.Barrier(len(kinds) + 1), threading.Event()
         # Called after what the first threads register to be stopped, and before executors wait.
         threading._register_atexit(has_ended.set)
 
@@ -92,22 +82,25 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin, isolatio
             builder = PipelineBuilder().add_source(range(12)).pipe(int, concurrency=2)
             return PipelineDataset(builder.add_sink(), stats=False)
 
-        def train(*_):
-            if {isolation!r} == "pipeline":
+        def train(kind):
+            if kind == "pipeline":
                 loader = numbers()
             else:
-                loader = DataLoader(range(12), num_workers=2, isolation={isolation!r})
+                loader = DataLoader(range(12), num_workers=2, isolation=kind)
             for epoch in range(2):
                 for number, _ in enumerate(loader):
-                    has_begun.set()
+                    if (epoch, number) == (0, 0):
+                        have_begun.wait()
                     has_ended.wait()
-                print(number)
+                print(f"{{kind}} {{number}}\\n", end="", flush=True)
 
-        {begin}({"train" if "submit" in begin else ""})
-        has_begun.wait()
+        for kind in kinds:
+            {begin}
+        have_begun.wait()
     """
     output, errors = run(program)
-    assert output.splitlines() == ["11", "11"], errors
+    kinds = ["pipeline", "process", "thread"]
+    assert sorted(output.splitlines()) == [f"{kind} 11" for kind in kinds for _ in range(2)], errors
     assert not errors
 
 
@@ -160,16 +153,10 @@ def test_batches_are_made_after_torch_has_taken_out_operators():
     assert (done.returncode, done.stdout.splitlines()) == (0, ["[0, 1]", "[4, 9]"]), done.stderr
 
 
-@pytest.mark.parametrize(
-    "left_open",
-    [
-        *("num_workers=0", "num_workers=2, isolation='thread'"),
-        "num_workers=2, isolation='process', multiprocessing_context='fork'",
-        "num_workers=2, isolation='process', persistent_workers=True",
-        *("pipeline", "dataset", "cached"),
-    ],
-)
-def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_path, left_open):
+@pytest.mark.parametrize("with_processes", [False, True])
+def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(
+    tmp_path, with_processes
+):
     """Python empties the modules while something else refers to the program's: dill does."""
     program = f"""
         import sys, torch, spdl_torch
@@ -189,16 +176,25 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
                 yield from pipeline
 
         built = spdl_torch.pipeline.PipelineBuilder().add_source(range(64)).pipe(str).add_sink()
-        if {left_open!r} == "pipeline":
-            loader = items(built.build(num_threads=1))
-        elif {left_open!r} == "dataset":
-            loader = spdl_torch.PipelineDataset(built)
-        elif {left_open!r} == "cached":
-            loader = spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1"))
+        def loader_with(**options):
+            return spdl_torch.DataLoader(Rows(), num_workers=2, **options)
+
+        if {with_processes}:
+            left_open = [
+                loader_with(isolation="process", multiprocessing_context="fork"),
+                loader_with(isolation="process", persistent_workers=True),
+            ]
         else:
-            loader = spdl_torch.DataLoader(Rows(), {left_open if "=" in left_open else ""})
-        batches = iter(loader)
-        next(batches)
+            left_open = [
+                spdl_torch.DataLoader(Rows()),
+                loader_with(isolation="thread"),
+                items(built.build(num_threads=1)),
+                spdl_torch.PipelineDataset(built),
+                spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1")),
+            ]
+        left_open = [iter(each) for each in left_open]
+        for each in left_open:
+            next(each)
     """
     words = ["-W", "ignore", "-c", textwrap.dedent(program)]
     done = _warm.run(words, timeout=60, ends_whole=True)
@@ -222,26 +218,6 @@ def test_context_that_starts_threads_has_threads():
     )
     with pytest.raises(ValueError, match=r"starts threads\. Leave one of the two out"):
         iter(loader)
-
-
-class Killed(Rows):
-    """A sample at which the process dies."""
-
-    def __getitem__(self, index):
-        if index == 5 and multiprocessing.parent_process() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-@in_seats(FORKED)
-def test_death_that_ends_the_epoch_names_the_batch(seat):
-    """The second at the same batch, or the first of a child that nobody replaces."""
-    with pytest.raises(
-        RuntimeError, match=r"SIGKILL(.|\n)*next batch was batch \d, indices \["
-    ) as e:
-        list(seat.loader(Killed(8), 2))
-    if seat is FORKED:
-        assert "batch 2, indices [4, 5]" in e.value.__notes__[-1]
 
 
 def timeout_at(batches, step):
