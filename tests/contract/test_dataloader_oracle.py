@@ -272,6 +272,7 @@ def _assert_same_batches_out_of_order(case, loader_class):
 @settings(quick, max_examples=300)
 @given(
     is_stream=st.booleans(),
+    length=st.sampled_from([5, 0]),
     options=st.fixed_dictionaries(
         {},
         optional={
@@ -289,17 +290,19 @@ def _assert_same_batches_out_of_order(case, loader_class):
         },
     ),
 )
-@example(is_stream=True, options={"sampler": [2, 1]})
-@example(is_stream=True, options={"batch_sampler": [[2, 1]], "batch_size": None})
-@example(is_stream=False, options={"persistent_workers": True})
-@example(is_stream=False, options={"batch_sampler": [[2, 1]], "drop_last": True})
-@example(is_stream=False, options={"batch_size": None, "drop_last": True})
-def test_refusal_equals_torchs(is_stream, options):
+@example(is_stream=True, length=5, options={"sampler": [2, 1]})
+@example(is_stream=True, length=5, options={"batch_sampler": [[2, 1]], "batch_size": None})
+@example(is_stream=False, length=5, options={"persistent_workers": True})
+@example(is_stream=False, length=0, options={"shuffle": True})
+@example(is_stream=False, length=5, options={"batch_size": 0})
+@example(is_stream=False, length=5, options={"batch_sampler": [[2, 1]], "drop_last": True})
+@example(is_stream=False, length=5, options={"batch_size": None, "drop_last": True})
+def test_refusal_equals_torchs(is_stream, length, options):
     """Of options that torch does not take together, or at all: the same exception and words."""
     found = []
     for loader_class in (TorchLoader, DataLoader):
         try:
-            loader_class(StreamData(5) if is_stream else MapData(5), **options)
+            loader_class((StreamData if is_stream else MapData)(length), **options)
         except Exception as error:
             found.append((type(error), str(error)))
         else:

@@ -15,7 +15,7 @@ import torch
 from _datasets import BulkData, MapData, RecordingSampler, StreamData
 from _inside import state_of
 from _lazy_device import backends  # noqa: F401
-from _loader_helpers import PATIENCE_SECONDS, MixedLoader as DataLoader, as_list, torch_loader
+from _loader_helpers import PATIENCE_SECONDS, MixedLoader as DataLoader, as_list
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
 
@@ -25,7 +25,7 @@ from spdl_torch.loader.backends.epoch import Epoch
 from spdl_torch.testing import assert_resume_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-WORKERS = [0, 1, 2, 3]
+WORKERS = [0, 2, 3]
 
 
 class Noisy(Dataset):
@@ -146,15 +146,6 @@ def test_batches_are_the_oracles_whatever_is_bad(
         assert len(batches) == len(loader)
     elif not drop_last:
         assert [sample.key for sample in loader.skipped] == [i for i in order if i in bad]
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_nothing_changes_when_nothing_is_bad(workers):
-    """The same batches as without the option, and as torch's."""
-    ours = skipping(MapData(11), batch_size=4, collate_fn=None, num_workers=workers)
-    theirs = torch_loader(MapData(11), batch_size=4)
-    assert str(list(ours)) == str(list(theirs))
-    assert ours.skipped == []
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -291,22 +282,6 @@ def test_what_is_no_exception_is_raised(kind, workers):
 
 
 # Too many
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_budget_ends_the_loop_at_the_same_batch(workers):
-    """The third bad sample is one too many for a budget of 2, with any number of threads."""
-    loader = skipping(Noisy(40, {5, 17, 21, 33}), batch_size=4, num_workers=workers, error_budget=2)
-    batches = iter(loader)
-    assert [len(next(batches)) for _ in range(5)] == [4, 3, 4, 4, 3]
-    with pytest.raises(
-        PipelineFailure, match="3 of 24 samples failed, error_budget is 2"
-    ) as caught:
-        next(batches)
-    errors = caught.value.exceptions
-    assert [str(error) for error in errors] == ["bad 5", "bad 17", "bad 21"]
-    assert "sample index 21" in errors[-1].__notes__[0]
-    assert len(next(batches)) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -528,24 +503,6 @@ def test_error_does_not_keep_the_batch_alive():
 
 
 # Resume
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("replace", [False, True])
-def test_resume_is_exact_when_samples_are_bad(workers, replace):
-    """A skipped sample counts as handed out."""
-
-    def make():
-        return skipping(
-            Noisy(18, {0, 1, 2, 3, 7, 12}),
-            batch_size=4,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(5),
-            num_workers=workers,
-            replace=replace,
-        )
-
-    assert_resume_exact(make)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

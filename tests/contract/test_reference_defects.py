@@ -14,12 +14,9 @@ from _gates import PATIENCE_SECONDS, BlockedSource, in_thread, until
 from PIL import Image
 
 from spdl_torch import DataLoader, ImageFolder
-from spdl_torch.autotune import PerfParams
 from spdl_torch.errors import DecodeError
-from spdl_torch.observe import SQLiteStatsWriter, query_queue_stats, recorders, summarize
+from spdl_torch.observe import SQLiteStatsWriter, query_queue_stats, recorders
 from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
-
-HOUR = 3600.0
 
 
 def test_queue_is_empty_in_the_file_when_nothing_came(tmp_path):
@@ -46,18 +43,6 @@ def test_queue_is_empty_in_the_file_when_nothing_came(tmp_path):
     assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
 
 
-def test_last_interval_is_in_the_file_when_intervals_are_long(tmp_path):
-    """An hour between two flushes and two entries: shutdown waits for none, and all is written."""
-    path = tmp_path / "stats.db"
-    builder = PipelineBuilder().add_source(range(90)).pipe(str, name="decode", concurrency=3)
-    with SQLiteStatsWriter(path, flush_interval=HOUR) as writer:
-        pipeline = builder.add_sink().build(**recorders(writer.log, interval=HOUR))
-        with pipeline.auto_stop():
-            assert len(list(pipeline)) == 90
-    (task,), queues = summarize(path)
-    assert (task.num_tasks, [queue.num_items for queue in queues]) == (90, [90, 90, 90])
-
-
 def test_task_time_is_the_ops_own_when_threads_are_few():
     """Eight calls want to run and two may: the time of a task is at least what the op itself saw,
     and two threads cannot have worked for longer than twice the time that passed.
@@ -80,24 +65,6 @@ def test_task_time_is_the_ops_own_when_threads_are_few():
         (stage,) = pipeline.snapshot().stages
     assert sum(spans) <= stage.tasks.busy_time <= 2 * passed
     assert stage.tasks.ave_time == pytest.approx(stage.tasks.busy_time / 60)
-
-
-@pytest.mark.parametrize("unit", [1, 1000, 2**20])
-def test_estimate_is_the_same_when_everything_is_larger(unit):
-    """Memory and element size are both in bytes: a thousand times both changes nothing. Numbers
-    that the formula was given, or lowered, are in the settings.
-    """
-
-    def estimate(memory):
-        machine = {"num_cores": 8, "memory_bytes": memory * unit, "local_world_size": 1}
-        shares = {"cpu_util": 1.0, "memory_util": 1.0}
-        return PerfParams.estimate(
-            [0], batch_size=4, prefetch_factor=3, element_bytes=25 * unit, **machine, **shares
-        ).loader_options()
-
-    assert estimate(100 * 33) == {"num_workers": 8, "prefetch_factor": 3}
-    assert estimate(100 * 33 - 1) == {"num_workers": 8, "prefetch_factor": 2}
-    assert estimate(100 * 13) == {"num_workers": 6, "prefetch_factor": 1}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -4,13 +4,10 @@ torch's own loader is the oracle where torch has the promise.
 """
 
 import functools
-import gc
 import itertools
 import multiprocessing
 import uuid
-import weakref
 from collections import Counter
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -55,7 +52,6 @@ pytestmark = [
 ]
 LENGTH, BATCH = 21, 2
 
-of_every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 LIVES = [pytest.param(False, id="anew"), pytest.param(True, id="persistent")]
 both_lives = pytest.mark.parametrize("persistent", LIVES)
 
@@ -143,9 +139,7 @@ def test_batches_in_any_order_are_the_same_batches(seat):
     assert sorted(found) == indices_of(seat.loader(Rows(LENGTH), BATCH))
 
 
-@in_every_seat
-@of_every_kind
-@both_lives
+@in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
 def test_random_bits_are_the_same_in_every_seat(seat, kind, persistent):
     """Samples draw from streams of their own, by their position in the epoch: the workers' seat is
     in no bit. Without workers there is another order (of a stream, or where workers persist and
@@ -437,26 +431,3 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
         loader.close()
         assert next(batches, None) is None
     until(lambda: set(multiprocessing.active_children()) <= processes)
-
-
-@in_every_seat_by_pairs(how=["end", "break", "error"], persistent=LIVES)
-def test_dataset_goes_with_its_loader(seat, how, persistent, without_collector):
-    """With the last reference to the loader and its iterators, without a garbage collection."""
-    dataset = BadRows(LENGTH) if how == "error" else Rows(LENGTH)
-    found = weakref.ref(dataset)
-    loader = seat.loader(dataset, BATCH, persistent_workers=persistent)
-    with pytest.raises(Broken, match="9") if how == "error" else nullcontext() as caught:
-        for number, _ in enumerate(loader):
-            if how == "break" and number == 3:
-                break
-    del dataset, loader, caught
-    until(lambda: found() is None)
-
-
-@pytest.fixture
-def without_collector():
-    """What is freed is freed by its last reference."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
