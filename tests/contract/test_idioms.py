@@ -24,9 +24,12 @@ pytestmark = [
 ]
 
 ALIKE = {
-    *("lazily_on_self", "MemoryMapInInit", "NumpyMemoryMap", "AugmentationInRecipe"),
-    *("TransformSetsAttribute", "ClosureWithState", "ScratchBuffer", "DictAsCache"),
-    *("shard_in_thread_local", "errors_of_numpy", "OutputCaught", "PrecisionOfSample"),
+    *("lazily_on_self", "LazilyInHelper", "lazily_by_worker_init_fn", "MemoryMapInInit"),
+    *("NumpyMemoryMap", "AugmentationDrawnOnce", "AugmentationInRecipe", "ClosureWithState"),
+    *("GeneratorKept", "ScratchBuffer", "BufferOfClass", "DictAsCache"),
+    *("shard_in_thread_local", "shard_in_the_environment", "errors_of_numpy", "TimeLimit"),
+    *("grad_mode_of_program", "FolderOfSample", "TemporaryFileByPid", "OutputCaught"),
+    "PrecisionOfSample",
 }
 """Idioms of which another one needs the same of a worker: long forms here. What threads share of
 them is found in ``test_testing_threads.py``."""

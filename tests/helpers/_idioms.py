@@ -62,9 +62,6 @@ class Idiom:
     """What the trainer's loop does with a batch, once it has been read."""
     samples: Callable[[Any], list[Any]] = samples_of
     """Splits a batch into its samples."""
-    shares_file: bool = False
-    """Whether torch's own workers may read wrong values: they share the position of a file that
-    was opened before the fork."""
 
 
 class Samples(Dataset):

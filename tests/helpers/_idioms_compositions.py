@@ -3,8 +3,6 @@
 What is inside may be safe on threads, and say so: what is around it is somebody else's.
 """
 
-import contextvars
-import functools
 import os
 
 import numpy as np
@@ -12,7 +10,6 @@ import torch
 from _idioms import PAIRS, Idiom, N, Samples, decode, idiom
 from PIL import Image
 from torch.utils.data import (
-    ConcatDataset,
     Dataset,
 )
 from torchvision.transforms import v2
@@ -22,13 +19,6 @@ from spdl_torch.data import cached, mix
 from spdl_torch.pipeline import PipelineBuilder
 
 NUMBERS = list(range(N))
-STEP = contextvars.ContextVar("STEP", default=None)
-CACHE = {}
-
-
-def reset():
-    """Forget what an earlier run kept."""
-    CACHE.clear()
 
 
 class Safe(Samples):
@@ -90,12 +80,6 @@ def subclass_of_a_safe_dataset(folder):
     dataset = Augmented()
     dataset.keeps = Keeps()
     return Idiom(dataset=dataset)
-
-
-@idiom
-def concatenation_of_safe_and_other(folder):
-    """One of two is safe."""
-    return Idiom(dataset=ConcatDataset([Safe(), Wrapper(Safe())]), epochs=[PAIRS * 2])
 
 
 # -- ours around the user's ------------------------------------------------------------------
@@ -178,21 +162,6 @@ def hook_of_a_transform(folder):
 
 
 # -- functions -------------------------------------------------------------------------------
-
-
-def collated_into(buffer, samples):
-    for row, sample in enumerate(samples):
-        buffer[row] = torch.tensor(sample)
-    decode(samples)
-    return buffer[: len(samples)].clone()
-
-
-@idiom
-def partial_with_a_buffer(folder):
-    """``functools.partial`` of a function and the buffer that it fills."""
-    buffer = torch.zeros(16, 2, dtype=torch.int64)
-    options = {"collate_fn": functools.partial(collated_into, buffer)}
-    return Idiom(dataset=PAIRS, options=options)
 
 
 # -- samplers --------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Objects of a dataset in which one sample leaves what the next must not see."""
 
-import collections
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -42,23 +40,6 @@ def shuffled_then_divided(folder):
 
 
 @idiom
-def deque_emptied(folder):
-    """A queue of files; every worker takes all and keeps its own."""
-
-    class Queue(Files):
-        def __init__(self):
-            self.queue = collections.deque(range(N // 4))
-
-        def mine(self, number, num_workers):
-            while self.queue:
-                file = self.queue.popleft()
-                if file % num_workers == number:
-                    yield file
-
-    return Idiom(dataset=Queue(), epochs=[NUMBERS])
-
-
-@idiom
 def start_and_end_of_torchs_docs(folder):
     """torch's own example: each worker sets ``start`` and ``end`` of its copy."""
 
@@ -76,28 +57,6 @@ def start_and_end_of_torchs_docs(folder):
         info.dataset.end = info.dataset.start + size
 
     return Idiom(dataset=Range(), options={"worker_init_fn": divide}, epochs=[NUMBERS])
-
-
-@idiom
-def its_own_iterator(folder):
-    """``__iter__`` returns self, and ``__next__`` goes on in an attribute of a helper."""
-
-    class Itself(IterableDataset):
-        def __init__(self):
-            self.cursor = SimpleNamespace(position=0)
-
-        def __iter__(self):
-            self.cursor.position = get_worker_info().id
-            return self
-
-        def __next__(self):
-            value = self.cursor.position
-            if value >= N:
-                raise StopIteration
-            self.cursor.position = decode(value) + get_worker_info().num_workers
-            return value
-
-    return Idiom(dataset=Itself(), epochs=[NUMBERS])
 
 
 # -- transforms that keep what they drew -----------------------------------------------------
@@ -150,30 +109,6 @@ class AugmentationInRecipe(Samples):
         return results["image"] - results["mask"]
 
 
-class Resize:
-    """mmaction's manner: sets an attribute and reads it in other methods."""
-
-    def __call__(self, results):
-        self.scale_factor = results["index"]
-        results["size"] = decode(1)
-        self._resize_boxes(results)
-        return results
-
-    def _resize_boxes(self, results):
-        results["boxes"] = results["size"] * self.scale_factor
-
-
-@simple
-class TransformSetsAttribute(Samples):
-    """A transform that sets an attribute of itself and reads it later."""
-
-    def __init__(self, folder):
-        self.steps = {"train": Resize()}
-
-    def value(self, index):
-        return self.steps["train"]({"index": index})["boxes"]
-
-
 def reading_through(last):
     def load(index):
         last.append(index)
@@ -212,19 +147,6 @@ class ScratchBuffer(Samples):
 
 
 @simple
-class ScratchTensor(Samples):
-    """A tensor that takes results by ``out=``."""
-
-    def __init__(self, folder):
-        self.out = torch.zeros(1000)
-
-    def value(self, index):
-        torch.add(torch.zeros(1000), index, out=self.out)
-        decode(index)
-        return self.out[-1].long().clone()
-
-
-@simple
 class BufferOfClass(Samples):
     """A buffer that is an attribute of the class."""
 
@@ -249,33 +171,6 @@ class DictAsCache(Samples):
         if index not in self.cache:
             self.cache[index] = decode(index)
         return self.cache[index]
-
-
-class Client:
-    """One for the process, as clients of services are."""
-
-    _client = None
-
-    def __new__(cls):
-        if cls._client is None:
-            cls._client = super().__new__(cls)
-        return cls._client
-
-    def ask(self, index):
-        self.request = index
-        decode(index)
-        return self.request
-
-
-@simple
-class SingletonClient(Samples):
-    """An object of which there is one for each process."""
-
-    def __init__(self, folder):
-        pass
-
-    def value(self, index):
-        return Client().ask(index)
 
 
 def _coroutine():

@@ -1,7 +1,6 @@
 """What belongs to a process: its globals, environment, settings and signals."""
 
 import contextlib
-import contextvars
 import decimal
 import gc
 import io
@@ -25,15 +24,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 NUMBERS = list(range(N))
 
 SHARD = (0, 1)
-LAST = None
 LOCAL = threading.local()
-VARIABLE = contextvars.ContextVar("VARIABLE", default=None)
 
 
 def reset():
     """Set the globals to what they are in a new process."""
-    global SHARD, LAST
-    SHARD, LAST = (0, 1), None
+    global SHARD
+    SHARD = (0, 1)
     os.environ.pop("SPDL_TEST_SHARD", None)
     decimal.getcontext().prec = 28
     np.seterr(over="warn")
@@ -309,27 +306,9 @@ def setting(*names):
 
 
 @idiom
-def worker_sets_torchs_settings(folder):
-    """The default type, deterministic mode, intra-op threads and how tensors are shared."""
-    return setting("default_dtype", "deterministic_mode", "num_threads", "sharing_strategy")
-
-
-@idiom
-def worker_sets_folders(folder):
-    """The working directory, the import path, the environment and where temporary files go."""
-    return setting("working_directory", "environment", "import_path", "temporary_folder")
-
-
-@idiom
-def worker_sets_what_is_printed(folder):
-    """Output, logging and warnings are silenced, in all workers or all but the first."""
-    return setting("stdout", "logging", "warnings_filters", "locale")
-
-
-@idiom
-def worker_sets_its_own_ways(folder):
-    """Garbage collection, a socket's timeout and a seed."""
-    return setting("gc", "socket_timeout", "seed")
+def worker_sets_its_process(folder):
+    """torch's settings, folders, what is printed, garbage collection and a seed."""
+    return setting(*(name for name in SETTINGS if name != "signal_handlers"))
 
 
 @idiom

@@ -3,8 +3,7 @@
 from collections import Counter
 from contextlib import contextmanager
 
-import _idioms_compositions
-import _idioms_files
+import _idioms_compositions  # noqa: F401  # registers its idioms
 import _idioms_objects  # noqa: F401  # registers its idioms
 import _idioms_process
 from _idioms import IDIOMS
@@ -19,8 +18,6 @@ NUM_WORKERS = 2
 def own_process():
     """Put back what the block did to this process; what that is stands in the given list."""
     leaks = []
-    _idioms_compositions.reset()
-    _idioms_files.reset()
     _idioms_process.reset()
     with generators_kept(), ProcessState.kept() as state:
         try:
@@ -46,9 +43,6 @@ def load(loader_type, name, folder, **options):
                 idiom.use(batch)
             faults += differences(expected, [s for batch in epochs[-1] for s in batch])
         del loader
-    if idiom.shares_file:
-        faults = []
-        epochs = [[[index for index, _ in batch] for batch in epoch] for epoch in epochs]
     return epochs, faults + [f"{leak} reached the trainer" for leak in leaks]
 
 

@@ -36,7 +36,6 @@ def check(idiom, **options):
     [
         ("AugmentationDrawnOnce", r"dataset\.aug\.by"),
         ("AugmentationInRecipe", r"dataset\.pipeline\[0\]\.by, dataset\.pipeline\[1\]\.by"),
-        ("TransformSetsAttribute", r"dataset\.steps\['train'\]\.scale_factor"),
         ("ScratchBuffer", r"the contents of dataset\.buffer"),
         ("ClosureWithState", r"last, a variable around dataset\.load \(list\)"),
         ("GeneratorKept", r"dataset\.generator \(generator\)"),
@@ -61,7 +60,7 @@ def test_what_threads_share_is_named(name, shared, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("BufferOfClass", "SingletonClient", "ModuleGlobalFile", "shard_in_a_global"),
+        *("BufferOfClass", "shard_in_a_global"),
         *("TemporaryFileByPid", "shard_in_the_environment", "FolderOfSample", "OutputCaught"),
         "TimeLimit",
     ],
@@ -141,7 +140,6 @@ def test_error_without_threads_is_the_datasets_own():
     [
         "lazily_on_self",
         "lazily_by_worker_init_fn",
-        "Hdf5Lazily",
         "NumpyMemoryMap",
         "DictAsCache",
         "SeededByIndex",
