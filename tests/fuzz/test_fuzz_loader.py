@@ -294,7 +294,7 @@ class ProcessMachine(LoaderMachine):
 
 
 @pytest.mark.timeout(240)  # 8 to 20 s here; room for a slow machine
-@pytest.mark.parametrize(("machine", "examples"), [(LoaderMachine, 80), (ProcessMachine, 15)])
+@pytest.mark.parametrize(("machine", "examples"), [(LoaderMachine, 40), (ProcessMachine, 10)])
 def test_random_use_of_random_loaders(machine, examples):
     """The short form, the same in every run."""
     run_short(machine, examples=examples, steps=20)

@@ -263,7 +263,7 @@ def read_until(pipeline, ends, errors):
 def test_random_use_of_random_pipelines():
     """The short form, the same in every run."""
     with quiet_log():
-        run_short(PipelineMachine, examples=80, steps=25)
+        run_short(PipelineMachine, examples=40, steps=25)
 
 
 @pytest.mark.long

@@ -59,13 +59,13 @@ class Augmented(Dataset):
 @pytest.mark.parametrize(
     ("dataset", "options"),
     [
-        (MapData(150), {"shuffle": True}),
         (MapData(150, {7: ValueError, 60: KeyError}), {}),
         (BulkData(151), {"drop_last": True}),
-        (Augmented(), {"seed": 3}),
         (MapData(150, dict.fromkeys(range(0, 150, 9), ValueError)), {"on_error": "skip"}),
-        (MapData(80), {"batch_size": None}),
-        (Augmented(), {"seed": 3, "persistent_workers": True, "prefetch_factor": 5}),
+        (
+            Augmented(),
+            {"seed": 3, "shuffle": True, "persistent_workers": True, "prefetch_factor": 5},
+        ),
     ],
 )
 def test_batches_are_those_of_any_fixed_number(dataset, options, at_random):

@@ -48,7 +48,7 @@ def rows(loader):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"persistent_workers": True, "prefetch_factor": 5}, {"in_order": False}]
+    "options", [{"persistent_workers": True, "prefetch_factor": 5}, {"in_order": False}]
 )
 def test_batches_are_those_of_any_fixed_number(options, at_random):
     """However the number changes: order and random bits; nothing is left of those that left."""

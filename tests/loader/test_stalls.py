@@ -54,17 +54,17 @@ def message_of_timeout(loader, gate, entered):
     ("kind", "options", "item"),
     [
         (GatedData, {"batch_size": 4}, "sample index 6"),
+        (GatedData, {"batch_size": 4, "on_error": "skip"}, "sample index 6"),
         (GatedData, {"batch_size": None}, "sample index 6"),
         (GatedData, {"batch_size": 4, "rng": "worker"}, "sample index 6"),
         (GatedBulk, {"batch_size": 4}, "indices [4, 5, 6, 7]"),
         (GatedStream, {"batch_size": 4}, "item 6 of the iterator of GatedStream"),
     ],
 )
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item, on_error):
+def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item):
     """torch's words come first; ours say whose fault it is."""
     dataset = kind(8, held=6)
-    options = {"num_workers": 1, "prefetch_factor": 8, "on_error": on_error, **options}
+    options = {"num_workers": 1, "prefetch_factor": 8, **options}
     loader = DataLoader(dataset, timeout=0.5, **options)
     text = message_of_timeout(loader, dataset.gate, dataset.entered)
     number = 6 if options["batch_size"] is None else 1
@@ -88,23 +88,6 @@ def test_timeout_names_collate_fn():
     assert "batch 0" in text
     assert "stage 'collate'\n" in text
     assert "in collate\n" in text
-
-
-def test_timeout_names_an_iterator_that_cannot_be_opened():
-    """iter(dataset) is stuck: there is no batch yet."""
-    gate, entered = threading.Event(), threading.Event()
-
-    class Opening(IterableDataset):
-        """Waits for its server."""
-
-        def __iter__(self):
-            entered.set()
-            assert gate.wait(PATIENCE_SECONDS)
-            return iter([1])
-
-    text = message_of_timeout(DataLoader(Opening(), num_workers=1, timeout=0.2), gate, entered)
-    assert "spdl-loader-0, iter(Opening)\n" in text
-    assert "in __iter__\n" in text
 
 
 def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):

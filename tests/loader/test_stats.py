@@ -217,7 +217,7 @@ def test_percentile_of_one_value_is_the_middle_of_its_bucket():
     assert math.floor(middle / 64) == math.floor(1000 / 64)
 
 
-AN_EPOCH = """
+EPOCHS = """
 import sys
 import threading
 from torch.utils.data import Dataset
@@ -230,29 +230,27 @@ class Squares(Dataset):
     def __getitem__(self, index):
         return index * index
 
-loader = DataLoader(Squares(), batch_size=2, {options})
-assert len(list(loader)) == 4
+on_processes = {"isolation": "process", "multiprocessing_context": "fork"}
+loaders = [
+    DataLoader(Squares(), batch_size=2),
+    DataLoader(Squares(), batch_size=2, num_workers=2, isolation="thread"),
+    DataLoader(Squares(), batch_size=2, num_workers=2, **on_processes),
+]
+assert [len(list(loader)) for loader in loaders] == [4, 4, 4]
 computing = ("loader.stats.figures", "machine.readings", "verdict.verdict")
 print(*(name for name in sys.modules if name.endswith(computing)))
-stats = loader.report().stats
+of_all = [loader.report().stats for loader in loaders]
 print(sum(name.endswith(computing) for name in sys.modules))
-print(len(stats.stages), stats.stages[0].tasks.num_tasks)
+print(*((len(stats.stages), stats.stages[0].tasks.num_tasks) for stats in of_all))
 """
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "num_workers=0",
-        "num_workers=2, isolation='thread'",
-        "num_workers=2, isolation='process', multiprocessing_context='fork'",
-    ],
-)
-def test_epoch_computes_no_figures_before_somebody_asks(options):
+def test_epoch_computes_no_figures_before_somebody_asks():
     """What computes them is not even imported until then; afterwards they are those of the epoch,
     which is over."""
-    result = _warm.run(["-c", AN_EPOCH.format(options=options)], timeout=50)
-    assert (result.returncode, result.stdout.splitlines()) == (0, ["", "3", "2 8"]), result.stderr
+    result = _warm.run(["-W", "ignore", "-c", EPOCHS], timeout=50)
+    expected = ["", "3", "(2, 8) (2, 8) (2, 8)"]
+    assert (result.returncode, result.stdout.splitlines()) == (0, expected), result.stderr
 
 
 class Numbers:
@@ -570,7 +568,7 @@ any_calls = st.tuples(
 
 
 @pytest.mark.parametrize("as_kind", [as_timed, as_sample, as_op])
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(calls=st.lists(any_calls, max_size=60))
 def test_cpu_time_of_every_long_task_is_known(as_kind, calls):
     """To 0.05 ms, whatever comes before it."""
@@ -587,7 +585,7 @@ SHORT, LONG = 100_000, 50_000_000
 
 
 @pytest.mark.parametrize("as_kind", [as_timed, as_sample, as_op])
-@pytest.mark.parametrize("period", [8, 48, 50, 64])
+@pytest.mark.parametrize("period", [8, 50])
 @pytest.mark.parametrize(
     ("short", "long"), [((SHORT, 0), (LONG, LONG)), ((SHORT, SHORT), (LONG, 0))]
 )

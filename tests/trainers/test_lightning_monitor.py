@@ -144,10 +144,9 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
     assert sorted(documented) == sorted(STAGE_KEYS)
 
 
-@pytest.mark.parametrize("validates", [False, True])
 @pytest.mark.parametrize(
-    ("accumulate", "every", "windows"),
-    [(1, 5, [5, 5]), (4, 1, [4, 4, 2]), (4, 2, [8, 2]), (4, 3, [10])],
+    ("accumulate", "every", "windows", "validates"),
+    [(1, 5, [5, 5], False), (4, 1, [4, 4, 2], True), (4, 2, [8, 2], False), (4, 3, [10], True)],
 )
 def test_step_of_several_batches_is_logged_once(tmp_path, accumulate, every, windows, validates):
     """With gradient accumulation at the last batch of a step, where Lightning logs the loss, and
@@ -165,11 +164,10 @@ def test_step_of_several_batches_is_logged_once(tmp_path, accumulate, every, win
     assert lengths == windows[: len(steps)]
 
 
-@pytest.mark.parametrize("num_optimizers", [1, 2])
-def test_manual_optimization_is_logged_as_lightning_logs(tmp_path, num_optimizers):
+def test_manual_optimization_is_logged_as_lightning_logs(tmp_path):
     """Every batch is a step, however many optimizers move."""
     monitor = monitors.PipelineStatsMonitor()
-    model = modules.Losses(num_optimizers, automatic=False)
+    model = modules.Losses(2, automatic=False)
     trainer(tmp_path, monitor, max_epochs=1).fit(model, DataLoader(Points(10)))
     assert logged(tmp_path, "data/wait_ratio") == logged(tmp_path, "loss") == [1, 3, 5, 7, 9]
 
@@ -317,8 +315,9 @@ class Damaged(Points):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("every", [1, 100], ids=["each step", "each epoch"])
-@pytest.mark.parametrize("is_one", [True, False], ids=["one loader", "two"])
+@pytest.mark.parametrize(
+    ("every", "is_one"), [(1, True), (100, False)], ids=["each step, one loader", "each epoch, two"]
+)
 def test_samples_left_out_in_every_pass_are_in_the_file(tmp_path, every, is_one):
     """Of training and validation, however seldom the file is written; its report names them."""
 
@@ -355,12 +354,7 @@ def test_decisions_of_tuning_are_in_the_file(tmp_path, monkeypatch):
 
 COLLECTIONS = {
     "list": (lambda: [ours(), ours()], ["0", "1"]),
-    "dict": (lambda: {"a": ours(), "b": ours()}, ["a", "b"]),
     "nested": (lambda: {"a": [ours(), ours()], "b": ours()}, ["a/0", "a/1", "b"]),
-    "combined": (
-        lambda: utilities.CombinedLoader({"a": ours(), "b": ours()}, "min_size"),
-        ["a", "b"],
-    ),
     "longest": (lambda: utilities.CombinedLoader([ours(), ours()], "max_size_cycle"), ["0", "1"]),
     "pipelines": (lambda: [streamed(), TorchDataLoader(streamed(), batch_size=None)], ["0", "1"]),
     "only one": (lambda: [ours()], [""]),
@@ -370,8 +364,8 @@ COLLECTIONS = {
 @pytest.mark.parametrize(
     ("kind", "split"),
     [
-        *(("list", "val"), ("dict", "test"), ("nested", "train"), ("combined", "train")),
-        *(("longest", "train"), ("pipelines", "predict"), ("only one", "train")),
+        *(("list", "val"), ("nested", "train"), ("longest", "train")),
+        *(("pipelines", "predict"), ("only one", "train")),
     ],
 )
 def test_every_loader_is_found_wherever_it_is(tmp_path, kind, split):
@@ -383,11 +377,8 @@ def test_every_loader_is_found_wherever_it_is(tmp_path, kind, split):
         runs.fit(modules.Plain(), make())
         starts = [f"data/{name}" for name in names]
     else:
-        called = {"val": runs.validate, "test": runs.test, "predict": runs.predict}[split]
-        loaders = make()
-        if kind in ("combined", "longest"):  # evaluation has one mode
-            loaders = utilities.CombinedLoader(loaders.iterables, "sequential")
-        called(modules.Plain(), loaders, **({} if split == "predict" else {"verbose": False}))
+        called = {"val": runs.validate, "predict": runs.predict}[split]
+        called(modules.Plain(), make(), **({} if split == "predict" else {"verbose": False}))
         starts = [f"data/{split}/{name}" for name in names]
     keys = {key for row in rows(tmp_path) for key in row}
     assert keys == {"step", *(f"{start.rstrip('/')}/wait_ratio" for start in starts)}
@@ -439,18 +430,12 @@ def short_pipeline():
 
 
 SHORT_ONES = {
-    "none": lambda: DataLoader(Points(9), batch_size=3),
     "workers": lambda: DataLoader(Points(9), batch_size=3, num_workers=2),
-    "persistent": lambda: DataLoader(
-        Points(9), batch_size=3, num_workers=1, persistent_workers=True
-    ),
     "pipeline": short_pipeline,
 }
 
 
-@pytest.mark.parametrize(
-    ("short", "every"), [("none", 7), ("workers", 1), ("persistent", 2), ("pipeline", 100)]
-)
+@pytest.mark.parametrize(("short", "every"), [("workers", 1), ("pipeline", 100)])
 def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short, every):
     """To the item, wherever in a pass figures are logged: three passes in each of two epochs."""
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
@@ -464,14 +449,13 @@ def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short
     assert watchers_of(pair["short"]) == ()
 
 
-@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(
-    ("make", "validations"),
+    ("make", "validations", "every"),
     [
-        (lambda: DataLoader(Points(), batch_size=3), 2),
-        (lambda: DataLoader(Points(), batch_size=3, num_workers=2), 2),
-        (lambda: DataLoader(Points(), batch_size=3, num_workers=1, persistent_workers=True), 1),
-        (streamed, 1),
+        (lambda: DataLoader(Points(), batch_size=3), 2, 3),
+        (lambda: DataLoader(Points(), batch_size=3, num_workers=2), 2, 1),
+        (lambda: DataLoader(Points(), batch_size=3, num_workers=1, persistent_workers=True), 1, 3),
+        (streamed, 1, 1),
     ],
     ids=["none", "workers", "persistent", "pipeline"],
 )
