@@ -24,7 +24,6 @@ from _lazy_device import (
 )
 from _loader_helpers import (
     ThreadLoader as DataLoader,
-    as_list,
     assert_threads_end,
     epoch_of,
     frozen,
@@ -309,13 +308,6 @@ def test_interpreter_exits_when_the_model_is_far_behind():
     assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 
 
-def test_threads_end_when_the_epoch_is_over(backends):
-    """All of them."""
-    for _ in DataLoader(range(9), num_workers=2, device="cuda"):
-        pass
-    assert loader_threads() == []
-
-
 def test_timeout_raises_while_a_sample_blocks(backends):
     """The trainer's wait is at the device's end of the chain."""
     data = GatedData(4, held=0)
@@ -354,12 +346,6 @@ def test_batches_may_come_out_of_order(backends):
     """in_order=False passes through the owner as it is."""
     loader = DataLoader(range(30), num_workers=3, in_order=False, device="cuda")
     assert sorted(batch.item() for batch in loader) == list(range(30))
-
-
-def test_samples_without_tensors_pass(backends):
-    """A batch need hold nothing that can be moved."""
-    loader = DataLoader(range(5), 2, num_workers=1, device="cuda", collate_fn=as_list)
-    assert list(loader) == [[0, 1], [2, 3], [4]]
 
 
 @workers

@@ -17,7 +17,7 @@ from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
 from _videos import KINDS, write_video
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torchvision import transforms
 from torchvision.transforms import v2
 
@@ -31,7 +31,6 @@ from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.loader.backends import transfer_stage
 from spdl_torch.loader.backends.processes import worker_process
-from spdl_torch.loader.backends.processes.batch_packing import SlabWriter
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.loader.fetching.collating import collate_into
 from spdl_torch.pipeline import PipelineBuilder
@@ -172,19 +171,15 @@ def test_batches_are_made_elsewhere_when_no_memory_can_be_locked():
     assert made(memory, [SMALL_BYTES]) == [None]
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_piece_is_free_once_its_copy_is_done(backends, is_asked):
-    """For whoever needs one, if the transfer has not looked yet; but not while it is copied. The
-    control, a memory that does not ask, waits until the transfer needs the slab again."""
+def test_piece_is_free_once_its_copy_is_done(backends):
+    """For whoever needs one, if the transfer has not looked yet; but not while it is copied."""
     staging = Transfer("cuda", num_slabs=2)
-    memory = staging.batch_memory(1) if is_asked else BatchMemory(backends[0], 1)
+    memory = staging.batch_memory(1)
     staged = staging.stage(made(memory, [SMALL_BYTES])[0].fill_(7))
     assert made(memory, [SMALL_BYTES]) == [None]
     staged.synchronize()
     (again,) = made(memory, [SMALL_BYTES])
-    assert (again is not None) == is_asked
-    if is_asked:
-        again.fill_(0)
+    again.fill_(0)
     assert staged.receive().unique().tolist() == [7]
 
 
@@ -202,13 +197,6 @@ class Frames(Dataset):
         clip = torch.from_numpy(rng.integers(0, 256, (2, 64, 65, 3), dtype=np.uint8))
         flow = rng.random((3, 64, 64), dtype=np.float32)
         return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index, "name": str(index)}
-
-
-class FrameStream(IterableDataset):
-    """The same, as a stream."""
-
-    def __iter__(self):
-        return (Frames()[index] for index in range(12))
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +257,6 @@ def rows(_):
 
 DATA = {
     "collate": lambda _: Frames(),
-    "stream": lambda _: FrameStream(),
     "kernel": pictures,
     "floats": floats,
     "new floats": new_floats,
@@ -325,8 +312,9 @@ def test_large_tensors_are_not_copied_before_the_wire(backends, folder, kind, nu
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.parametrize("is_locked", [True, False])
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize(
+    ("kind", "is_locked"), [*((kind, True) for kind in DATA), ("collate", False)]
+)
 def test_large_tensors_of_processes_leave_from_where_the_child_made_them(
     backends, folder, kind, is_locked, monkeypatch
 ):
@@ -343,11 +331,10 @@ def test_large_tensors_of_processes_leave_from_where_the_child_made_them(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="counts in a forked child")
-@pytest.mark.parametrize(("kind", "is_offered"), [*((kind, True) for kind in DATA), (None, False)])
-def test_large_tensors_are_made_in_shared_memory(folder, kind, is_offered, monkeypatch):
+@pytest.mark.parametrize("kind", DATA)
+def test_large_tensors_are_made_in_shared_memory(folder, kind, monkeypatch):
     """A child's batches are not copied to where the trainer sees them, but for the first one of
-    each, whose second tensor finds no room; without the offer every one is.
-    """
+    each, whose second tensor finds no room."""
     copied, write = multiprocessing.Value("q", 0), Slab.write
 
     def counting(slab, offset, content):
@@ -355,16 +342,14 @@ def test_large_tensors_are_made_in_shared_memory(folder, kind, is_offered, monke
         write(slab, offset, content)
 
     monkeypatch.setattr(Slab, "write", counting)
-    if not is_offered:
-        monkeypatch.setattr(SlabWriter, "room", lambda writer, num_bytes: None)
-    dataset = DATA[kind or "kernel"](folder)
+    dataset = DATA[kind](folder)
     options = {"num_workers": 1, "seed": 1, "persistent_workers": True}
     options |= {"isolation": "process", "multiprocessing_context": "fork"}
     loader = DataLoader(dataset, 4, **options)
     batches = [list(loader) for _ in range(2)]
     assert same(batches, epoch(dataset, 1, None)[0])
     # The first batch's tensors move together; the kernel's batch has only one that is large.
-    assert copied.value == ((0 if kind in WHOLE else 2) if is_offered else 6)
+    assert copied.value == (0 if kind in WHOLE else 2)
 
 
 @pytest.mark.parametrize("kind", ["as it was made", "in another order", "of another memory"])
@@ -544,13 +529,8 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-@pytest.mark.parametrize("is_offered", [True, False])
-def test_batches_of_a_pipeline_are_not_copied_before_the_wire(
-    backends, kind, is_offered, monkeypatch
-):
-    """As those of a loader; values are those without a device. Without the offer each is packed."""
-    if not is_offered:
-        monkeypatch.setattr(BatchMemory, "room", lambda memory, num_bytes: None)
+def test_batches_of_a_pipeline_are_not_copied_before_the_wire(backends, kind, monkeypatch):
+    """As those of a loader; values are those without a device."""
     packed, alone = [], transfer.copy_alone
 
     def noting(target, source):
@@ -561,7 +541,7 @@ def test_batches_of_a_pipeline_are_not_copied_before_the_wire(
     builder = PIPELINES[kind]().add_sink(2)
     found = list(PipelineDataset(builder, device="cuda"))
     assert same(found, list(PipelineDataset(builder)))
-    assert sum(size >= SMALL_BYTES for size in packed) == (0 if is_offered else 3)
+    assert not any(size >= SMALL_BYTES for size in packed)
 
 
 def test_op_before_the_last_collates_into_memory_of_its_own(backends):
