@@ -103,10 +103,6 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def point_at(self, x, y):
-        """Move the mouse there."""
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
     def screenshot(self, path):
         """Save a picture of the whole page as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
