@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -102,19 +101,6 @@ class Browser:
         )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
-
-    def screenshot(self, path):
-        """Save a picture of the whole page as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        area = {
-            "x": 0,
-            "y": 0,
-            "width": size["width"],
-            "height": size["height"],
-            "scale": 1,
-        }
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=area)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def call(self, method, **parameters):
         """The result of a command; events on the way are noted."""
