@@ -124,6 +124,22 @@ def test_damaged_content_is_made_anew_for_all_who_read_it(tmp_path, caplog):
     assert "not used" not in caplog.text
 
 
+def test_record_that_came_meanwhile_is_not_taken_for_the_one_that_was_compared(tmp_path):
+    """Two processes have made one content; that of the second is damaged."""
+    first, second, reader = (Store(str(tmp_path)) for _ in range(3))
+    first.put(1, b"good")
+    assert second.put(2, b"other")  # into files of its own, which it goes on to use
+    reader._pairs.read_tails()
+    record = reader._pairs.table.find(1)
+    assert second.put(1, b"good")
+    for data in tmp_path.glob("*.data"):
+        if b"other" in data.read_bytes():
+            data.write_bytes(b"otherbad!")
+    reader._pairs.read_tails()
+    assert reader._pairs.content(record) == b"good"
+    assert reader.get(1) is None
+
+
 def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
     """The samples come all the same, and the log says so once."""
     dataset, _ = filled(tmp_path)

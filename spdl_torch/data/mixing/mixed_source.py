@@ -310,8 +310,8 @@ class _Reader:
         state = {"num_passes": self.num_passes, "num_items": self.num_items, "num_left": 0}
         if self._keeper is None or not self.num_items:
             return {**state, "state": None}
-        num_left = self._source._count - self._source._index - 1
-        return {**state, "num_left": num_left, "state": state_of(self._keeper)}
+        index, count = self._source.stride()
+        return {**state, "num_left": count - index - 1, "state": state_of(self._keeper)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position, before anything is read. Raises: ValueError: there are fewer items."""
@@ -349,7 +349,8 @@ class _Reader:
         if own is not None and not is_datasets:
             give_state(items, own, where)
         self._keeper = next(filter(keeps_state, (dataset, items)), None)
-        part = islice(items, num_left + source._index, None, source._count)
+        index, count = source.stride()
+        part = islice(items, num_left + index, None, count)
         return part, num_items if own is not None else sum(1 for _ in islice(part, num_items))
 
 

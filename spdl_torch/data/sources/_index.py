@@ -306,16 +306,6 @@ class IndexedSamples:
         )
 
 
-def part_of(first: int, end: int, index: int, count: int) -> tuple[int, int]:
-    """Return part ``index`` of ``count`` of a range: lengths differ by one at most, longer first.
-
-    0..7 in 3 parts -> 0..3, 3..5, 5..7
-    """
-    length, rest = divmod(end - first, count)
-    begin = first + index * length + min(index, rest)
-    return begin, begin + length + (index < rest)
-
-
 def pieces(
     first_items: Sequence[int], order: Iterable[int], first: int, end: int
 ) -> Iterator[tuple[int, int, int]]:

@@ -19,11 +19,11 @@ from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
 from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized
-from ._base import DataSource, check_start, random_of, seed_of
+from ._base import check_start, random_of, seed_of
 from ._files import find_files, nothing_found
-from ._index import part_of, pieces
+from ._index import pieces
 from ._shard import ShardFiles
-from ._stream import Mix
+from ._stream import Mix, StreamSource
 
 if TYPE_CHECKING:
     import random
@@ -39,7 +39,7 @@ _READ_BYTES = 8 << 20  # that are decoded at once, about
 _MOST_ROWS = 1 << 16  # and rows
 
 
-class Parquet(DataSource[dict[str, Any]]):
+class Parquet(StreamSource[dict[str, Any]]):
     """The rows of Parquet files, or batches of rows. A source of pipelines, and a map-style dataset
     for loaders. Needs pyarrow: ``pip install spdl-torch[parquet]``.
 
@@ -117,20 +117,17 @@ class Parquet(DataSource[dict[str, Any]]):
                 self._first_rows.append(self._first_rows[-1] + num_rows)
                 self._places.append((file, group))
             self._groups.append(range(len(self._places) - footer.num_row_groups, len(self._places)))
-        self._parts: tuple[tuple[int, int], ...] = ()
-        self._mix: Mix | None = None
         self._kept = KeptTables()
 
     def __repr__(self) -> str:
         what = f"{counted(len(self._urls), 'file')}, columns {', '.join(self._columns)}"
         if self._batch_size is not None:
             what += f", batches of {self._batch_size}"
-        parts = "".join(f", shard({index}, {count})" for index, count in self._parts)
-        return f"<Parquet of {what}{parts}>"
+        return f"<Parquet of {what}{self._shown_parts()}>"
 
     def __len__(self) -> int:
         """Return the number of items in this part."""
-        first, end = self._range()
+        first, end = self._bounds(self._first_rows[-1])
         return -(-(end - first) // (self._batch_size or 1))
 
     def __getitem__(self, position: int) -> dict[str, Any]:
@@ -152,7 +149,7 @@ class Parquet(DataSource[dict[str, Any]]):
             wrong = places[outside][0]
             raise IndexError(f"Parquet: position must be below {length}, got {wrong}.")
         places[places < 0] += length
-        first, end = self._range()
+        first, end = self._bounds(self._first_rows[-1])
         if size is None:
             return Rows(self._taken(places + first))
         starts = (places * size + first).tolist()
@@ -168,16 +165,6 @@ class Parquet(DataSource[dict[str, Any]]):
         """The names of the columns that are read."""
         return self._columns
 
-    def shard(self, index: int, count: int) -> Parquet:
-        """Return part ``index`` of ``count``; see the class."""
-        self._check_shard(index, count)
-        return self._with(_parts=(*self._parts, (index, count)))
-
-    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> Parquet:
-        """Return a source of the same rows in another order for every ``(seed, epoch)``; see the
-        class. Raises: ValueError: ``buffer_size`` < 1."""
-        return self._with(_mix=Mix(seed, buffer_size, "Parquet.shuffle"))
-
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""
         check_start(self, start)
@@ -185,7 +172,7 @@ class Parquet(DataSource[dict[str, Any]]):
 
     def _items(self, start: int) -> Iterator[dict[str, Any]]:
         """Yield the items from the ``start``-th row of this part on."""
-        first, end = self._range()
+        first, end = self._bounds(self._first_rows[-1])
         if self._mix is None:
             batches = self._read(range(len(self._places)), first + start, end)
         else:
@@ -302,13 +289,6 @@ class Parquet(DataSource[dict[str, Any]]):
         group = self._footers[file].row_group(0)
         num_rows = int(_READ_BYTES * group.num_rows // max(1, group.total_byte_size))
         return max(1, min(_MOST_ROWS, num_rows))
-
-    def _range(self) -> tuple[int, int]:
-        """Return the bounds of this part among all rows, in the epoch's order."""
-        first, end = 0, self._first_rows[-1]
-        for index, count in self._parts:
-            first, end = part_of(first, end, index, count)
-        return first, end
 
     def _check_order(self) -> None:
         if self._mix is not None:

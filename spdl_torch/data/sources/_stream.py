@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from ._base import DataSource, check_start, random_of
 from ._list import ListSource
@@ -51,25 +51,40 @@ class Mix:
 
 
 class StreamSource(DataSource[T_co]):
-    """The base of all streams: sharding by a stride, and a buffered shuffle."""
+    """The base of all streams: which part of the items it has, and a buffered shuffle."""
 
-    _index, _count = 0, 1
+    _parts: tuple[tuple[int, int], ...] = ()
+    """Index and count of each call of ``shard``, in order."""
     _mix: Mix | None = None
 
-    def shard(self, index: int, count: int) -> StreamSource[T_co]:
-        """Return part ``index`` of ``count``; see :meth:`DataSource.shard`."""
+    def shard(self, index: int, count: int) -> Self:
+        """Return part ``index`` of ``count``; see the class and :meth:`DataSource.shard`."""
         self._check_shard(index, count)
-        # Every count-th of every _count-th item is one stride, however often a part is divided.
-        return self._with(_index=self._index + index * self._count, _count=self._count * count)
+        return self._with(_parts=(*self._parts, (index, count)))
 
-    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> StreamSource[T_co]:
+    def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> Self:
         """Return a source that draws items at random from a buffer of ``buffer_size`` (None =
         1000).
 
         A part draws from its own items alone. Raises: ValueError: ``buffer_size`` < 1.
         """
-        mix = Mix(seed, buffer_size, f"{type(self).__name__}.shuffle")
-        return self._with(_mix=mix)
+        return self._with(_mix=Mix(seed, buffer_size, f"{type(self).__name__}.shuffle"))
+
+    def _shown_parts(self) -> str:
+        return "".join(f", shard({index}, {count})" for index, count in self._parts)
+
+    def _bounds(self, length: int) -> tuple[int, int]:
+        """Return the bounds of this part of so many items, if each part is one range: lengths
+        differ by one at most, longer first.
+
+        0..7 in 3 parts -> 0..3, 3..5, 5..7
+        """
+        first, end = 0, length
+        for index, count in self._parts:
+            length, rest = divmod(end - first, count)
+            first += index * length + min(index, rest)
+            end = first + length + (index < rest)
+        return first, end
 
 
 class Stream(StreamSource[T_co], Generic[T_co]):
@@ -79,16 +94,25 @@ class Stream(StreamSource[T_co], Generic[T_co]):
         self._items = items
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._items!r}, shard({self._index}, {self._count})>"
+        return f"<{type(self).__name__} of {self._items!r}, shard{self.stride()}>"
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th item on; earlier ones are read and dropped."""
         check_start(self, start)
         opened = iter(self.begun())
+        index, count = self.stride()
         if self._mix is None:
-            return islice(opened, self._index + start * self._count, None, self._count)
-        part = islice(opened, self._index, None, self._count)
-        return islice(self._mix.drawn(part, self._epoch, self._index, self._count), start, None)
+            return islice(opened, index + start * count, None, count)
+        part = islice(opened, index, None, count)
+        return islice(self._mix.drawn(part, self._epoch, index, count), start, None)
+
+    def stride(self) -> tuple[int, int]:
+        """Return ``(index, count)``: this part is every ``count``-th item from ``index`` on."""
+        # Every n-th of every m-th item is one stride, however often a part is divided.
+        index, count = 0, 1
+        for each, number in self._parts:
+            index, count = index + each * count, count * number
+        return index, count
 
     def begun(self) -> Iterable[T_co]:
         """Return the iterable that all parts read in the epoch that is set."""
@@ -107,7 +131,8 @@ class SizedStream(Stream[T_co]):
 
     def __len__(self) -> int:
         length: int = len(self._items)  # type: ignore[arg-type]  # sized, see the class
-        return len(range(self._index, length, self._count))
+        index, count = self.stride()
+        return len(range(index, length, count))
 
 
 def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> DataSource[T]:

@@ -18,7 +18,7 @@ from spdl_torch.shown_text import counted
 
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
-from ._index import IndexedSamples, index_path, part_of, pieces
+from ._index import IndexedSamples, index_path, pieces
 from ._shard import ShardFiles, numbered_samples
 from ._stream import StreamSource
 
@@ -107,19 +107,17 @@ class TarShards(StreamSource[dict[str, Any]]):
             "TarShards", retries, self.storage_options, cache, max_bytes, ahead
         )
         self._max_sample_bytes = max_sample_bytes
-        self._parts: tuple[tuple[int, int], ...] = ()
         self._indexed: IndexedSamples | None = None
         if index or (index is None and all(map(_has_index, self._urls))):
             self._indexed = IndexedSamples(self._urls, self._files, self._max_sample_bytes)
         self._has_all_it_counts = self._indexed is None or on_error == "raise"
 
     def __repr__(self) -> str:
-        parts = "".join(f", shard({index}, {count})" for index, count in self._parts)
-        return f"<TarShards of {counted(len(self._urls), 'shard')}{parts}>"
+        return f"<TarShards of {counted(len(self._urls), 'shard')}{self._shown_parts()}>"
 
     def __len__(self) -> int:
         """Return the number of samples in this part. Raises: TypeError: there is no index."""
-        first, end = self._range(self._with_index("has no len()"))
+        first, end = self._bounds(len(self._with_index("has no len()")))
         return end - first
 
     def __bool__(self) -> bool:
@@ -137,7 +135,7 @@ class TarShards(StreamSource[dict[str, Any]]):
                 "TarShards: the order of a shuffled source is known only while it is read. Take "
                 "samples by position before shuffle(), or ListSource(shards).shuffle(seed)."
             )
-        first, end = self._range(indexed)
+        first, end = self._bounds(len(indexed))
         place = position + (end if position < 0 else first)
         if not first <= place < end:
             raise IndexError(f"TarShards: position must be below {end - first}, got {position}.")
@@ -153,11 +151,6 @@ class TarShards(StreamSource[dict[str, Any]]):
         """The number of times that this source, and those made from it, opened a shard again in
         this process."""
         return self._files.policy.num_retries
-
-    def shard(self, index: int, count: int) -> TarShards:
-        """Return part ``index`` of ``count``, by shards or by samples; see the class."""
-        self._check_shard(index, count)
-        return self._with(_parts=(*self._parts, (index, count)))
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th sample on.
@@ -182,13 +175,6 @@ class TarShards(StreamSource[dict[str, Any]]):
             )
         return self._indexed
 
-    def _range(self, indexed: IndexedSamples) -> tuple[int, int]:
-        """Return the bounds of this part among all samples, in the epoch's order of the shards."""
-        first, end = 0, len(indexed)
-        for index, count in self._parts:
-            first, end = part_of(first, end, index, count)
-        return first, end
-
     def _unmixed(self, start: int) -> Iterator[dict[str, Any]]:
         """Iterate over the samples of this part, shard by shard."""
         shards = list(enumerate(self._urls))
@@ -201,7 +187,7 @@ class TarShards(StreamSource[dict[str, Any]]):
     def _indexed_samples(
         self, indexed: IndexedSamples, shards: list[int], start: int
     ) -> Iterator[dict[str, Any]]:
-        first, end = self._range(indexed)
+        first, end = self._bounds(len(indexed))
         found = [*pieces(indexed.first_samples, shards, first + start, end)]
         urls = self._files.each([self._urls[shard] for shard, _, _ in found])
         for (shard, low, high), _ in zip(found, urls, strict=True):
