@@ -8,10 +8,9 @@ import textwrap
 import time
 
 import _warm
-import psutil
 import pytest
 from _folders import HELPERS
-from _gates import shared_memory_of, until
+from _gates import is_running, shared_memory_of, until
 from _loader_helpers import PATIENCE_SECONDS
 
 from spdl_torch.observe import query_task_stats
@@ -96,14 +95,6 @@ ENDS = {
     "collate": (1, "RuntimeError: ragged\nin collate_fn (spdl-loader-"),
     "transfer": (1, "RuntimeError: the link is down"),
 }
-
-
-def is_running(pid):
-    """Not if it has ended and whoever has inherited it has not asked for its end yet."""
-    try:
-        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(

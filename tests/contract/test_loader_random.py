@@ -125,7 +125,6 @@ def test_augmentations_are_equal_for_any_number_of_workers(kind, persistent):
         assert torch.equal(after, trainer)
 
 
-@pytest.mark.usefixtures("led_by")
 def test_augmentations_are_equal_when_threads_are_delayed_at_random():
     """Whoever comes first, every sample draws the same, from all three libraries."""
     for _ in range(2):
@@ -652,7 +651,6 @@ def test_draws_on_another_default_device_are_left_alone():
     assert batch.device.type == "meta"
 
 
-@pytest.mark.usefixtures("led_by")
 def test_loader_inside_a_dataset_gives_the_streams_back():
     """A sample that itself loads, without threads, goes on in its own stream."""
 

@@ -18,6 +18,8 @@ from collections import Counter
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+import psutil
+
 from spdl_torch.pipeline import PipelineBuilder
 
 PATIENCE_SECONDS = 30
@@ -163,6 +165,14 @@ def join_spdl_threads():
 def num_fds():
     """Open file descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def is_running(pid):
+    """Not if it has ended and whoever has inherited it has not asked for its end yet."""
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def shared_memory_of(*pids):

@@ -110,35 +110,6 @@ def test_second_batch_of_a_size_is_made_in_one_piece():
     assert second[0].untyped_storage().data_ptr() == second[2].untyped_storage().data_ptr()
 
 
-def test_pieces_have_the_exact_size_of_equal_batches():
-    """38.5 MB take less than 64 MiB, and are made once."""
-    locker, size = Locker(), 588 * SMALL_BYTES
-    memory = BatchMemory(locker, 3)
-    for _ in range(10):
-        made(memory, [size])
-    assert list(locker.locked.values()) == [size]
-
-
-def test_pieces_have_the_exact_size_of_equal_batches_of_several_tensors():
-    """Of which the first one asks for its first tensor alone."""
-    locker, sizes = Locker(), [9 * SMALL_BYTES + 512, 10 * SMALL_BYTES]
-    memory = BatchMemory(locker, 1)
-    for _ in range(3):
-        made(memory, sizes)
-    assert list(locker.locked.values()) == [sum(sizes)]
-
-
-def test_pinned_memory_is_flat_over_a_thousand_sizes():
-    """Bounded by what the largest batch takes, and an eighth."""
-    locker, rng = Locker(), np.random.default_rng(0)
-    memory, held, largest = BatchMemory(locker, 4), [], 0
-    for size in rng.integers(SMALL_BYTES, 64 * SMALL_BYTES, 1000):
-        largest = max(largest, int(size))
-        held = [*held[-2:], made(memory, [int(size)])]
-        assert sum(locker.locked.values()) <= 4 * max(largest + SMALL_BYTES, largest * 9 / 8)
-    assert len(locker.locked) <= 4
-
-
 def test_pages_are_there_before_they_are_locked():
     """The driver would find them under its lock, which every launch of a kernel needs. A control:
     memory that is just mapped has none."""
@@ -385,23 +356,6 @@ def test_memory_is_offered_to_the_thread_that_makes_the_batch_alone(backends, fo
     """Not to the trainer's own calls, while it holds a batch or after."""
     for _ in DataLoader(pictures(folder), 4, num_workers=0, device="cuda"):
         assert room_in_batch(1 << 20) is None
-
-
-def test_pieces_are_as_many_as_batches_can_be_outstanding(backends, folder):
-    """And one, besides the transfer's two slabs; however long the loader runs."""
-    loader = DataLoader(
-        pictures(folder),
-        4,
-        num_workers=2,
-        prefetch_factor=2,
-        device="cuda",
-        persistent_workers=True,
-    )
-    for _ in range(5):
-        for _ in loader:
-            pieces = [size for size in machine().locked.values() if size > SMALL_BYTES]
-            assert len(pieces) <= 2 * 2 + 1
-            assert set(pieces) == {4 * 3 * 160 * 160}
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_nothing_is_left_when_ctrl_c_comes(before, isolation):
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before, isolation):
     """At some of the places where the workers of the first epoch are given a second one."""
-    for place in itertools.count(1, 23):
+    for place in itertools.count(1, 71):
         loader = DataLoader(
             list(range(12)), 4, num_workers=2, persistent_workers=True, isolation=isolation
         )

@@ -15,16 +15,14 @@ import torch
 from _forks import found_in_fork
 from _inside import regions_of
 from _isolated import isolated, num_mapped_slabs
-from _isolation_data import Coded, Images, Unportable
+from _isolation_data import Images
 from hypothesis import given, settings, strategies as st
 from torchvision import tv_tensors
 
-from spdl_torch.errors import PipelineFailure
 from spdl_torch.io import Transfer
 from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
 from spdl_torch.loader.backends.processes.child import _seed_process
-from spdl_torch.loader.backends.processes.error_pickle import pack_error, unpack_error
 from spdl_torch.loader.backends.processes.mappings import Mappings
 from spdl_torch.loader.backends.processes.wire import File
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
@@ -253,27 +251,6 @@ def test_slab_is_a_nameless_file_where_there_is_no_memfd(monkeypatch):
 
 
 # -- exceptions ------------------------------------------------------------------------------
-
-
-def raised(error, cause=None):
-    """The error as a handler gets it."""
-    try:
-        raise error from cause
-    except BaseException as caught:
-        caught.add_note("a note")
-        return caught
-
-
-def test_exception_that_cannot_be_rebuilt_keeps_its_type():
-    """Wherever it is: alone, or inside of a group."""
-    found = unpack_error(pack_error(raised(Unportable(1, "a"))))
-    assert type(found) is Unportable
-    assert str(found) == "1 at a"
-    group = PipelineFailure("two", [raised(Unportable(1, "a")), raised(Coded(2, "b"))])
-    found = unpack_error(pack_error(raised(group)))
-    assert type(found) is PipelineFailure
-    assert [type(each) for each in found.exceptions] == [Unportable, Coded]
-    assert "raised in the worker process" in found.exceptions[1].__notes__[-1]
 
 
 @pytest.mark.cuda

@@ -147,7 +147,7 @@ AT_THE_START = """
 )
 def test_no_child_is_left_when_the_group_is_ended(how, end, tmp_path):
     """A trainer without a handler ends at once, its children when they miss it."""
-    assert_program_ends(tmp_path, "Images(1000)", end, -how, "signal")
+    assert_program_ends(tmp_path, "Images(1000)", end, -how)
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])

@@ -166,7 +166,7 @@ def samples_after_ctrl_c(kind, options, place):
         ({}, 1),
         ({"num_workers": 2, "isolation": "thread"}, 3),
         ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 1),
-        ({"num_workers": 2, "isolation": "process"}, 7),
+        ({"num_workers": 2, "isolation": "process"}, 17),
         pytest.param({"num_workers": 2, "isolation": "process"}, 2, marks=pytest.mark.long),
     ],
     ids=["none", "threads", "one job", "processes", "processes, longer"],
@@ -174,7 +174,7 @@ def samples_after_ctrl_c(kind, options, place):
 def test_iterator_that_ctrl_c_meets_is_over_or_untouched(kind, options, step):
     """Wherever it comes while a batch is awaited: the loop goes on with the iterator, or is told
     and goes on with the state. Each sample comes once. With processes, which take long, the short
-    form looks at every seventh place."""
+    form looks at every 17th place."""
     ways = set()
     for place in itertools.count(1, step):
         seen, where, is_over = samples_after_ctrl_c(kind, options, place)
@@ -228,7 +228,7 @@ class Flawed(Indices):
         ({}, 1),
         ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 3),
         ({"num_workers": 2, "in_order": False, "isolation": "thread"}, 3),
-        ({"num_workers": 2, "isolation": "process"}, 7),
+        ({"num_workers": 2, "isolation": "process"}, 17),
     ],
     ids=["none", "thread", "threads, as they come", "processes"],
 )
@@ -302,7 +302,7 @@ def samples_resumed_of_sampler(options, place):
     [
         ({}, 1),
         ({"num_workers": 1, "isolation": "thread"}, 1),
-        ({"num_workers": 1, "isolation": "process"}, 7),
+        ({"num_workers": 1, "isolation": "process"}, 17),
     ],
     ids=["none", "thread", "process"],
 )

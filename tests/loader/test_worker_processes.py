@@ -760,7 +760,7 @@ class Targets(Dataset):
     """As for detection: many small tensors."""
 
     def __len__(self):
-        return 600
+        return 300
 
     def __getitem__(self, index):
         return [torch.full((4,), float(index + n)) for n in range(40)]
@@ -780,7 +780,7 @@ def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
         found.append(epoch)
     expected = list(map(bits, DataLoader(Targets(), 30, collate_fn=as_list)))
     assert found == [expected] * 3
-    assert has_thread == [False] * 20 + [True] * 40
+    assert has_thread == [False] * 10 + [True] * 20
 
 
 def test_children_get_equally_many_jobs_where_the_loop_is_slower():
