@@ -416,13 +416,6 @@ def test_transfer_tensor_shares_a_ring_between_threads(backends):
     assert [(backend.place.index, backend.stream) for backend in backends] == [(0, 2), (0, 0)]
 
 
-def test_transfer_tensor_waits_for_the_copy(backends):
-    """The result may be used on any stream: the copy is done."""
-    transfer_tensor([torch.ones(4), torch.zeros(SMALL_BYTES)], "cuda")
-    assert backends[0].pending == []
-    assert len(backends[0].handed_over) == 1
-
-
 def test_transfer_tensor_goes_to_the_device_of_the_rank(backends, monkeypatch):
     """As SPDL does: LOCAL_RANK says which."""
     monkeypatch.setenv("LOCAL_RANK", "3")

@@ -25,13 +25,6 @@ class Coded(Exception):
         self.code = code
 
 
-class Unportable(Exception):
-    """Cannot be rebuilt: its arguments are not what its class takes."""
-
-    def __init__(self, code, where):
-        super().__init__(f"{code} at {where}")
-
-
 def image_of(index, side=80):
     """What every dataset here has at ``index``: large enough for shared memory."""
     return torch.full((3, side, side), float(index)) + torch.rand(3, side, side)
