@@ -15,10 +15,10 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import (
     HAS_LOCKS,
     NO_ROOM,
-    Descriptor,
     file_stamp,
     hash_of,
     is_at,
+    locked,
     open_in,
     open_own_folder,
 )
@@ -31,11 +31,6 @@ from ._ahead import fetched_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # shards are not kept there
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -132,12 +127,12 @@ class ShardFiles:
         key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
         name = f"{key:016x}.tar"
         try:
-            folder = Descriptor(open_own_folder(os.path.join(self.cache, "shards")))
+            folder = open_own_folder(os.path.join(self.cache, "shards"))
             while True:
                 with contextlib.suppress(FileNotFoundError):
                     file = open_in(folder, name, 0)
                     os.utime(file)
-                    return open(file, "rb", _BUFFER_BYTES)
+                    return open(os.dup(file), "rb", _BUFFER_BYTES)
                 self._download(url, folder, name, policy)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -148,25 +143,23 @@ class ShardFiles:
     def _download(self, url: str, folder: int, name: str, policy: RetryPolicy | None) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
         unfinished = f"{name}.part"
-        part = Descriptor(open_in(folder, unfinished))
-        fcntl.flock(part, fcntl.LOCK_EX)
-        try:
+        part = open_in(folder, unfinished)
+        with locked(part):
             # Another may have given it the shard's name meanwhile, and it may be gone since.
             if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
                 return
-            with (
-                open_resuming(url, policy, self.storage_options) as source,
-                open(part, "wb", closefd=False) as copy,
-            ):
-                copy.truncate()  # what a killed process has left
-                shutil.copyfileobj(source, copy, 1 << 20)
-            self._make_room(folder, os.fstat(part).st_size)
-            os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
-            raise
-        finally:
-            fcntl.flock(part, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
+            try:
+                with (
+                    open_resuming(url, policy, self.storage_options) as source,
+                    open(part, "wb", closefd=False) as copy,
+                ):
+                    copy.truncate()  # what a killed process has left
+                    shutil.copyfileobj(source, copy, 1 << 20)
+                self._make_room(folder, os.fstat(part).st_size)
+                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
+                raise
 
     def _make_room(self, folder: int, size: int) -> None:
         if self.max_bytes is None:

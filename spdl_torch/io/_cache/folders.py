@@ -18,8 +18,10 @@ import shutil
 import stat
 from typing import TYPE_CHECKING
 
+from ...scopes import scope
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 try:
     import fcntl
@@ -74,7 +76,7 @@ def hold(folder: str) -> Descriptor:
     path = os.path.join(folder, _ALIVE)
     while True:
         try:
-            file = Descriptor(open_in(Descriptor(open_own_folder(folder)), _ALIVE))
+            file = open_in(open_own_folder(folder), _ALIVE)
         except FileNotFoundError:  # another process has just removed the folder
             continue
         with contextlib.suppress(OSError):  # a file system without locks
@@ -83,6 +85,35 @@ def hold(folder: str) -> Descriptor:
         if is_at(path, file):
             os.utime(file)  # whoever makes room removes what was used longest ago
             return file
+
+
+def take(file: int) -> None:
+    """Lock a file as long as it is open. Raises: BlockingIOError: another process has locked it."""
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@scope
+def locked(file: int) -> Iterator[None]:
+    """Exclude all others from a file. Each has to open it anew, threads too: a lock belongs to all
+    who share an open file.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
+
+
+@scope
+def byte_locked(file: int, place: int) -> Iterator[None]:
+    """Exclude other processes from a byte of a file, where the system can do so; no threads."""
+    with contextlib.suppress(OSError):
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
 
 
 def remove_unused(folder: str) -> bool:
@@ -97,7 +128,7 @@ def remove_unused(folder: str) -> bool:
 def remove_if_alone(folder: str, file: int) -> bool:
     """Remove a folder that nobody holds but by this open file, and return whether it is gone."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(file)
     except OSError:
         return False
     if is_at(os.path.join(folder, _ALIVE), file):
@@ -121,8 +152,8 @@ def bytes_taken(folder: str) -> int:
         return 0
 
 
-def open_own_folder(path: str) -> int:
-    """Return the descriptor of a folder of this user alone, made with mode 0700 if it is not there.
+def open_own_folder(path: str) -> Descriptor:
+    """Open and return a folder of this user alone, made with mode 0700 if it is not there.
 
     Raises: UnsafePlaceError: it is a link, another user's, or open to others; OSError.
     """
@@ -131,29 +162,26 @@ def open_own_folder(path: str) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = Descriptor(os.open(path, flags))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise _unsafe(path, "it is a link or a file, not a folder", "Remove it") from error
         if error.errno == errno.EACCES and os.lstat(path).st_uid != os.geteuid():
             raise _unsafe(path, *_OTHER_OWNER) from error
         raise
-    try:
-        there = os.fstat(folder)
-        mode = stat.S_IMODE(there.st_mode)
-        if there.st_uid != os.geteuid():
-            raise _unsafe(path, *_OTHER_OWNER)
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise _unsafe(
-                path,
-                f"it is open to others (mode {mode:04o})",
-                "Remove it, or give a folder on a file system that keeps permissions",
-            )
-        if mode != 0o700:  # the umask took more than others' bits
-            os.fchmod(folder, 0o700)
-    except BaseException:
-        os.close(folder)
-        raise
+    there = os.fstat(folder)
+    mode = stat.S_IMODE(there.st_mode)
+    if there.st_uid != os.geteuid():
+        raise _unsafe(path, *_OTHER_OWNER)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise _unsafe(
+            path,
+            f"it is open to others (mode {mode:04o})",
+            "Remove it, or give a folder on a file system that keeps permissions",
+        )
+    if mode != 0o700:  # the umask took more than others' bits
+        os.fchmod(folder, 0o700)
     return folder
 
 
@@ -162,9 +190,9 @@ def bytes_taken_in(place: str) -> int:
     return sum(bytes_taken(entry.path) for entry in os.scandir(place))
 
 
-def open_in(folder: int, name: str, flags: int = os.O_CREAT) -> int:
+def open_in(folder: int, name: str, flags: int = os.O_CREAT) -> Descriptor:
     """Open a file of an open folder to read and write, made with mode 0600 if it is not there."""
-    return os.open(name, flags | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    return Descriptor(os.open(name, flags | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder))
 
 
 def is_at(path: str, file: int, folder: int | None = None) -> bool:

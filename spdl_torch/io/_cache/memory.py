@@ -131,12 +131,12 @@ def _root() -> str:
     root = name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
     for number in range(1, _NUM_ROOTS):
         try:
-            os.close(open_own_folder(root))
+            open_own_folder(root)
         except UnsafePlaceError:
             root = f"{name}-{number}"
         else:
             return root
-    os.close(open_own_folder(root))  # the last one: its error counts
+    open_own_folder(root)  # the last one: its error counts
     return root
 
 

@@ -23,15 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .folders import Descriptor, open_in
+from .folders import Descriptor, open_in, take
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # stores are off there
 
 RECORD = np.dtype(
     [("key", "<i8"), ("offset", "<i8"), ("length", "<i8"), ("checksum", "<u4"), ("pair", "<u4")]
@@ -141,8 +136,8 @@ class _Pair:
 
     def __init__(self, folder: int, stem: str, number: int = 0, flags: int = 0) -> None:
         # Contents first: whoever finds an index finds them, too.
-        self.data = Descriptor(open_in(folder, f"{stem}.data", flags))
-        self.index = Descriptor(open_in(folder, f"{stem}.index", flags))
+        self.data = open_in(folder, f"{stem}.data", flags)
+        self.index = open_in(folder, f"{stem}.index", flags)
         self._number, self._num_read = number, 0
 
     def tail(self) -> NDArray[np.void] | None:
@@ -167,7 +162,7 @@ class _OwnPair(_Pair):
     def __init__(self, folder: int, stem: str, flags: int = 0) -> None:
         # Opened anew, because a lock belongs to all who share an open file, as forked children do.
         super().__init__(folder, stem, flags=flags)
-        fcntl.flock(self.index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(self.index)
         self.pid = os.getpid()
 
 

@@ -11,7 +11,6 @@ this process, and the samples are made without it; what somebody has removed is 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -23,10 +22,11 @@ from ...scopes import scope
 from .folders import (
     NO_ROOM,
     TAKEN,
-    Descriptor,
+    byte_locked,
     bytes_taken,
     bytes_taken_in,
     last_use,
+    locked,
     open_in,
     open_own_folder,
     remove_unused,
@@ -36,12 +36,8 @@ from .pairs import RECORD, Pairs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .folders import Descriptor
     from .pairs import Record
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # stores are off there
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -97,10 +93,10 @@ class Store:
         if why_off:
             self._turn_off(why_off)
         else:
-            self._folder = Descriptor(open_own_folder(folder))
+            self._folder = open_own_folder(folder)
             self._pairs = Pairs(self._folder)
             try:
-                self._making = Descriptor(open_in(self._folder, "making"))
+                self._making = open_in(self._folder, "making")
                 self._pairs.read_tails()
             except OSError as error:  # a full disk
                 self._turn_off(error)
@@ -154,17 +150,10 @@ class Store:
         with self._counting:  # the system's lock excludes no threads
             maker = self._makers.setdefault(key, threading.Lock())
         _of_thread.is_making = True
-        place = key % _NUM_KEYS
         try:
-            with maker:
-                # Where the system refuses, two processes may make the content: either will do.
-                with contextlib.suppress(OSError):
-                    fcntl.lockf(self._making, fcntl.LOCK_EX, 1, place)
-                try:
-                    yield
-                finally:
-                    with contextlib.suppress(OSError):
-                        fcntl.lockf(self._making, fcntl.LOCK_UN, 1, place)
+            # Where the system refuses, two processes may make the content: either will do.
+            with maker, byte_locked(self._making, key % _NUM_KEYS):
+                yield
         finally:
             _of_thread.is_making = False
             with self._counting:
@@ -242,16 +231,12 @@ class Store:
 
     def _take(self, size: int) -> str:
         """Take bytes for a content and its record; return why there are none, or an empty text."""
-        # Opened anew, for a lock belongs to all who share an open file, as threads do.
-        taken = Descriptor(open_in(self._folder, TAKEN))
-        try:
-            fcntl.flock(taken, fcntl.LOCK_EX)
+        taken = open_in(self._folder, TAKEN)
+        with locked(taken):
             end = os.fstat(taken).st_size + size
             why = self._why_full(size, end)
             if not why:
                 os.ftruncate(taken, end)
-        finally:
-            fcntl.flock(taken, fcntl.LOCK_UN)  # a child forked meanwhile has it open, too
         return why
 
     def _why_full(self, size: int, end: int) -> str:
