@@ -3,7 +3,6 @@
 import csv
 import os
 import runpy
-import subprocess
 import sys
 import warnings
 
@@ -88,20 +87,3 @@ def test_docstring_says_how_to_run_it(program):
     """The first thing that a reader sees has the command."""
     name = "bench" if program == BENCH else program.name
     assert f"examples/{name}" in program.read_text(encoding="utf-8").split('"""')[1]
-
-
-def test_help_is_shown_before_anything_large_is_imported():
-    """Of every program: torch alone takes seconds."""
-    check = (
-        "import contextlib, io, runpy, sys\n"
-        f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
-        f"for program in {list(map(str, [*PROGRAMS, BENCH]))!r}:\n"
-        "    sys.argv, shown = [program, '--help'], io.StringIO()\n"
-        "    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):\n"
-        "        runpy.run_path(program, run_name='__main__')\n"
-        "    assert 'usage:' in shown.getvalue(), program\n"
-        "    large = {'torch', 'torchvision', 'lightning', 'matplotlib'} & sys.modules.keys()\n"
-        "    assert not large, (program, large)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stderr) == (0, "")
