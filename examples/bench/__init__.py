@@ -1,12 +1,7 @@
 """``python examples/bench TABLE``: loaders side by side, one table at a time.
 
-::
-
-    command ─▶ rounds ─▶ child process ─▶ a table's ``measure`` ─▶ one contender
-       ▲           └─ progress and results (JSON lines), memory of the process tree
-       └─ report: table, JSON, picture
-
-Every measurement has a process of its own, which ``child_process`` starts and watches.
-Modules that the parent needs import neither torch nor a peer at the top level; ``tables`` lists the
-tables, one module each, and ``loaders`` holds the peers' loaders over one dataset.
+``command`` starts a process for every measurement (``child_process`` starts and watches it), in
+which ``child`` has a table's ``measure`` run one contender; ``report`` makes of the values a table
+for people and JSON. ``tables`` lists the tables, a module each; ``loaders`` holds the peers'
+loaders over one dataset. What the parent imports brings neither torch nor a peer.
 """

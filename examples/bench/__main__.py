@@ -2,7 +2,7 @@
 
     python examples/bench --list
     python examples/bench TABLE [--rounds N] [--seconds S] [--data DIR] [--only NAME] [--goals]
-        [--json FILE] [--picture FILE] [--smoke]
+        [--json FILE] [--smoke]
 
 Shows: what our loader and its peers do a second, for how much CPU and memory, on one kind of data.
 Prints: medians over interleaved rounds with their spread, ratios, and whether the goals that this

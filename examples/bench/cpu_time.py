@@ -1,4 +1,4 @@
-"""CPU time of this process and of everybody else on its cores."""
+"""CPU time of this process, of its tree, and of everybody else on its cores."""
 
 from __future__ import annotations
 
@@ -8,10 +8,29 @@ from pathlib import Path
 
 from spdl_torch.machine.limits import allowed_cores
 
+from .memory import tree_pids
+
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of the workers that it has joined."""
-    return sum(os.times()[:4])
+    """Return the CPU seconds of this process, to the microsecond, and of the workers that it has
+    joined."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def tree_cpu_seconds() -> float:
+    """Return the CPU seconds of this process, its living descendants, and those that they have
+    waited for."""
+    if not Path("/proc/self/stat").exists():
+        return cpu_seconds()  # without workers that still live
+    ticks = 0
+    for pid in tree_pids(os.getpid())[1:]:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:  # it ended just now: its parent has counted it
+            continue
+        ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return cpu_seconds() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class OtherPrograms:
@@ -37,13 +56,8 @@ def _busy_seconds() -> float | None:
     """Return the CPU seconds that anybody has used on our cores since the machine started."""
     names = {f"cpu{number}" for number in allowed_cores()}
     try:
-        lines = Path("/proc/stat").read_text().splitlines()
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
         return None
-    ticks = 0
-    for line in lines:
-        name, *fields = line.split()
-        if name in names:
-            user, nice, system = map(int, fields[:3])
-            ticks += user + nice + system
+    ticks = sum(sum(map(int, line[1:4])) for line in lines if line[0] in names)  # without idling
     return ticks / os.sysconf("SC_CLK_TCK")

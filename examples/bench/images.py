@@ -5,8 +5,6 @@ All give uint8 pictures of 224 x 224, at Pillow's quality unless they say otherw
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .peers import imported, spdl_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from .tables import BenchOptions
 
@@ -151,30 +149,25 @@ def size_of_pair(batch: Any) -> int:
     return int(shape[0])
 
 
-@contextlib.contextmanager
-def photographs(folder: Path | None, count: int) -> Iterator[Path]:
-    """Yield the user's folder of photographs, or ``count`` of our own; read once, to cache them."""
-    with contextlib.ExitStack() as stack:
-        if folder is None:
-            from spdl_torch.measuring.photographs import write_photographs
+def photographs(options: BenchOptions, folder: Path, count: int = 200) -> dict[str, Any]:
+    """Return as settings the user's folder of photographs, or ``count`` of our own in ``folder``;
+    read once, to cache them."""
+    if options.data is None:
+        from spdl_torch.measuring.photographs import write_photographs
 
-            temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
-            folder = Path(stack.enter_context(temporary))
-            write_photographs(folder, count)
-        for path in jpegs(folder):
-            Path(path).read_bytes()
-        yield folder
+        write_photographs(folder / "photographs", count)
+    paths = jpegs(options.data or folder / "photographs")
+    for path in paths:
+        Path(path).read_bytes()
+    return {"folder": str(Path(paths[0]).parents[1]), "files": len(paths)}
 
 
-@contextlib.contextmanager
-def photographs_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    """Yield the same as settings, with what SPDL's decoder needs set up; few with ``--smoke``."""
-    count = 16 if options.smoke else 200
-    with (
-        spdl_decoder(options.wants_spdl) as no_spdl,
-        photographs(options.data, count) as found,
-    ):
-        yield {"folder": str(found), "files": len(jpegs(found)), "no_spdl_decoder": no_spdl}
+def photographs_for_all(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    """Return the same, with what SPDL's decoder needs set up; few with ``--smoke``."""
+    found = photographs(options, folder, 16 if options.smoke else 200)
+    # Looking for it takes a second.
+    wanted = not options.smoke or any("SPDL" in name for name in options.only)
+    return {**found, "no_spdl_decoder": spdl_decoder(folder) if wanted else None}
 
 
 def jpegs(folder: Path | str) -> list[str]:

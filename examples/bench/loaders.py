@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from .peers import imported
-from .tables import Contender, Refused
 
 Batches = Callable[[], Iterator[Any]]
 
@@ -66,11 +64,19 @@ class Work:
 
 
 def ours(work: Work, **options: Any) -> Batches:
-    """Our DataLoader; ``options``, such as ``isolation``, are its own.
+    """Our DataLoader; ``options``, such as ``isolation``, are its own."""
+    return _loader("spdl_torch", work, options)
 
-    Raises: Refused: this release has no such option.
-    """
-    loader = our_loader(
+
+def torch_loader(work: Work, **options: Any) -> Batches:
+    """torch's DataLoader, whose workers are forked; ``options`` are its own."""
+    if options.get("num_workers", work.num_workers):
+        options.setdefault("multiprocessing_context", "fork")
+    return _loader("torch.utils.data", work, options)
+
+
+def _loader(module: str, work: Work, options: dict[str, Any]) -> Batches:
+    loader = imported(module).DataLoader(
         work.dataset,
         batch_size=work.batch_size,
         shuffle=work.shuffle,
@@ -80,137 +86,31 @@ def ours(work: Work, **options: Any) -> Batches:
     return lambda: iter(loader)
 
 
-def our_loader(dataset: Any, **options: Any) -> Any:
-    """``spdl_torch.DataLoader``.
-
-    Raises: Refused: this release has no such option.
-    """
-    import spdl_torch
-    from spdl_torch.errors import UnsupportedOptionError
-
-    try:
-        return spdl_torch.DataLoader(dataset, **options)
-    except UnsupportedOptionError as error:
-        raise Refused(str(error)) from error
-
-
-def torch_loader(
-    work: Work, *, context: str = "fork", stateful: bool = False, **options: Any
-) -> Batches:
-    """torch's DataLoader, or torchdata's resumable one; ``options`` are the loader's own."""
-    if stateful:
-        loader_class = imported("torchdata.stateful_dataloader").StatefulDataLoader
-    else:
-        loader_class = imported("torch.utils.data").DataLoader
-    loader = loader_class(
-        work.dataset,
-        batch_size=work.batch_size,
-        shuffle=work.shuffle,
-        collate_fn=work.collate,
-        num_workers=work.num_workers,
-        multiprocessing_context=context if work.num_workers else None,
-        **options,
-    )
-    return lambda: iter(loader)
-
-
-def nodes(work: Work, *, whole_batches: bool = False) -> Batches:
-    """torchdata's nodes, on threads; one sample or one batch per task."""
-    torch_nodes = imported("torchdata.nodes")
-
-    def begin() -> Iterator[Any]:
-        if whole_batches:
-            node = torch_nodes.ParallelMapper(
-                torch_nodes.IterableWrapper(work.groups()),
-                work.load_group,
-                num_workers=work.num_workers,
-                method="thread",
-            )
-        else:
-            node = torch_nodes.ParallelMapper(
-                torch_nodes.IterableWrapper(work.indices()),
-                work.dataset.__getitem__,
-                num_workers=work.num_workers,
-                method="thread",
-            )
-            node = torch_nodes.Batcher(node, work.batch_size, drop_last=False)
-            node = torch_nodes.ParallelMapper(
-                node, work.collate_fn(), num_workers=1, method="thread"
-            )
-        return iter(torch_nodes.Loader(torch_nodes.Prefetcher(node, prefetch_factor=2)))
-
-    return begin
-
-
-def our_pipeline(work: Work) -> Batches:
-    """Our pipeline on threads, one batch per task, written as for SPDL's."""
-    from spdl_torch.pipeline import PipelineBuilder
-
-    def begin() -> Iterator[Any]:
-        builder: Any = PipelineBuilder().add_source(work.groups())
-        builder.pipe(work.load_group, concurrency=work.num_workers, output_order="input")
-        return _items(builder.add_sink(3).build(num_threads=work.num_workers))
-
-    return begin
-
-
 def spdl_batches(work: Work, load: Callable[[list[int]], Any] | None = None) -> Batches:
     """SPDL's pipeline on threads, one batch per task; ``load`` in place of the dataset's own."""
-    spdl_pipeline = imported("spdl.pipeline")
 
     def begin() -> Iterator[Any]:
-        builder = spdl_pipeline.PipelineBuilder().add_source(work.groups())
-        builder.pipe(
-            load or work.load_group, concurrency=work.num_workers, output_order="input"
-        ).add_sink(3)
-        return _items(builder.build(num_threads=work.num_workers))
+        builder = imported("spdl.pipeline").PipelineBuilder().add_source(work.groups())
+        order = {"concurrency": work.num_workers, "output_order": "input"}
+        builder.pipe(load or work.load_group, **order).add_sink(3)
+        with builder.build(num_threads=work.num_workers).auto_stop() as pipeline:
+            yield from pipeline
 
     return begin
 
 
 def spdl_items(work: Work) -> Batches:
     """SPDL's pipeline on threads, one sample per task, as in its tutorials."""
-    spdl_pipeline = imported("spdl.pipeline")
 
     def begin() -> Iterator[Any]:
-        builder = spdl_pipeline.PipelineBuilder().add_source(work.indices())
-        builder.pipe(
-            work.dataset.__getitem__, concurrency=work.num_workers, output_order="input"
-        ).aggregate(work.batch_size).pipe(work.collate_fn()).add_sink(3)
-        return _items(builder.build(num_threads=work.num_workers))
+        builder = imported("spdl.pipeline").PipelineBuilder().add_source(work.indices())
+        order = {"concurrency": work.num_workers, "output_order": "input"}
+        builder.pipe(work.dataset.__getitem__, **order).aggregate(work.batch_size)
+        builder.pipe(work.collate_fn()).add_sink(3)
+        with builder.build(num_threads=work.num_workers).auto_stop() as pipeline:
+            yield from pipeline
 
     return begin
-
-
-def spdl_subprocess(work: Work, load: Callable[[list[int]], Any] | None = None) -> Batches:
-    """The same pipeline in one spawned process, whose start is part of the first batch."""
-    spdl_pipeline = imported("spdl.pipeline")
-
-    def begin() -> Iterator[Any]:
-        builder = spdl_pipeline.PipelineBuilder().add_source(work.groups())
-        builder.pipe(
-            load or work.load_group, concurrency=work.num_workers, output_order="input"
-        ).add_sink(3)
-        running = spdl_pipeline.run_pipeline_in_subprocess(
-            builder.get_config(), num_threads=work.num_workers, mp_context="spawn"
-        )
-        yield from running
-
-    return begin
-
-
-def spdl_processes(work: Work) -> Batches:
-    """SPDL's answer to torch's DataLoader: a pipeline over worker processes."""
-    loader = imported("spdl.dataloader").get_pytorch_dataloader(
-        work.dataset,
-        batch_size=work.batch_size,
-        shuffle=work.shuffle,
-        num_workers=work.num_workers,
-        collate_fn=work.collate,
-        multiprocessing_context="fork",
-        in_order=True,
-    )
-    return lambda: iter(loader)
 
 
 def grain_threads(work: Work) -> Batches:
@@ -218,112 +118,56 @@ def grain_threads(work: Work) -> Batches:
     grain = imported("grain")
 
     def begin() -> Iterator[Any]:
+        source = grain.MapDataset.source(work.indices()).map(work.dataset.__getitem__)
         # Its own batching would make numpy arrays and join them.
-        if hasattr(work.dataset, "__getitems__"):
-            source = grain.MapDataset.source(work.groups()).map(work.load_group)
-            num_buffered = 2 * work.num_workers
-        else:
-            source = grain.MapDataset.source(work.indices()).map(work.dataset.__getitem__)
-            source = source.batch(work.batch_size, batch_fn=work.collate_fn())
-            num_buffered = 2 * work.num_workers
-        options = grain.ReadOptions(num_threads=work.num_workers, prefetch_buffer_size=num_buffered)
+        source = source.batch(work.batch_size, batch_fn=work.collate_fn())
+        options = grain.ReadOptions(
+            num_threads=work.num_workers, prefetch_buffer_size=2 * work.num_workers
+        )
         return iter(source.to_iter_dataset(read_options=options))
 
     return begin
 
 
-def bare_threads(work: Work, load: Callable[[list[int]], Any] | None = None) -> Batches:
+def bare_threads(work: Work) -> Batches:
     """Threads that share an iterator and a queue, nothing else: what no loader can exceed."""
-    return partial(_bare, work.groups, load or work.load_group, work.num_workers)
 
+    def begin() -> Iterator[Any]:
+        remaining, lock = iter(work.groups()), threading.Lock()
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        room = threading.Semaphore(2 * work.num_workers)
 
-def _bare(
-    groups: Callable[[], Iterable[Any]], load: Callable[[Any], Any], num_threads: int
-) -> Iterator[Any]:
-    remaining, lock = iter(groups()), threading.Lock()
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    room = threading.Semaphore(2 * num_threads)
+        def load() -> None:
+            try:
+                while room.acquire():
+                    with lock:
+                        group = next(remaining, None)
+                    if group is None:
+                        return
+                    done.put((work.load_group(group), None))
+            except BaseException as error:
+                done.put((None, error))
+            finally:
+                done.put(None)
 
-    def work() -> None:
-        try:
-            while True:
-                room.acquire()
-                with lock:
-                    group = next(remaining, None)
-                if group is None:
-                    return
-                done.put((load(group), None))
-        except BaseException as error:
-            done.put((None, error))
-        finally:
-            done.put(None)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for _ in range(num_threads):
-        while (answer := done.get()) is not None:
-            batch, error = answer
-            if error is not None:
-                raise error
+        threads = [threading.Thread(target=load, daemon=True) for _ in range(work.num_workers)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            while (answer := done.get()) is not None:
+                batch, error = answer
+                if error is not None:
+                    raise error
+                room.release()
+                yield batch
+                del batch, answer
             room.release()
-            yield batch
-            del batch, answer
-        room.release()
-    for thread in threads:
-        thread.join()
+        for thread in threads:
+            thread.join()
+
+    return begin
 
 
-def _items(pipeline: Any) -> Iterator[Any]:
-    with pipeline.auto_stop():
-        yield from pipeline
-
-
-def loader_contenders(
-    prefix: str = "", *, smoke: bool = True, **arguments: Any
-) -> tuple[Contender, ...]:
-    """Return every loader above, for tables whose contenders differ only in the loader.
-
-    ours: with the defaults, which choose between threads and processes. prefix: of the names, for
-    tables with several kinds of data. smoke: a smoke run also measures torch's loader, besides
-    ours. arguments: of the contenders, with which the table makes its :class:`Work`.
-    """
-
-    def contender(name: str, run: Callable[..., Batches], **more: Any) -> Contender:
-        options = more.pop("options", {})
-        return Contender(
-            name=prefix + name, run=partial(run, **options), arguments=arguments, **more
-        )
-
-    return (
-        contender("ours", ours, smoke=True),
-        contender("ours, 0 workers", ours, options={"num_workers": 0}),
-        contender("ours, threads", ours, options={"isolation": "thread"}),
-        contender("ours, process", ours, options={"isolation": "process"}),
-        contender("ours, auto", ours, options={"num_workers": "auto"}),
-        contender("torch, forked", torch_loader, smoke=smoke),
-        contender("torch, 0 workers", _inline_torch),
-        contender("torch, spawned", torch_loader, options={"context": "spawn"}),
-        contender(
-            "StatefulDataLoader", torch_loader, options={"stateful": True}, needs=("torchdata",)
-        ),
-        contender("torchdata.nodes, items", nodes, needs=("torchdata",)),
-        contender(
-            "torchdata.nodes, batches",
-            nodes,
-            options={"whole_batches": True},
-            needs=("torchdata",),
-        ),
-        contender("SPDL, items", spdl_items, needs=("spdl",)),
-        contender("SPDL, batches", spdl_batches, needs=("spdl",)),
-        contender("SPDL, subprocess", spdl_subprocess, needs=("spdl",)),
-        contender("SPDL, PyTorchDataLoader", spdl_processes, needs=("spdl",)),
-        contender("Grain, threads", grain_threads, needs=("grain",)),
-        contender("bare threads", bare_threads),
-    )
-
-
-def _inline_torch(work: Work) -> Batches:
-    import dataclasses
-
-    return torch_loader(dataclasses.replace(work, num_workers=0))
+def nothing(work: Work) -> Batches:
+    """No loader at all: how far its ratio is from 1 is the noise."""
+    return lambda: iter(())

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .loaders import Work
-    from .reporter import Reporter
     from .tables import BenchOptions, Contender
 
 
@@ -23,17 +22,13 @@ def samples_of(options: BenchOptions, per_second: float, batch_size: int) -> int
 
 
 def measure_loader(
-    contender: Contender,
-    settings: dict[str, Any],
-    reporter: Reporter,
-    make_work: Callable[..., Work],
+    contender: Contender, settings: dict[str, Any], make_work: Callable[..., Work]
 ) -> dict[str, float]:
     """Measure one pass; ``make_work(settings, num_samples, **arguments)`` gives the contender's
     :class:`Work`.
 
     One sample is loaded here, so that forked workers find imports done; then two batches for each
-    worker warm up what is compiled or allocated once. Not for spawned workers, which start from
-    scratch in every pass.
+    worker warm up what is compiled or allocated once.
     """
     import torch
 
@@ -41,12 +36,8 @@ def measure_loader(
     num_samples = settings["num_samples"]
     work = make_work(settings, num_samples, **contender.arguments)
     work.load_group([0])
-    if not contender.name.endswith(("spawned", "subprocess")):
-        batch = settings["batch_size"]
-        num_warm = min(num_samples, 2 * batch * max(1, settings["num_workers"]))
-        reporter.phase("warming up", num_warm)
-        warm = make_work(settings, num_warm, **contender.arguments)
-        measure_pass(contender.run(warm), num_warm, warm.size_of, reporter)
+    num_warm = min(num_samples, 2 * settings["batch_size"] * max(1, settings["num_workers"]))
+    warm = make_work(settings, num_warm, **contender.arguments)
+    measure_pass(contender.run(warm), num_warm, warm.size_of)
     batches = contender.run(work)
-    reporter.phase("measuring", num_samples)
-    return measure_pass(batches, num_samples, work.size_of, reporter, work.num_workers)
+    return measure_pass(batches, num_samples, work.size_of, work.num_workers)

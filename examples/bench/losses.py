@@ -48,14 +48,12 @@ def losses(report: Report, rows: Sequence[str], key: str, least: float, where: s
 
 def disturbance(report: Report, rows: Sequence[str]) -> list[str]:
     """Warn if other programs took the cores that torch's worker processes would have used."""
-    others = [report.median(row, "other_cores") for row in rows if _has_others(report, row)]
+    others = [
+        report.median(row, "other_cores") for row in rows if "other_cores" in report.rows[row]
+    ]
     if not others or median(others) <= _QUIET_CORES:
         return []
     return [
         f"Other programs kept {median(others):.1f} cores busy: on a quiet machine torch's worker "
         "processes are faster, and the ratios with workers smaller."
     ]
-
-
-def _has_others(report: Report, row: str) -> bool:
-    return bool(report.rows[row].get("other_cores"))

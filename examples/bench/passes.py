@@ -5,23 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cpu_time import cpu_seconds
-from .memory import tree_bytes, tree_pids
+from .cpu_time import tree_cpu_seconds
+from .memory import tree_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from .reporter import Reporter
 
 
 def measure_pass(
     make_batches: Callable[[], Iterator[Any]],
     num_samples: int,
     size_of: Callable[[Any], int],
-    reporter: Reporter | None = None,
     num_skipped: int = 1,
 ) -> dict[str, float]:
     """Go through the batches once.
@@ -55,8 +51,6 @@ def measure_pass(
             last, cpu_before = time.perf_counter(), time.thread_time()
             at_end = tree_bytes(os.getpid()) or 0.0
             looking, looking_cpu = time.perf_counter() - last, time.thread_time() - cpu_before
-        if reporter is not None:
-            reporter.done(count)
     batch = None
     del batches  # ends the workers
     end = time.perf_counter() - looking
@@ -73,25 +67,3 @@ def measure_pass(
     if last > steady:
         figures["per_second"] = (count - num_first) / (last - steady)
     return figures
-
-
-def tree_cpu_seconds() -> float:
-    """Return the CPU seconds of this process, its living descendants, and those that they have
-    waited for."""
-    if not Path("/proc/self/stat").exists():
-        return cpu_seconds()  # without workers that still live
-    ticks = 0
-    for pid in tree_pids(os.getpid())[1:]:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:  # it ended just now: its parent has counted it
-            continue
-        ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
-    # This process's to the microsecond, for tables whose samples cost so little.
-    return _own_cpu_seconds() + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _own_cpu_seconds() -> float:
-    """Return the CPU time of this process and of the children that it has waited for."""
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system

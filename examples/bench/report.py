@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING
-
-from .rounds import ratios, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Failure|Iteration|Refused)\b")
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Failure|Iteration)\b")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One column of the table."""
 
@@ -30,7 +30,11 @@ class Metric:
     """Medians below it are marked ``loss``, or ``LOSS`` where every round is below it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+cost = partial(Metric, higher_is_better=False)
+"""A metric of which less is better."""
+
+
+@dataclass(frozen=True, slots=True)
 class Goal:
     """A value to reach: the metric of ``row``, or its ratio to the same metric of ``over``.
 
@@ -42,9 +46,6 @@ class Goal:
     over: str | None = None
     at_least: float | None = None
     at_most: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.metric}: {self.row}" + (f" / {self.over}" if self.over else "")
 
     def bound(self) -> str:
         """Return the goal in words; empty where the value is only shown."""
@@ -81,31 +82,27 @@ class Report:
     peer: str | None = None
     """The row whose first metric the others are divided by, in a column of its own."""
 
-    def add(self, row: str, values: Mapping[str, float], number: int | None = None) -> None:
-        """Add the values of round ``number``; None = one more round of this row."""
+    def add(self, row: str, values: Mapping[str, float], number: int) -> None:
+        """Add the values of round ``number``."""
         series = self.rows.setdefault(row, {})
-        if number is None:
-            number = max((n for values in series.values() for n in values), default=-1) + 1
         for key, value in values.items():
             series.setdefault(key, {})[number] = value
 
     def median(self, row: str, metric: str) -> float:
         """Return the median over the rounds."""
-        return summarize(self.rows[row][metric].values()).median
+        return median(self.rows[row][metric].values())
 
     def values_of(self, goal: Goal) -> list[float]:
         """Return one value per round; empty if a row of the goal was not measured."""
         values = self.rows.get(goal.row, {}).get(goal.metric, {})
         if goal.over is None:
-            return [values[number] for number in sorted(values)]
+            return list(values.values())
         over = self.best(goal.over, goal.metric)
         return [] if over is None else ratios(values, self.rows[over][goal.metric])
 
-    def best(self, name: str, metric: str) -> str | None:
+    def best(self, name: str | None, metric: str) -> str | None:
         """Return the measured row of that name; if it ends with ``*``, the best that begins so."""
-        found = [
-            row for row, series in self.rows.items() if _matches(name, row) and series.get(metric)
-        ]
+        found = [row for row in self.rows if _matches(name, row) and self.rows[row].get(metric)]
         higher = any(m.key == metric and m.higher_is_better for m in self.metrics)
         choose = max if higher else min
         return choose(found, key=lambda row: self.median(row, metric), default=None)
@@ -115,7 +112,7 @@ class Report:
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         lines = [self.title, settings, "", *self._table_lines(), ""]
         if self.shows_goals:
-            lines += [line for goal in self.goals if (line := self._goal_line(goal))]
+            lines += [self._goal_line(goal) for goal in self.goals if self.values_of(goal)]
         return "\n".join([*lines, *self.remarks])
 
     def as_json(self) -> dict[str, object]:
@@ -125,7 +122,7 @@ class Report:
             "settings": dict(self.settings),
             "metrics": {metric.key: metric.heading for metric in self.metrics},
             "rows": {
-                row: {key: _summary(values.values()) for key, values in series.items() if values}
+                row: {key: _summary(values.values()) for key, values in series.items()}
                 for row, series in self.rows.items()
             },
             "ratios": [
@@ -133,7 +130,7 @@ class Report:
                     "name": self._name_of(goal),
                     **_summary(values),
                     "goal": goal.bound() or None,
-                    "reached": goal.is_reached(summarize(values).median),
+                    "reached": goal.is_reached(median(values)),
                 }
                 for goal in self.goals
                 if (values := self.values_of(goal))
@@ -142,17 +139,13 @@ class Report:
             "remarks": self.remarks,
         }
 
-    def shown_metrics(self) -> list[Metric]:
-        """Return the metrics that any row has."""
-        rows = self.rows.values()
-        return [each for each in self.metrics if any(series.get(each.key) for series in rows)]
-
     def _table_lines(self) -> list[str]:
-        metrics = self.shown_metrics()
-        peer = self.best(self.peer, metrics[0].key) if self.peer and metrics else None
+        rows = self.rows.values()
+        metrics = [m for m in self.metrics if any(series.get(m.key) for series in rows)]
+        peer = self.best(self.peer, metrics[0].key) if metrics else None
         cells = [["", *(metric.heading for metric in metrics), *([f"x {peer}"] if peer else [])]]
         for row, series in self.rows.items():
-            texts = [self._cell(series.get(m.key, {}).values(), m) for m in metrics]
+            texts = [self._cell([*series.get(m.key, {}).values()], m) for m in metrics]
             if peer:
                 key = metrics[0].key
                 texts.append(cell(ratios(series.get(key, {}), self.rows[peer][key]), 2))
@@ -169,21 +162,16 @@ class Report:
         ]
         return [lines[0], "-" * len(lines[0]), *lines[1:], *failed]
 
-    def _cell(self, values: Iterable[float], metric: Metric) -> str:
-        found = list(values)
-        if not found:
-            return "-"
-        middle = summarize(found).median
-        text = cell(found if metric.has_spread else [middle], metric.digits)
-        if metric.loss_below is None or not self.shows_goals or middle >= metric.loss_below:
+    def _cell(self, values: list[float], metric: Metric) -> str:
+        text = cell(values if metric.has_spread else values and [median(values)], metric.digits)
+        least = metric.loss_below if self.shows_goals else None
+        if least is None or not values or median(values) >= least:
             return text
-        return f"{'LOSS' if max(found) < metric.loss_below else 'loss'} {text}"
+        return f"{'LOSS' if max(values) < least else 'loss'} {text}"
 
     def _goal_line(self, goal: Goal) -> str:
         values = self.values_of(goal)
-        if not values:
-            return ""
-        middle = summarize(values).median
+        middle = median(values)
         text = f"{self._name_of(goal):<78} {cell(values, 2 if middle >= 1 else 3)}"
         reached = goal.is_reached(middle)
         if reached is not None:
@@ -191,19 +179,25 @@ class Report:
         return text
 
     def _name_of(self, goal: Goal) -> str:
-        over = goal.over and self.best(goal.over, goal.metric)
+        over = self.best(goal.over, goal.metric)
         return f"{goal.metric}: {goal.row}" + (f" / {over}" if over else "")
 
 
-def cell(values: Iterable[float], digits: int) -> str:
+def ratios(series: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
+    """Return one value over the other for each round (the keys) that has both.
+
+    Rounds in which the other is 0 have no ratio.
+    """
+    return [value / others[number] for number, value in series.items() if others.get(number)]
+
+
+def cell(values: list[float], digits: int) -> str:
     """Return the median, and the spread if there is one."""
-    found = list(values)
-    if not found:
+    if not values:
         return "-"
-    summary = summarize(found)
-    text = f"{summary.median:,.{digits}f}"
-    if len(found) > 1:
-        text += f" ({summary.smallest:,.{digits}f}..{summary.largest:,.{digits}f})"
+    text = f"{median(values):,.{digits}f}"
+    if len(values) > 1:
+        text += f" ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
     return text
 
 
@@ -222,10 +216,4 @@ def last_line(text: str) -> str:
 
 def _summary(values: Iterable[float]) -> dict[str, object]:
     found = list(values)
-    summary = summarize(found)
-    return {
-        "median": summary.median,
-        "min": summary.smallest,
-        "max": summary.largest,
-        "values": found,
-    }
+    return {"median": median(found), "min": min(found), "max": max(found), "values": found}

@@ -11,7 +11,6 @@ numpy and SPDL do; ``copied`` gives every array memory of its own, as numpy does
 
 from __future__ import annotations
 
-import contextlib
 import io
 import threading
 import time
@@ -24,9 +23,9 @@ from .tables import Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from .report import Report
-    from .reporter import Reporter
     from .tables import BenchOptions
 
     Load = Callable[[bytes], Any]
@@ -49,30 +48,25 @@ _AT_LEAST: dict[str, tuple[float | None, float | None]] = {
 }
 """Goals over numpy and over SPDL."""
 METRICS = tuple(
-    Metric(key=f"{kind}_{threads}", heading=f"{kind} x{threads}, /s")
-    for kind in KINDS
-    for threads in _THREADS
+    Metric(f"{kind}_{threads}", f"{kind} x{threads}, /s") for kind in KINDS for threads in _THREADS
 )
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    yield {"seconds": 0.01 if options.smoke else options.seconds / 4}
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {"seconds": 0.01 if options.smoke else options.seconds / 4}
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure every kind and number of threads."""
     load_npy, load_npz = contender.run()
     figures = {}
-    reporter.phase("measuring", len(KINDS))
-    for number, (kind, (saved_as, noise)) in enumerate(KINDS.items(), 1):
+    for kind, (saved_as, noise) in KINDS.items():
         arrays = _picture_and_labels(noise=noise)
         load = _loader(load_npy, load_npz, _encode(saved_as, arrays))
         for found, expected in zip(load(), arrays.values(), strict=True):
             assert (found == expected).all(), f"{contender.name} loads {kind} wrong"
         for threads in _THREADS:
             figures[f"{kind}_{threads}"] = loads_per_second(load, threads, settings["seconds"])
-        reporter.done(number)
     return figures
 
 
@@ -189,12 +183,11 @@ def _goals() -> Iterator[Goal]:
     for metric in METRICS:
         kind = metric.key.rpartition("_")[0]
         over_numpy, over_spdl = _AT_LEAST[kind]
-        goal = partial(Goal, metric=metric.key, row="ours")
-        yield goal(over="numpy", at_least=over_numpy)
-        yield goal(over="SPDL", at_least=over_spdl)
+        yield Goal(metric.key, "ours", "numpy", at_least=over_numpy)
+        yield Goal(metric.key, "ours", "SPDL", at_least=over_spdl)
         if kind == "stored":
-            yield goal(row="ours, verified", over="SPDL")
-            yield goal(row="ours, copied", over="numpy")
+            yield Goal(metric.key, "ours, verified", "SPDL")
+            yield Goal(metric.key, "ours, copied", "numpy")
 
 
 def conclude(report: Report) -> list[str]:
@@ -204,22 +197,22 @@ def conclude(report: Report) -> list[str]:
     return [left_out("deflate", "libdeflate") + "; zlib inflates instead."]
 
 
-TABLES = {
-    "array-functions": Table(
+TABLES = (
+    Table(
         name="array-functions",
         title="Loads a second of uint8 (3, 640, 480) and (640, 480) from bytes in memory",
         metrics=METRICS,
         contenders=(
-            Contender(name="ours", run=_ours, smoke=True),
-            Contender(name="ours, verified", run=partial(_ours, verify=True)),
-            Contender(name="ours, copied", run=partial(_ours, copy=True)),
-            Contender(name="SPDL", run=_spdl, needs=("spdl",)),
-            Contender(name="numpy", run=_numpy, smoke=True),
+            Contender("ours", _ours, smoke=True),
+            Contender("ours, verified", partial(_ours, verify=True)),
+            Contender("ours, copied", partial(_ours, copy=True)),
+            Contender("SPDL", _spdl, ("spdl",)),
+            Contender("numpy", _numpy, smoke=True),
         ),
         prepare=_prepare,
         measure=measure,
         goals=tuple(_goals()),
         conclude=conclude,
-        passes=2,
-    )
-}
+        seconds=(2.0, 4.0),
+    ),
+)

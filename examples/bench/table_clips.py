@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import videos
-from .loaders import Work, bare_threads, nodes, ours, spdl_batches, spdl_items, torch_loader
+from .loaders import Work, bare_threads, ours, spdl_batches, spdl_items, torch_loader
 from .loading import measure_loader, samples_of
 from .report import Goal
 from .tables import LOADER_METRICS, Contender, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCH = 4
@@ -23,7 +22,7 @@ _PER_SECOND = 30
 _READERS: dict[str, Callable[[videos.Request], Any]] = {
     "ours": videos.our_clip,
     "PyAV": videos.pyav_clip,
-    "SPDL": videos.spdl_sampled,
+    "SPDL": videos.spdl_clip,
     "torchcodec": partial(videos.torchcodec_clip, mode="exact"),
     "torchcodec, approximate": partial(videos.torchcodec_clip, mode="approximate"),
 }
@@ -46,14 +45,12 @@ class Clips:
         return _READERS[self.library](self.requests[index])
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    with videos.videos_for_all(options) as found:
-        yield {
-            **found,
-            "batch_size": 2 if options.smoke else _BATCH,
-            "num_samples": 4 if options.smoke else samples_of(options, _PER_SECOND, _BATCH),
-        }
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {
+        **videos.videos(options, folder),
+        "batch_size": 2 if options.smoke else _BATCH,
+        "num_samples": 4 if options.smoke else samples_of(options, _PER_SECOND, _BATCH),
+    }
 
 
 def make_work(settings: dict[str, Any], num_samples: int, library: str) -> Work:
@@ -74,25 +71,20 @@ def _size_of(batch: Any) -> int:
     return len(batch)
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one pass over the clips."""
-    return measure_loader(contender, settings, reporter, make_work)
+    return measure_loader(contender, settings, make_work)
 
 
 def _one(name: str, run: Callable[..., Any], library: str, *needs: str, **more: Any) -> Contender:
-    return Contender(
-        name=name,
-        run=run,
-        needs=needs,
-        decodes_with_spdl=library == "SPDL",
-        arguments={"library": library},
-        **more,
-    )
+    more["decodes_with_spdl"] = library == "SPDL"
+    return Contender(name, run, needs, {"library": library}, **more)
 
 
-_goal = partial(Goal, metric="per_second", row="ours, threads")
-TABLES = {
-    "clips": Table(
+_goal = partial(Goal, "per_second", "ours, threads")
+_APPROXIMATE = "torchcodec, approximate"
+TABLES = (
+    Table(
         name="clips",
         title="16 frames out of 2 seconds of a video, at 224 x 224, through the whole loader",
         metrics=LOADER_METRICS,
@@ -102,13 +94,7 @@ TABLES = {
             _one("torch, our load_clip", torch_loader, "ours"),
             _one("torch, PyAV", torch_loader, "PyAV"),
             _one("torch, torchcodec", torch_loader, "torchcodec", "torchcodec"),
-            _one(
-                "torch, torchcodec, approximate",
-                torch_loader,
-                "torchcodec, approximate",
-                "torchcodec",
-            ),
-            _one("torchdata.nodes, torchcodec", nodes, "torchcodec", "torchcodec", "torchdata"),
+            _one(f"torch, {_APPROXIMATE}", torch_loader, _APPROXIMATE, "torchcodec"),
             _one("SPDL, items", spdl_items, "SPDL", "spdl"),
             _one("SPDL, batches", spdl_batches, "SPDL", "spdl"),
             _one("bare threads", bare_threads, "ours"),
@@ -117,10 +103,10 @@ TABLES = {
         measure=measure,
         peer="torch, PyAV",
         goals=(
-            _goal(over="SPDL*", at_least=1.8),
-            _goal(over="torch, torchcodec*", at_least=1.3),
-            _goal(over="torch, PyAV"),
-            _goal(over="bare threads"),
+            _goal("SPDL*", at_least=1.8),
+            _goal("torch, torchcodec*", at_least=1.3),
+            _goal("torch, PyAV"),
+            _goal("bare threads"),
         ),
-    )
-}
+    ),
+)

@@ -11,23 +11,22 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .peers import imported
-from .report import Goal, Metric
+from .report import Goal, cost
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 _START_STOP_REPEATS = 5
 _ITEMS_A_SECOND = 20_000
-_cost = partial(Metric, digits=1, higher_is_better=False)
 METRICS = (
-    _cost(key="three_stages_us", heading="3 stages x 4, µs/item"),
-    _cost(key="one_stage_us", heading="1 stage ordered, µs/item"),
-    _cost(key="start_stop_ms", heading="start, 1 item, stop: ms"),
+    cost("three_stages_us", "3 stages x 4, µs/item", 1),
+    cost("one_stage_us", "1 stage ordered, µs/item", 1),
+    cost("start_stop_ms", "start, 1 item, stop: ms", 1),
 )
 
 
@@ -36,13 +35,12 @@ def trivial(item: int) -> int:
     return item
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one round of one engine. The peers get a tenth of the items; they take as long."""
     logging.getLogger("spdl").setLevel(logging.CRITICAL)
     count = settings["items"] if contender.name == "ours" else settings["items"] // 10
     three = partial(contender.run, stages=3, concurrency=4, ordered=False, sink=64)
     one = partial(contender.run, stages=1, concurrency=1, ordered=True, sink=3)
-    reporter.phase("measuring", 0)
     figures = {
         "three_stages_us": seconds_per_item(three, count) * 1e6,
         "one_stage_us": seconds_per_item(one, count) * 1e6,
@@ -115,31 +113,30 @@ def nodes(
     yield iter(torch_nodes.Loader(torch_nodes.Prefetcher(node, prefetch_factor=sink)))
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    yield {"items": 1000 if options.smoke else round(_ITEMS_A_SECOND * options.seconds / 2)}
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {"items": 1000 if options.smoke else round(_ITEMS_A_SECOND * options.seconds / 2)}
 
 
-TABLES = {
-    "engine": Table(
+TABLES = (
+    Table(
         name="engine",
         title="The engine alone: stages that do nothing, statistics on",
         metrics=METRICS,
         contenders=(
-            Contender(name="ours", run=ours, smoke=True),
-            Contender(name="SPDL", run=spdl, needs=("spdl",)),
-            Contender(name="torchdata.nodes", run=nodes, needs=("torchdata",)),
+            Contender("ours", ours, smoke=True),
+            Contender("SPDL", spdl, ("spdl",)),
+            Contender("torchdata.nodes", nodes, ("torchdata",)),
         ),
         prepare=_prepare,
         measure=measure,
         peer="SPDL",
         goals=(
-            Goal(metric="three_stages_us", row="ours", at_most=8),
-            Goal(metric="three_stages_us", row="ours", over="SPDL"),
-            Goal(metric="one_stage_us", row="ours", over="SPDL"),
-            Goal(metric="start_stop_ms", row="ours", at_most=5),
-            Goal(metric="start_stop_ms", row="ours", over="SPDL"),
-            Goal(metric="three_stages_us", row="ours", over="torchdata.nodes"),
+            Goal("three_stages_us", "ours", at_most=8),
+            Goal("three_stages_us", "ours", "SPDL"),
+            Goal("one_stage_us", "ours", "SPDL"),
+            Goal("start_stop_ms", "ours", at_most=5),
+            Goal("start_stop_ms", "ours", "SPDL"),
+            Goal("three_stages_us", "ours", "torchdata.nodes"),
         ),
-    )
-}
+    ),
+)

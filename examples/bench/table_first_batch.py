@@ -8,41 +8,28 @@ and the loader took, which is not in the first column. ``ours, threads`` has our
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .images import jpegs, photographs
+from .images import photographs
 from .recipe import BATCH, import_all, recipe_loader
-from .report import Goal, Metric
+from .report import Goal, cost
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from .recipe import Arrangement
-    from .reporter import Reporter
     from .tables import BenchOptions
 
-METRICS = (
-    Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
-    Metric(key="set_up_ms", heading="set up, ms", higher_is_better=False),
-)
+
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return photographs(options, folder, 40 if options.smoke else 200)
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    with photographs(options.data, 40 if options.smoke else 200) as folder:
-        yield {
-            "folder": str(folder),
-            "files": len(jpegs(folder)),
-            "num_workers": options.num_workers,
-        }
-
-
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure from ``iter()`` to the first batch, in a process that has loaded nothing before."""
     arrangement = contender.arguments["arrangement"]
     import_all(arrangement)
@@ -52,7 +39,6 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
     )
     set_up = time.perf_counter() - before
     gc.collect()  # 100 ms after torch's imports, and else part of some rows' time by chance
-    reporter.phase("waiting for the first batch", 1)
     start = time.perf_counter()
     images, _ = next(iter(loader))
     seconds = time.perf_counter() - start
@@ -61,16 +47,15 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
 
 def _contender(name: str, arrangement: Arrangement, *, smoke: bool = True) -> Contender:
-    arguments = {"arrangement": arrangement}
-    return Contender(name=name, run=recipe_loader, arguments=arguments, smoke=smoke)
+    return Contender(name, recipe_loader, arguments={"arrangement": arrangement}, smoke=smoke)
 
 
-_goal = partial(Goal, metric="first_batch_ms")
-TABLES = {
-    "first-batch": Table(
+_goal = partial(Goal, "first_batch_ms")
+TABLES = (
+    Table(
         name="first-batch",
         title=f"Time to the first batch of {BATCH} photographs",
-        metrics=METRICS,
+        metrics=(cost("first_batch_ms", "first batch, ms"), cost("set_up_ms", "set up, ms")),
         contenders=(
             _contender("ours, threads", "threads"),
             _contender("ours, processes", "processes"),
@@ -81,9 +66,9 @@ TABLES = {
         measure=measure,
         peer="torch, forked",
         goals=(
-            _goal(row="ours, threads", over="torch, forked", at_most=0.6),
-            _goal(row="ours, processes", over="torch, forked", at_most=1.0),
-            _goal(row="ours, threads", over="torch, spawned", at_most=1 / 30),
+            _goal("ours, threads", "torch, forked", at_most=0.6),
+            _goal("ours, processes", "torch, forked", at_most=1.0),
+            _goal("ours, threads", "torch, spawned", at_most=1 / 30),
         ),
-    )
-}
+    ),
+)

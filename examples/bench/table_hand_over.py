@@ -16,33 +16,28 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .report import Goal, Metric
+from .report import Goal, cost
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 BATCH = 8
 _STEP_SECONDS = 0.004
-_cost = partial(Metric, digits=0, higher_is_better=False)
 METRICS = (
-    _cost(key="receiving_us", heading="CPU µs/batch: receive and hand over, median"),
-    _cost(key="asking_us", heading="ask for the next, median"),
-    _cost(key="median_us", heading="all of next(), median"),
-    _cost(key="least_us", heading="10th percentile"),
-    Metric(
-        key="allocations", heading="tensors made by the thread", digits=0, higher_is_better=False
-    ),
+    cost("receiving_us", "CPU µs/batch: receive and hand over, median"),
+    cost("asking_us", "ask for the next, median"),
+    cost("median_us", "all of next(), median"),
+    cost("least_us", "10th percentile"),
+    cost("allocations", "tensors made by the thread"),
 )
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    batches = 20 if options.smoke else max(50, int(options.seconds / _STEP_SECONDS))
-    yield {"batches": batches, "num_workers": options.num_workers}
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {"batches": 20 if options.smoke else max(50, int(options.seconds / _STEP_SECONDS))}
 
 
 class Pictures:
@@ -160,7 +155,7 @@ def torchs(dataset: Any, num_workers: int) -> Any:
     return DataLoader(dataset, BATCH, num_workers=num_workers)
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one pass."""
     import threading
 
@@ -168,7 +163,6 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
     dataset = Pictures(BATCH * (settings["batches"] + WARM_UP))
     loader = contender.run(dataset, settings["num_workers"], **contender.arguments)
-    reporter.phase("measuring", 1)
     settle = partial(time.sleep, _STEP_SECONDS)
     Idle.made_by.clear()
     with _idle_device():
@@ -184,32 +178,31 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
     }
 
 
-def _ours(name: str, isolation: str, device: str | None, *, smoke: bool = True) -> Contender:
+def _ours(name: str, isolation: str, device: str | None, *, smoke: bool = False) -> Contender:
     arguments = {"isolation": isolation, "device": device}
-    return Contender(name=f"ours, {name}", run=ours, arguments=arguments, smoke=smoke)
+    return Contender(f"ours, {name}", ours, arguments=arguments, smoke=smoke)
 
 
-_goal = partial(Goal, metric="receiving_us", at_most=40)
-TABLES = {
-    "hand-over": Table(
+TABLES = (
+    Table(
         name="hand-over",
         title=f"The thread that trains, for each batch of {BATCH} small pictures",
         metrics=METRICS,
         contenders=(
-            _ours("threads, device", "thread", "cuda"),
-            _ours("processes, device", "process", "cuda", smoke=False),
-            _ours("threads", "thread", None, smoke=False),
-            _ours("processes", "process", None, smoke=False),
-            Contender(name="torch", run=torchs),
+            _ours("threads, device", "thread", "cuda", smoke=True),
+            _ours("processes, device", "process", "cuda"),
+            _ours("threads", "thread", None),
+            _ours("processes", "process", None),
+            Contender("torch", torchs),
         ),
         prepare=_prepare,
         measure=measure,
         peer="torch",
         goals=(
-            _goal(row="ours, threads, device"),
-            _goal(row="ours, processes, device"),
-            Goal(metric="allocations", row="ours, threads, device", at_most=1),
-            Goal(metric="allocations", row="ours, processes, device", at_most=1),
+            Goal("receiving_us", "ours, threads, device", at_most=40),
+            Goal("receiving_us", "ours, processes, device", at_most=40),
+            Goal("allocations", "ours, threads, device", at_most=1),
+            Goal("allocations", "ours, processes, device", at_most=1),
         ),
-    )
-}
+    ),
+)

@@ -7,40 +7,38 @@ epochs.
 
 ``ours, threads``: our ImageFolder, and objects with ``isolation="thread"``.
 ``ours, processes``: torchvision's ImageFolder, and objects that load in processes by default.
-``ours, auto``: objects that say ``thread_safe = True``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .images import as_it_is, jpegs, photographs
-from .loaders import our_loader
+from .images import as_it_is, photographs
 from .memory import tree_bytes
+from .peers import imported
 from .recipe import recipe_loader
-from .report import Goal, Metric
+from .report import Goal, cost
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from .recipe import Arrangement
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 _EPOCHS = 20
 _LOOKUPS = 2048
 """Objects in a batch; few enough for many batches, enough for the loaders' own cost to vanish."""
 METRICS = (
-    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
-    Metric(key="first_mib", heading="MiB, epoch 1", higher_is_better=False),
-    Metric(key="last_mib", heading="MiB, epoch 20", higher_is_better=False),
-    Metric(key="growth", heading="epoch 20 / epoch 1", digits=2, higher_is_better=False),
-    Metric(key="seconds", heading="all epochs, s", digits=1, higher_is_better=False),
+    cost("peak_mib", "peak MiB"),
+    cost("first_mib", "MiB, epoch 1"),
+    cost("last_mib", "MiB, epoch 20"),
+    cost("growth", "epoch 20 / epoch 1", 2),
+    cost("seconds", "all epochs, s", 1),
 )
 
 
@@ -67,12 +65,6 @@ class Records:
         return self.__getitems__([index])[0]
 
 
-class SafeRecords(Records):
-    """The same, declared thread-safe: nothing in it changes when it is read."""
-
-    thread_safe = True
-
-
 class _Share:
     """Batches of random indices: each pass another 20th of all, and no objects of its own."""
 
@@ -94,16 +86,14 @@ class _Share:
         return -(-(self.count // _EPOCHS) // self.batch_size)
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure photographs or objects; the parent looks at the memory meanwhile, too."""
     if contender.run is recipe_loader:
-        return _photographs(contender, settings, reporter)
-    return _objects(contender, settings, reporter)
+        return _photographs(contender, settings)
+    return _objects(contender, settings)
 
 
-def _photographs(
-    contender: Contender, settings: dict[str, Any], reporter: Reporter
-) -> dict[str, float]:
+def _photographs(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one epoch; memory is read with the last batch in hand, while its workers live."""
     loader = recipe_loader(
         settings["folder"],
@@ -111,37 +101,30 @@ def _photographs(
         num_samples=settings["images"],
         **contender.arguments,
     )
-    reporter.phase("the epoch", len(loader))
     start, at_end, seconds = time.perf_counter(), 0.0, 0.0
     for number, _ in enumerate(loader, 1):
         if number == len(loader):
             seconds = time.perf_counter() - start
             at_end = tree_bytes(os.getpid()) or 0.0
-        reporter.done(number)
     return {"seconds": seconds, "at_end_mib": at_end / 2**20}
 
 
-def _objects(
-    contender: Contender, settings: dict[str, Any], reporter: Reporter
-) -> dict[str, float]:
+def _objects(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure all epochs; memory is read with the last batch of each in hand."""
     import torch
 
     torch.set_num_threads(1)
     count = settings["objects"]
-    dataset = contender.arguments.get("dataset", Records)(count)
     sampler = _Share(count, min(_LOOKUPS, max(1, count // _EPOCHS // 4)))
-    loader = contender.run(dataset, sampler, settings["num_workers"])
-    reporter.phase("epochs", _EPOCHS)
+    loader = contender.run(Records(count), sampler, settings["num_workers"], **contender.arguments)
     seen = []
     start = time.perf_counter()
-    for epoch in range(_EPOCHS):
+    for _ in range(_EPOCHS):
         number = 0
-        for number, _ in enumerate(loader, 1):
+        for number, _batch in enumerate(loader, 1):
             if number == len(sampler):  # workers that are processes still live
                 seen.append((tree_bytes(os.getpid()) or 0.0) / 2**20)
         assert number == len(sampler), f"{number=} {len(sampler)=}"
-        reporter.done(epoch + 1)
     return {
         "peak_mib": max(seen),
         "first_mib": seen[0],
@@ -151,8 +134,10 @@ def _objects(
     }
 
 
-def _ours(dataset: Any, sampler: Any, num_workers: int, **options: Any) -> Any:
-    return our_loader(
+def _loader_of_objects(
+    dataset: Any, sampler: Any, num_workers: int, *, module: str, **options: Any
+) -> Any:
+    return imported(module).DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=num_workers,
@@ -162,76 +147,53 @@ def _ours(dataset: Any, sampler: Any, num_workers: int, **options: Any) -> Any:
     )
 
 
-def _torch(dataset: Any, sampler: Any, num_workers: int, context: str) -> Any:
-    from torch.utils.data import DataLoader
-
-    return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=num_workers,
-        collate_fn=as_it_is,
-        persistent_workers=True,
-        multiprocessing_context=context,
-    )
-
-
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
     count = 10_000_000 if options.full else 1_000_000
-    with photographs(options.data, 16 if options.smoke else 200) as folder:
-        yield {
-            "folder": str(folder),
-            "files": len(jpegs(folder)),
-            "images": 64 if options.smoke else 2000,
-            "objects": 20_000 if options.smoke else count,
-            "num_workers": options.num_workers,
-        }
+    return {
+        **photographs(options, folder, 16 if options.smoke else 200),
+        "images": 64 if options.smoke else 2000,
+        "objects": 20_000 if options.smoke else count,
+    }
 
 
 def _of_photographs(name: str, arrangement: Arrangement, *, smoke: bool = False) -> Contender:
-    return Contender(
-        name=_PHOTOGRAPHS + name,
-        run=recipe_loader,
-        arguments={"arrangement": arrangement},
-        smoke=smoke,
-    )
+    arguments = {"arrangement": arrangement}
+    return Contender(f"photographs: {name}", recipe_loader, arguments=arguments, smoke=smoke)
 
 
-_PHOTOGRAPHS, _OBJECTS = "photographs: ", "objects: "
-_OURS, _CHILDREN = "ours, threads", "ours, processes"
-_FORKED, _SPAWNED = "torch, forked", "torch, spawned"
-_goal = partial(Goal, metric="peak_mib")
-TABLES = {
-    "memory": Table(
+def _of_objects(name: str, *, smoke: bool = False, **options: Any) -> Contender:
+    module = "spdl_torch" if name.startswith("ours") else "torch.utils.data"
+    arguments = {"module": module, **options}
+    return Contender(f"objects: {name}", _loader_of_objects, arguments=arguments, smoke=smoke)
+
+
+def _goals() -> Iterator[Goal]:
+    for kind in ("photographs: ", "objects: "):
+        goal = partial(Goal, "peak_mib")
+        yield goal(f"{kind}ours, threads", f"{kind}torch, forked", at_most=1.0)
+        yield goal(f"{kind}ours, processes", f"{kind}torch, forked", at_most=1.0)
+        yield goal(f"{kind}ours, threads", f"{kind}torch, spawned", at_most=0.6)
+    yield Goal("growth", "objects: ours, threads", at_most=1.05)
+    yield Goal("growth", "objects: torch, forked")
+
+
+TABLES = (
+    Table(
         name="memory",
         title="Memory of the process tree: photographs, and 20 epochs of Python objects",
         metrics=METRICS,
         contenders=(
-            _of_photographs(_OURS, "threads", smoke=True),
-            _of_photographs(_CHILDREN, "processes"),
-            _of_photographs(_FORKED, "fork"),
-            _of_photographs(_SPAWNED, "spawn"),
-            Contender(name=_OBJECTS + _OURS, run=partial(_ours, isolation="thread"), smoke=True),
-            Contender(name=_OBJECTS + "ours, auto", run=_ours, arguments={"dataset": SafeRecords}),
-            Contender(name=_OBJECTS + _CHILDREN, run=_ours),
-            Contender(name=_OBJECTS + "ours, process", run=partial(_ours, isolation="process")),
-            Contender(name=_OBJECTS + _FORKED, run=partial(_torch, context="fork"), smoke=True),
-            Contender(name=_OBJECTS + _SPAWNED, run=partial(_torch, context="spawn")),
+            _of_photographs("ours, threads", "threads", smoke=True),
+            _of_photographs("ours, processes", "processes"),
+            _of_photographs("torch, forked", "fork"),
+            _of_photographs("torch, spawned", "spawn"),
+            _of_objects("ours, threads", isolation="thread", smoke=True),
+            _of_objects("ours, processes"),
+            _of_objects("torch, forked", multiprocessing_context="fork", smoke=True),
+            _of_objects("torch, spawned", multiprocessing_context="spawn"),
         ),
         prepare=_prepare,
         measure=measure,
-        goals=(
-            *(
-                _goal(row=kind + row, over=kind + over, at_most=most)
-                for kind in (_PHOTOGRAPHS, _OBJECTS)
-                for row, over, most in (
-                    (_OURS, _FORKED, 1.0),
-                    (_CHILDREN, _FORKED, 1.0),
-                    (_OURS, _SPAWNED, 0.6),
-                )
-            ),
-            Goal(metric="growth", row=_OBJECTS + _OURS, at_most=1.05),
-            Goal(metric="growth", row=_OBJECTS + _FORKED),
-        ),
-    )
-}
+        goals=tuple(_goals()),
+    ),
+)

@@ -7,20 +7,18 @@ batches must equal torch's, bit by bit; otherwise the row fails.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 from .losses import add_mean, disturbance, least_ratio, losses
-from .ordinary.catalogue import ORDINARY, Ordinary
+from .ordinary.catalogue import ORDINARY
 from .report import Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from .report import Report
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 
@@ -32,51 +30,28 @@ MEAN = "geometric mean"
 
 def _pair(count: int) -> Iterator[Metric]:
     """Yield the columns for one number of workers."""
-    for name, heading in (("torch", f"{_workers(count)}: torch, 1/s"), ("ours", "ours, 1/s")):
-        yield Metric(key=f"{name}_{count}", heading=heading, has_spread=False)
-    yield Metric(
-        key=f"ratio_{count}", heading="ours / torch", digits=2, loss_below=least_ratio(count)
-    )
+    yield Metric(f"torch_{count}", f"{_workers(count)}: torch, 1/s", has_spread=False)
+    yield Metric(f"ours_{count}", "ours, 1/s", has_spread=False)
+    yield Metric(f"ratio_{count}", "ours / torch", 2, loss_below=least_ratio(count))
 
 
 def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
-        yield {
-            "folder": folder,
-            "workers": [options.num_workers, *options.more_workers],
-            "seconds": 1e-3 if options.smoke else options.seconds,
-        }
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "workers": options.workers,
+        "seconds": 1e-3 if options.smoke else options.seconds,
+    }
 
 
-def measure(
-    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
-) -> Mapping[str, float]:
+def measure(contender: Contender, settings: Mapping[str, Any]) -> dict[str, float]:
     """Measure one round of one dataset."""
-    figures: Mapping[str, float] = contender.run(contender, settings, reporter)
-    return figures
-
-
-def _measure_speeds(
-    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
-) -> Mapping[str, float]:
     from .ordinary.passes import speeds  # imports torch, which the parent does not need
 
-    return speeds(contender.arguments["ordinary"], settings, reporter)
-
-
-def _contender(ordinary: Ordinary) -> Contender:
-    return Contender(
-        name=ordinary.name,
-        run=_measure_speeds,
-        needs=ordinary.needs,
-        arguments={"ordinary": ordinary},
-        smoke=ordinary.name in ("rows, arithmetic", "lines, iterable"),
-    )
+    return speeds(contender.arguments["ordinary"], settings)
 
 
 def conclude(report: Report) -> list[str]:
@@ -88,15 +63,12 @@ def conclude(report: Report) -> list[str]:
     add_mean(report, MEAN, datasets, ratios)
     if not report.shows_goals:
         return []
-    return [
-        *(_losses(report, datasets, key) for key in ratios),
-        *disturbance(report, datasets),
-    ]
-
-
-def _losses(report: Report, datasets: list[str], key: str) -> str:
-    count = int(key.removeprefix("ratio_"))
-    return losses(report, datasets, key, least_ratio(count), f"with {_workers(count)}")
+    lines = []
+    for key in ratios:
+        count = int(key.removeprefix("ratio_"))
+        where = f"with {_workers(count)}"
+        lines.append(losses(report, datasets, key, least_ratio(count), where))
+    return lines + disturbance(report, datasets)
 
 
 def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
@@ -105,15 +77,24 @@ def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
         name="ordinary",
         title="Datasets as people write them: ours over torch's DataLoader, second epoch",
         metrics=(*(metric for count in (0, *counts) for metric in _pair(count)),),
-        contenders=tuple(map(_contender, ORDINARY)),
+        contenders=tuple(
+            Contender(
+                one.name,
+                measure,
+                one.needs,
+                {"ordinary": one},
+                smoke=one.name in ("rows, arithmetic", "lines, iterable"),
+            )
+            for one in ORDINARY
+        ),
         prepare=_prepare,
         measure=measure,
         conclude=conclude,
-        passes=4.0 + 3.0 * len(counts),
+        seconds=(4.0 + 3.0 * len(counts), 4.0),
         is_strict=True,
         workers=_WORKERS,
         with_workers=_table,
     )
 
 
-TABLES = {"ordinary": _table()}
+TABLES = (_table(),)

@@ -12,24 +12,28 @@ Without ``--full`` or ``--only`` the usual programs are measured: 3 epochs with 
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cpu_time import cpu_seconds
 from .losses import add_mean, disturbance, least_ratio, losses
-from .program.fresh import run_program
 from .program.plans import ProgramPlan, all_plans
-from .report import Metric
+from .report import Metric, cost
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from .report import Report
-    from .reporter import Reporter
     from .tables import BenchOptions
 
+LOADERS = {"torch": "torch.utils.data", "ours": "spdl_torch"}
+"""The one import that users change."""
 _LEAST_HEAVY = 0.99
 """Where the network takes most of the time, ratios below this are losses."""
 _WORKERS = (2,)
@@ -37,30 +41,24 @@ _MEAN = ": geometric mean"
 _RATIO = "ratio"
 
 METRICS = (
-    Metric(key="torch_seconds", heading="torch, s", digits=2, higher_is_better=False),
-    Metric(key="ours_seconds", heading="ours, s", digits=2, higher_is_better=False),
-    Metric(key=_RATIO, heading="torch / ours", digits=2),
-    Metric(key="cpu_ratio", heading="CPU, torch / ours", digits=2),
-    Metric(
-        key="torch_first_ms", heading="first: torch, ms", has_spread=False, higher_is_better=False
-    ),
-    Metric(key="ours_first_ms", heading="ours, ms", has_spread=False, higher_is_better=False),
+    cost("torch_seconds", "torch, s", 2),
+    cost("ours_seconds", "ours, s", 2),
+    Metric(_RATIO, "torch / ours", 2),
+    Metric("cpu_ratio", "CPU, torch / ours", 2),
+    cost("torch_first_ms", "first: torch, ms", has_spread=False),
+    cost("ours_first_ms", "ours, ms", has_spread=False),
 )
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
-        yield {
-            "folder": folder,
-            "seconds": 1e-3 if options.smoke else options.seconds,
-            "smoke": options.smoke,
-        }
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "seconds": 1e-3 if options.smoke else options.seconds,
+        "smoke": options.smoke,
+    }
 
 
-def measure(
-    contender: Contender, settings: Mapping[str, Any], reporter: Reporter
-) -> dict[str, float]:
+def measure(contender: Contender, settings: Mapping[str, Any]) -> dict[str, float]:
     """Measure one program once with each loader."""
     plan: ProgramPlan = contender.arguments["plan"]
     count = plan.num_samples(settings["seconds"])
@@ -68,12 +66,9 @@ def measure(
     if not folder.is_dir():
         folder.mkdir()
         if not settings["smoke"]:  # its data, bytecode, and files in the page cache
-            reporter.phase("a first run", 0)
             run_program("ours", plan, folder, count)
-    found = {}
-    for name in ("torch", "ours") if settings["round"] % 2 == 0 else ("ours", "torch"):
-        reporter.phase(name, 0)
-        found[name] = contender.run(name, plan, folder, count)
+    names = ("torch", "ours") if settings["round"] % 2 == 0 else ("ours", "torch")
+    found = {name: run_program(name, plan, folder, count) for name in names}
     torchs, ours = found["torch"], found["ours"]
     return {
         "torch_seconds": torchs["seconds"],
@@ -83,6 +78,25 @@ def measure(
         "torch_first_ms": torchs["first_batch_ms"],
         "ours_first_ms": ours["first_batch_ms"],
     }
+
+
+def run_program(loader: str, plan: ProgramPlan, folder: Path, num_samples: int) -> dict[str, float]:
+    """Train by ``plan``, from the start of Python to its exit.
+
+    Returns: ``seconds``, ``cpu_seconds`` of the process and its workers, and what the program says
+        itself: ``import_ms``, ``first_batch_ms``.
+    Raises: RuntimeError: it failed; the message ends with what it printed.
+    """
+    program = str(Path(__file__).parent / "program" / "train.py")
+    job = {"plan": asdict(plan), "folder": str(folder), "num_samples": num_samples}
+    command = [sys.executable, program, LOADERS[loader], json.dumps(job)]
+    cpu, start = cpu_seconds(), time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds, used = time.perf_counter() - start, cpu_seconds() - cpu
+    if done.returncode:
+        raise RuntimeError(f"{loader}: status {done.returncode}\n{done.stderr}")
+    said: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {**said, "seconds": seconds, "cpu_seconds": used}
 
 
 def conclude(report: Report) -> list[str]:
@@ -105,33 +119,31 @@ def _least(way: str) -> float:
     return _LEAST_HEAVY if network == "heavy" else least_ratio(int(workers.split(" ")[0]))
 
 
-def _contender(plan: ProgramPlan) -> Contender:
-    return Contender(
-        name=plan.name,
-        run=run_program,
-        needs=plan.ordinary.needs,
-        arguments={"plan": plan},
-        smoke=plan.name == "light, 0 workers, 1 epoch: rows",
-        is_usual=plan.is_usual,
-    )
-
-
 def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
     """Return the table for these numbers of workers, besides 0."""
     return Table(
         name="program",
         title="Whole programs, from the start of Python to its exit: torch's DataLoader and ours",
         metrics=METRICS,
-        contenders=tuple(map(_contender, all_plans((0, *counts)))),
+        contenders=tuple(
+            Contender(
+                plan.name,
+                run_program,
+                plan.ordinary.needs,
+                {"plan": plan},
+                smoke=plan.name == "light, 0 workers, 1 epoch: rows",
+                is_usual=plan.is_usual,
+            )
+            for plan in all_plans((0, *counts))
+        ),
         prepare=_prepare,
         measure=measure,
         conclude=conclude,
-        passes=4.0,
-        start_seconds=7.0,  # of two programs
+        seconds=(4.0, 7.0),  # of two programs
         is_strict=True,
         workers=_WORKERS,
         with_workers=_table,
     )
 
 
-TABLES = {"program": _table()}
+TABLES = (_table(),)

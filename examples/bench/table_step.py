@@ -12,7 +12,6 @@ over all without. The 99th percentile of fewer than 100 steps is the longest of 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from functools import partial
@@ -23,15 +22,15 @@ from spdl_torch.measuring.quantiles import quantile
 
 from . import images, table_photographs, table_tiny
 from .image_peers import spdl_decoding
-from .loaders import Work, ours, spdl_batches, spdl_subprocess, torch_loader
-from .report import Goal, Metric
+from .loaders import Work, nothing, ours, spdl_batches, torch_loader
+from .report import Goal, cost
 from .tables import Contender, Table
 from .trainers import make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
@@ -39,32 +38,30 @@ _BATCH["transformer", "cuda"] = 64
 _TRAINED_PIXELS = 64
 """The size of pictures on a CPU, which would take a second to train on a batch of whole ones."""
 METRICS = (
-    Metric(key="step_ratio", heading="step / headspace", digits=3, higher_is_better=False),
-    Metric(key="step_p50_ratio", heading="p50 / idle", digits=3, higher_is_better=False),
-    Metric(key="step_p99_ratio", heading="p99 / idle", digits=3, higher_is_better=False),
-    Metric(key="step_ms", heading="step, ms", digits=1, higher_is_better=False),
-    Metric(key="headspace_ms", heading="headspace, ms", digits=1, higher_is_better=False),
-    Metric(key="wait_ratio", heading="waiting for data, %", digits=1, higher_is_better=False),
-    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
+    cost("step_ratio", "step / headspace", 3),
+    cost("step_p50_ratio", "p50 / idle", 3),
+    cost("step_p99_ratio", "p99 / idle", 3),
+    cost("step_ms", "step, ms", 1),
+    cost("headspace_ms", "headspace, ms", 1),
+    cost("wait_ratio", "waiting for data, %", 1),
+    cost("peak_mib", "peak MiB"),
 )
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with images.photographs_for_all(options) as found:
-        yield {
-            **found,
-            "crop": True,
-            "device": device,
-            "pairs": 2 if options.smoke else max(2, round(2 * options.seconds)),
-            "steps": 2 if options.smoke else {"cpu": 5, "cuda": 40}[device],
-            # The trainer has the other one of two cores.
-            "num_workers": 1 if device == "cpu" else options.num_workers,
-            "smoke": options.smoke,
-        }
+    found = {
+        **images.photographs_for_all(options, folder),
+        "crop": True,
+        "device": device,
+        "pairs": 2 if options.smoke else max(2, round(2 * options.seconds)),
+        "steps": 2 if options.smoke else {"cpu": 5, "cuda": 40}[device],
+        "smoke": options.smoke,
+    }
+    # The trainer has the other one of two cores.
+    return {**found, "num_workers": 1} if device == "cpu" else found
 
 
 def _work(settings: dict[str, Any], num_batches: int, model: str, data: str) -> Work:
@@ -82,14 +79,13 @@ def _work(settings: dict[str, Any], num_batches: int, model: str, data: str) -> 
     )
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure pairs of blocks, every other pair the other way round, so that a drift cancels."""
     import torch
 
     torch.set_num_threads(1)
     model, device = contender.arguments["model"], settings["device"]
     pairs, steps = settings["pairs"], settings["steps"]
-    reporter.phase("training", pairs)
     train = _on_small(make_trainer(model, device), device)
     work = _work(settings, pairs * steps + _WARM_STEPS, **contender.arguments)
     loaded_batch = work.load_group(list(range(work.batch_size)))
@@ -105,7 +101,7 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
     for number in range(pairs):
         block: dict[bool, float] = {}
         for with_loader in (False, True) if number % 2 == 0 else (True, False):
-            idle = not with_loader or contender.run is cached_batches
+            idle = not with_loader or contender.run is nothing
             source = itertools.repeat(cached) if idle else batches
             found = _block(train, cached, source, steps, clock)
             block[with_loader] = found.seconds / steps
@@ -113,7 +109,6 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
             if with_loader:
                 waits.append(found.waited / found.seconds)
         blocks.append(block)
-        reporter.done(number + 1)
     return {
         "step_ratio": median(block[True] / block[False] for block in blocks),
         "step_p50_ratio": quantile(singles[True], 0.5) / quantile(singles[False], 0.5),
@@ -125,11 +120,6 @@ def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) 
 
 
 _WARM_STEPS = 3
-
-
-def cached_batches(work: Work) -> Callable[[], Iterator[Any]]:
-    """No loader at all: how far its ratio is from 1 is the noise."""
-    return lambda: iter(())
 
 
 class Block(NamedTuple):
@@ -226,42 +216,35 @@ def _run_of(contender: Contender, settings: dict[str, Any]) -> Callable[..., Any
 
 def _contenders(model: str) -> Iterator[Contender]:
     photographs = model == "resnet18"
-    spdl: Callable[..., Any] = spdl_decoding if photographs else spdl_batches
-    spdl_child: Callable[..., Any] = (
-        partial(spdl_decoding, subprocess=True) if photographs else spdl_subprocess
-    )
-    for name, run, data, needs in (
-        ("cached batches", cached_batches, "folder", ()),
-        ("ours, threads", ours, "folder", ()),
-        ("ours, process", partial(ours, isolation="process"), "folder", ()),
-        ("torch", torch_loader, "torchvision", ()),
-        ("SPDL", spdl, "pillow", ("spdl",)),
-        ("SPDL, subprocess", spdl_child, "pillow", ("spdl",)),
+    for name, run, data, *needs in (
+        ("cached batches", nothing, "folder"),
+        ("ours, threads", ours, "folder"),
+        ("ours, process", partial(ours, isolation="process"), "folder"),
+        ("torch", torch_loader, "torchvision"),
+        ("SPDL", spdl_decoding if photographs else spdl_batches, "pillow", "spdl"),
     ):
         yield Contender(
-            name=f"{model}: {name}",
-            run=run,
-            needs=needs,
-            decodes_with_spdl=photographs and bool(needs),
-            arguments={"model": model, "data": data},
+            f"{model}: {name}",
+            run,
+            tuple(needs),
+            {"model": model, "data": data},
             smoke=photographs and name == "ours, threads",
+            decodes_with_spdl=photographs and bool(needs),
         )
 
 
-def _goals(model: str) -> tuple[Goal, ...]:
-    goal = partial(Goal, metric="step_ratio", row=f"{model}: ours, threads")
-    return (
-        goal(at_most=1.05),
-        goal(metric="step_p50_ratio", at_most=1.03),
-        goal(metric="step_p99_ratio", at_most=1.10),
-        goal(row=f"{model}: ours, process", at_most=1.02),
-        goal(over=f"{model}: torch", at_most=1.0),
-        goal(over=f"{model}: SPDL"),
-    )
+def _goals(model: str) -> Iterator[Goal]:
+    row = f"{model}: ours, threads"
+    yield Goal("step_ratio", row, at_most=1.05)
+    yield Goal("step_p50_ratio", row, at_most=1.03)
+    yield Goal("step_p99_ratio", row, at_most=1.10)
+    yield Goal("step_ratio", f"{model}: ours, process", at_most=1.02)
+    yield Goal("step_ratio", row, f"{model}: torch", at_most=1.0)
+    yield Goal("step_ratio", row, f"{model}: SPDL")
 
 
-TABLES = {
-    "step": Table(
+TABLES = (
+    Table(
         name="step",
         title="The training step beside a loader that is not the bottleneck",
         metrics=METRICS,
@@ -269,5 +252,5 @@ TABLES = {
         prepare=_prepare,
         measure=measure,
         goals=(*_goals("resnet18"), *_goals("transformer")),
-    )
-}
+    ),
+)

@@ -10,19 +10,18 @@ which ours reads the rows of a batch at once. ``tabular``: from a user's class,
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .loaders import Work, loader_contenders
+from .loaders import Work, bare_threads, ours, spdl_batches, spdl_items, torch_loader
 from .loading import measure_loader, samples_of
-from .report import Goal
-from .tables import TINY_METRICS, Contender, Table
+from .report import Goal, cost
+from .tables import LOADER_METRICS, Contender, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 _BATCHES = {"tabular": 256, "tensors": 256, "scaled": 256, "tokens": 64}
@@ -98,12 +97,8 @@ def _rows_of(batch: Sequence[Any]) -> int:
     return len(batch[0])
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    yield {
-        "num_workers": options.num_workers,
-        **{kind: samples_of(options, rate, _BATCHES[kind]) for kind, rate in _PER_SECOND.items()},
-    }
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    return {kind: samples_of(options, rate, _BATCHES[kind]) for kind, rate in _PER_SECOND.items()}
 
 
 def make_work(settings: dict[str, Any], num_samples: int, kind: str) -> Work:
@@ -125,50 +120,57 @@ def make_work(settings: dict[str, Any], num_samples: int, kind: str) -> Work:
     )
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one pass over the samples of the contender's kind."""
     kind = contender.arguments["kind"]
     batch, count = _BATCHES[kind], settings[kind]
     if contender.name.endswith("items"):
         count = max(4, count // _SLOW // batch) * batch
     one = {**settings, "num_samples": count, "batch_size": batch}
-    return measure_loader(contender, one, reporter, make_work)
+    return measure_loader(contender, one, make_work)
 
 
-_goal = partial(Goal, metric="per_second")
+def _contenders(kind: str) -> Iterator[Contender]:
+    for name, run, *needs in (
+        ("ours", ours),
+        ("ours, 0 workers", partial(ours, num_workers=0)),
+        ("ours, threads", partial(ours, isolation="thread")),
+        ("ours, process", partial(ours, isolation="process")),
+        ("torch, forked", torch_loader),
+        ("torch, 0 workers", partial(torch_loader, num_workers=0)),
+        ("SPDL, items", spdl_items, "spdl"),
+        ("SPDL, batches", spdl_batches, "spdl"),
+        ("bare threads", bare_threads),
+    ):
+        smoke = name == "ours" or (kind, name) == ("tabular", "torch, forked")
+        yield Contender(f"{kind}: {name}", run, tuple(needs), {"kind": kind}, smoke)
 
 
-def _over_torch(kind: str, *, inline: float, workers: float | None = None) -> tuple[Goal, ...]:
-    """Return the goals of ours over torch's loader with as many workers, 0 and those asked for."""
-    return (
-        _goal(row=f"{kind}: ours, 0 workers", over=f"{kind}: torch, 0 workers", at_least=inline),
-        _goal(row=f"{kind}: ours", over=f"{kind}: torch, forked", at_least=workers),
-    )
+def _goals(kind: str, inline: float, workers: float | None = None) -> Iterator[Goal]:
+    """Yield those over torch's loader with as many workers, 0 and those asked for, and SPDL."""
+    goal = partial(Goal, "per_second")
+    yield goal(f"{kind}: ours, 0 workers", f"{kind}: torch, 0 workers", at_least=inline)
+    yield goal(f"{kind}: ours", f"{kind}: torch, forked", at_least=workers)
+    yield goal(f"{kind}: ours", f"{kind}: SPDL, items")
+    yield goal(f"{kind}: ours", f"{kind}: SPDL, batches")
 
 
-TABLES = {
-    "tiny": Table(
+TABLES = (
+    Table(
         name="tiny",
         title="64 floats and a label (batches of 256); texts of 16 to 256 tokens (of 64)",
-        metrics=TINY_METRICS,
-        contenders=(
-            *loader_contenders("tabular: ", kind="tabular"),
-            *loader_contenders("tensors: ", smoke=False, kind="tensors"),
-            *loader_contenders("scaled: ", smoke=False, kind="scaled"),
-            *loader_contenders("tokens: ", smoke=False, kind="tokens"),
+        metrics=tuple(
+            cost("cpu_us", "CPU µs/sample", 1) if metric.key == "cpu_ms" else metric
+            for metric in LOADER_METRICS
         ),
+        contenders=tuple(one for kind in _BATCHES for one in _contenders(kind)),
         prepare=_prepare,
         measure=measure,
         goals=(
-            *_over_torch("tensors", inline=2, workers=4),
-            *_over_torch("tabular", inline=0.97, workers=1.2),
-            *_over_torch("scaled", inline=0.97, workers=1.2),
-            *_over_torch("tokens", inline=0.97),
-            *(
-                _goal(row=f"{kind}: ours", over=f"{kind}: SPDL, {tasks}")
-                for kind in _BATCHES
-                for tasks in ("items", "batches")
-            ),
+            *_goals("tensors", inline=2, workers=4),
+            *_goals("tabular", inline=0.97, workers=1.2),
+            *_goals("scaled", inline=0.97, workers=1.2),
+            *_goals("tokens", inline=0.97),
         ),
-    )
-}
+    ),
+)

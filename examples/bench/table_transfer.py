@@ -5,12 +5,11 @@ again and again, and a short kernel reads each copy. None is started before the 
 the device has nothing left to do when it stops. ``pinned copy`` copies from one pinned buffer to
 one on the device, on a stream of its own, and nothing reads it: what the link can do.
 
-What loading costs a training run on the GPU is measured by ``check-gpu`` and by ``step``.
+What loading costs a training run on the GPU is measured by ``step``.
 """
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +17,18 @@ from .report import Goal, Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
-    from .reporter import Reporter
     from .tables import BenchOptions
 
 BATCH = 256
 PIXELS = 224
 _BATCHES_A_SECOND = 100
 """Copies for each of ``--seconds``: about what a loop without pinned memory makes."""
-METRICS = (Metric(key="gigabytes_per_second", heading="GB/s", digits=2),)
 _LINK = "pinned copy"
 
 
-@contextlib.contextmanager
-def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
+def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
@@ -40,19 +36,18 @@ def _prepare(options: BenchOptions) -> Iterator[dict[str, Any]]:
             "transfer measures copies to a GPU, and torch finds no CUDA device here "
             "(torch.cuda.is_available() is False)."
         )
-    yield {
+    return {
         "device": torch.cuda.get_device_name(),
         "batches": 4 if options.smoke else max(30, round(_BATCHES_A_SECOND * options.seconds)),
         "batch_size": 8 if options.smoke else BATCH,
     }
 
 
-def measure(contender: Contender, settings: dict[str, Any], reporter: Reporter) -> dict[str, float]:
+def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one way, or the link alone."""
     from .device_copies import make_batch  # imports torch, which the parent does not need
 
     batch, num_batches = make_batch(settings["batch_size"], PIXELS), settings["batches"]
-    reporter.phase("measuring", 1)
     seconds = contender.run(batch, num_batches)
     num_bytes = sum(tensor.nbytes for tensor in batch.values())
     return {"gigabytes_per_second": num_batches * num_bytes / seconds / 1e9}
@@ -70,17 +65,17 @@ def _way(name: str, *needs: str) -> Contender:
 
         return seconds_of(WAYS[name], batch, num_batches)
 
-    return Contender(name=name, run=run, needs=needs, smoke=not needs)
+    return Contender(name, run, needs, smoke=not needs)
 
 
-_goal = partial(Goal, metric="gigabytes_per_second", row="ours")
-TABLES = {
-    "transfer": Table(
+_goal = partial(Goal, "gigabytes_per_second")
+TABLES = (
+    Table(
         name="transfer",
         title=f"Batches of {BATCH} pictures to the GPU",
-        metrics=METRICS,
+        metrics=(Metric("gigabytes_per_second", "GB/s", 2),),
         contenders=(
-            Contender(name=_LINK, run=_link, smoke=True),
+            Contender(_LINK, _link, smoke=True),
             _way("ours, pinned"),
             _way("ours"),
             _way("SPDL", "spdl"),
@@ -91,11 +86,11 @@ TABLES = {
         measure=measure,
         peer=_LINK,
         goals=(
-            _goal(row="ours, pinned", over=_LINK, at_least=0.95),
-            _goal(over=_LINK),
-            _goal(over="SPDL"),
-            _goal(over="pin and copy"),
-            _goal(over="plain"),
+            _goal("ours, pinned", _LINK, at_least=0.95),
+            _goal("ours", _LINK),
+            _goal("ours", "SPDL"),
+            _goal("ours", "pin and copy"),
+            _goal("ours", "plain"),
         ),
-    )
-}
+    ),
+)

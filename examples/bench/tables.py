@@ -6,11 +6,10 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .report import Goal, Metric
+from .report import Goal, Metric, cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
 TABLES = {
@@ -32,22 +31,13 @@ TABLES = {
 """Name of each table, and what is loaded; ``load_table`` imports its module."""
 
 LOADER_METRICS = (
-    Metric(key="per_second", heading="samples/s, steady"),
-    Metric(key="end_to_end", heading="samples/s, end to end"),
-    Metric(key="cpu_ms", heading="CPU ms/sample", digits=2, higher_is_better=False),
-    Metric(key="first_batch_ms", heading="first batch, ms", higher_is_better=False),
-    Metric(key="peak_mib", heading="peak MiB", higher_is_better=False),
+    Metric("per_second", "samples/s, steady"),
+    Metric("end_to_end", "samples/s, end to end"),
+    cost("cpu_ms", "CPU ms/sample", 2),
+    cost("first_batch_ms", "first batch, ms"),
+    cost("peak_mib", "peak MiB"),
 )
 """The columns of tables whose contenders are loaders. CPU and memory are the process tree's."""
-
-
-TINY_METRICS = tuple(
-    Metric(key="cpu_us", heading="CPU µs/sample", digits=1, higher_is_better=False)
-    if metric.key == "cpu_ms"
-    else metric
-    for metric in LOADER_METRICS
-)
-"""The same for samples that cost microseconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,38 +45,28 @@ class BenchOptions:
     """The command line."""
 
     table: str
-    rounds: int = 5
+    rounds: int | None = None
+    """None = 5, or 1 with ``smoke``."""
     seconds: float = 2.0
     """About how long a pass of torch's DataLoader takes on two cores; sets everyone's samples."""
-    num_workers: int = 2
-    more_workers: tuple[int, ...] = ()
-    """Further numbers of workers, for tables that take several."""
+    workers: tuple[int, ...] = ()
+    """Empty = the table's."""
     data: Path | None = None
     only: tuple[str, ...] = ()
     """Names of contenders, or prefixes of several; empty = all."""
-    goals_only: bool = False
+    goals: bool = False
     """Only contenders that a goal compares."""
     full: bool = False
     """Whether to run the sizes that take long, too."""
     smoke: bool = False
     peer: str | None = None
     """The contender that the others are compared with; None = the table's own choice."""
-    limit_seconds: float = 120.0
-    """The limit of one measurement; one that takes longer has failed."""
+    limit: float = 120.0
+    """The seconds of one measurement; one that takes longer has failed."""
     json: Path | None = None
-    picture: Path | None = None
-
-    @property
-    def wants_spdl(self) -> bool:
-        """Whether it is worth the second that looking for SPDL's decoder takes."""
-        return not self.smoke or any("SPDL" in name for name in self.only)
 
 
-class Refused(Exception):
-    """Raised by a contender that this installation cannot run: not a failure."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Contender:
     """One thing that is measured, in a process of its own."""
 
@@ -95,13 +75,13 @@ class Contender:
     """Called by the table's ``measure``, in its own way."""
     needs: tuple[str, ...] = ()
     """Modules of peers."""
-    decodes_with_spdl: bool = False
-    """Whether SPDL's own decoder must work."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     smoke: bool = False
     """Whether a smoke run measures it too."""
     is_usual: bool = True
     """Whether it is measured where neither ``--full`` nor ``--only`` asks for it."""
+    decodes_with_spdl: bool = False
+    """Whether SPDL's own decoder must work."""
 
 
 # What a table's contenders share: numbers, strings and paths, since they travel as JSON.
@@ -116,18 +96,16 @@ class Table:
     title: str
     metrics: tuple[Metric, ...]
     contenders: tuple[Contender, ...]
-    prepare: Callable[[BenchOptions], AbstractContextManager[Settings]]
-    """Makes or finds the data; cleans up when it is left."""
-    measure: Callable[..., Mapping[str, Any]]
-    """``measure(contender, settings, reporter)`` in the child; returns values by metric."""
+    prepare: Callable[[BenchOptions, Path], Settings]
+    """Makes or finds the data; the folder is removed at the end."""
+    measure: Callable[[Contender, Settings], Mapping[str, float]]
+    """In the child; returns values by metric."""
     peer: str | None = None
     goals: tuple[Goal, ...] = ()
     conclude: Callable[[Any], list[str]] | None = None
     """Makes remarks on the report, at the end."""
-    passes: float = 1.0
-    """Passes of ``--seconds`` that a measurement makes, for the estimate printed at the start."""
-    start_seconds: float = 4.0
-    """The time until a process measures anything: torch's import, and an uncounted first pass."""
+    seconds: tuple[float, float] = (1.0, 4.0)
+    """What a measurement takes: passes of ``--seconds``, and the time before it measures."""
     is_strict: bool = False
     """Whether a row that fails makes the exit status 1: here a row is also a check."""
     workers: tuple[int, ...] = (2,)
@@ -141,12 +119,9 @@ class Table:
 
 
 def load_table(name: str) -> Table:
-    """Return the table of that name.
-
-    Raises: ValueError: there is none.
-    """
+    """Return the table of that name. Raises: ValueError: there is none."""
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
     module = {"crop": "photographs"}.get(name, name.replace("-", "_"))
-    tables: dict[str, Table] = importlib.import_module(f"{__package__}.table_{module}").TABLES
-    return tables[name]
+    tables: tuple[Table, ...] = importlib.import_module(f"{__package__}.table_{module}").TABLES
+    return next(table for table in tables if table.name == name)

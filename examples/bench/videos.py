@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .peers import imported, spdl_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .tables import BenchOptions
 
 PIXELS = 224
@@ -57,20 +53,24 @@ def clips_of(folder: str, num_clips: int) -> list[Request]:
     return requests
 
 
-def our_clip(request: Request, resize: Any = "swscale") -> Any:
+def our_clip(request: Request) -> Any:
     """Return the clip by one call of ours."""
     from spdl_torch.io import load_clip
 
-    clip = load_clip(
-        request.path, lambda info: request.moments, width=PIXELS, height=PIXELS, resize=resize
-    )
-    return clip.frames
+    return load_clip(
+        request.path,
+        lambda info: request.moments,
+        width=PIXELS,
+        height=PIXELS,
+        resize="swscale",
+    ).frames
 
 
-def sampled(request: Request, io: Any) -> Any:
-    """Return the clip by SPDL's calls, on either package: a window's frames by their numbers."""
+def spdl_clip(request: Request) -> Any:
+    """Return the clip by SPDL: a window's frames by their numbers; others are not decoded."""
     import numpy as np
 
+    io = imported("spdl.io")
     # From before the first wanted frame to after the last.
     window = request.times[0] - 1e-3, request.times[-1] + 1e-3
     packets = io.demux_video(request.path, timestamp=window)
@@ -81,11 +81,6 @@ def sampled(request: Request, io: Any) -> Any:
     )
     frames = io.sample_decode_video(packets, indices.tolist(), filter_desc=scale)
     return io.to_torch(io.convert_frames(frames))
-
-
-def spdl_sampled(request: Request) -> Any:
-    """Return the clip by SPDL, which decodes the frames that are wanted."""
-    return sampled(request, imported("spdl.io"))
 
 
 def torchcodec_clip(request: Request, mode: str) -> Any:
@@ -133,32 +128,19 @@ def paths_in(folder: Path | str) -> list[str]:
     return list(map(str, found))
 
 
-@contextlib.contextmanager
-def videos(folder: Path | None, seconds: int = 10) -> Iterator[Path]:
-    """Yield the user's folder of videos, or one video of our own of that length; read once, to
-    cache them."""
-    with contextlib.ExitStack() as stack:
-        if folder is None:
-            from spdl_torch.measuring.videos import write_video
+def videos(options: BenchOptions, folder: Path) -> dict[str, Any]:
+    """Return as settings the user's folder of videos, or a video of our own in ``folder``, read
+    once, to cache them; with what SPDL's decoder needs set up."""
+    if options.data is None:
+        from spdl_torch.measuring.videos import write_video
 
-            temporary = tempfile.TemporaryDirectory(prefix="spdl-torch-bench-")
-            folder = Path(stack.enter_context(temporary))
-            write_video(folder / "moving.mp4", seconds=seconds)
-        for path in paths_in(folder):
-            Path(path).read_bytes()
-        yield folder
-
-
-@contextlib.contextmanager
-def videos_for_all(options: BenchOptions) -> Iterator[dict[str, Any]]:
-    """Yield the same as settings, with what SPDL's decoder needs set up; short with ``--smoke``."""
-    with (
-        spdl_decoder(options.wants_spdl) as no_spdl,
-        videos(options.data, 3 if options.smoke else 10) as folder,
-    ):
-        yield {
-            "folder": str(folder),
-            "files": len(paths_in(folder)),
-            "no_spdl_decoder": no_spdl,
-            "num_workers": options.num_workers,
-        }
+        write_video(folder / "moving.mp4", seconds=3 if options.smoke else 10)
+    paths = paths_in(options.data or folder)
+    for path in paths:
+        Path(path).read_bytes()
+    wanted = not options.smoke or any("SPDL" in name for name in options.only)
+    return {
+        "folder": str(options.data or folder),
+        "files": len(paths),
+        "no_spdl_decoder": spdl_decoder(folder) if wanted else None,
+    }

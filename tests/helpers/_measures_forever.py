@@ -1,9 +1,9 @@
-"""A measuring process with a worker of its own, which never answers: ``answers_of`` runs it."""
+"""A measuring process with a worker of its own, which never answers: ``run_child`` runs it."""
 
 import subprocess
 import sys
 
-from bench.reporter import end_with_the_parent
+from bench.child import end_with_the_parent
 
 if __name__ == "__main__":
     end_with_the_parent()

@@ -9,17 +9,19 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 from _datasets import Indices
-from _folders import ROOT
+from _folders import HELPERS, ROOT
+from _gates import until
 from _measures_here import measure_here
+from bench import memory
 from bench.arguments import main
-from bench.command import choose, duration, run_bench, time_left
+from bench.command import choose, run_bench
 from bench.loaders import (
     Work,
     bare_threads,
     grain_threads,
-    nodes,
     ours,
     spdl_batches,
     spdl_items,
@@ -33,7 +35,6 @@ from spdl_torch.measuring.videos import write_video
 
 BENCH = ROOT / "examples" / "bench"
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
-PNG = b"\x89PNG"
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -43,7 +44,6 @@ LOADERS = {
     "ours": (ours, None),
     "torch": (torch_loader, None),
     "bare threads": (bare_threads, None),
-    "nodes": (nodes, "torchdata"),
     "SPDL, items": (spdl_items, "spdl"),
     "SPDL, batches": (spdl_batches, "spdl"),
     "Grain": (grain_threads, "grain"),
@@ -104,7 +104,7 @@ def videos(tmp_path_factory):
     ],
 )
 def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
-    """Every table runs to its end: ours is measured, JSON and picture are written."""
+    """Every table runs to its end: ours is measured, JSON is written."""
     data = videos if table == "clips" else photographs
     options = BenchOptions(
         table=table,
@@ -112,7 +112,6 @@ def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
         smoke=True,
         data=data,
         json=tmp_path / "figures.json",
-        picture=tmp_path / "picture.png",
     )
     status, printed, progress = bench(options, run=measure_here)
     figures = json.loads(options.json.read_text())
@@ -126,7 +125,6 @@ def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
             assert len(summary["values"]) == 1
     if table not in ("ordinary", "program"):
         assert any("ours" in row for row in figures["rows"])
-    assert options.picture.read_bytes().startswith(PNG)
 
 
 def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
@@ -182,7 +180,6 @@ def test_goal_names_rows_that_there_are():
         (["photos"], "there is no table 'photos'; there are photographs, crop"),
         (["tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
         (["engine", "--json", "no/x.json"], "no/x.json: there is no folder no."),
-        (["engine", "--picture", "x.txt"], "--picture must end with .png, .svg or .pdf"),
         (["engine", "--workers", "2", "4"], "engine takes one number of workers, got 2 4"),
         (["ordinary", "--workers", "2", "2"], "--workers must be different numbers"),
         (["clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
@@ -221,12 +218,15 @@ def test_interrupt_ends_with_what_there_is(tmp_path, signum):
     assert len(json.loads(figures.read_text())["rows"]["ours"]["three_stages_us"]["values"]) == 1
 
 
-def test_time_left_follows_from_the_parts_that_are_done():
-    """Nothing is said before the first is done."""
-    assert time_left(2, 6, 30.0) == ", about 60 s left"
-    assert time_left(0, 6, 1.0) == ""
-    assert [duration(s) for s in (0.1, 43, 89, 91, 148, 569, 4000, 40000)] == [
-        *("5 s", "45 s", "90 s", "1.5 min", "2.5 min", "9.5 min", "67 min", "11 h"),
-    ]
-    shown = [float(duration(s).removesuffix(" min")) for s in range(90, 570)]
-    assert all(abs(60 * n / s - 1) < 0.17 for n, s in zip(shown, range(90, 570), strict=True))
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_measuring_process_ends_with_the_program(signum):
+    """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
+    imports = "from pathlib import Path; from bench.child_process import run_child"
+    code = f"{imports}; run_child(Path({str(HELPERS / '_measures_forever.py')!r}), '', 60)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
+        until(lambda: len(memory.tree_pids(program.pid)) == 3)
+        family = memory.tree_pids(program.pid)
+        program.send_signal(signum)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in family))

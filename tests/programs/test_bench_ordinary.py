@@ -62,17 +62,17 @@ def test_wrong_batches_fail_the_table(monkeypatch):
     assert any(line.startswith("rows, (x[i]") for line in printed.splitlines())
 
 
-def smoke(*only, **more):
+def smoke(*only, workers=(2,)):
     """Exit status, and what a short run printed."""
     out = io.StringIO()
-    options = BenchOptions(table="ordinary", rounds=1, smoke=True, only=only, **more)
+    options = BenchOptions(table="ordinary", rounds=1, smoke=True, only=only, workers=workers)
     status = run_bench(options, out, io.StringIO(), run=measure_here)
     return status, out.getvalue()
 
 
 def test_both_loaders_are_measured_with_and_without_workers():
     """A row, and the mean below it."""
-    status, printed = smoke("rows, arithmetic", more_workers=(1,))
+    status, printed = smoke("rows, arithmetic", workers=(2, 1))
     names = [line.split("  ")[0] for line in printed.splitlines()]
     assert status == 0
     assert "LOSS" not in printed, "a short run judges nothing"

@@ -1,12 +1,10 @@
 """``python examples/bench program``: the programs, what they see, what counts as a loss."""
 
-from dataclasses import asdict
-
 import pytest
 from _loader_helpers import library
-from bench.program.fresh import run_program
 from bench.program.plans import DATASETS, ProgramPlan
-from bench.program.train import Settings, train
+from bench.program.train import train
+from bench.table_program import run_program
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +20,13 @@ def plan_of(dataset="rows", **more):
     )
 
 
-def settings_of(plan, folder, num_samples=None):
-    """What the program is told, with the fewest samples."""
-    fields = asdict(plan)
-    del fields["dataset"]
-    count = plan.num_samples(1e-3) if num_samples is None else num_samples
-    return Settings(ordinary=plan.ordinary.name, folder=str(folder), num_samples=count, **fields)
-
-
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_program_trains_on_every_dataset(dataset, folder):
     """Whatever its batches look like."""
     plan = plan_of(dataset, num_epochs=3)
     for needed in plan.ordinary.needs:
         library(needed)
-    said = train("spdl_torch", settings_of(plan, folder, 2 * plan.ordinary.batch_size))
+    said = train("spdl_torch", plan, folder, 2 * plan.ordinary.batch_size)
     assert set(said) == {"import_ms", "first_batch_ms"}
     assert said["first_batch_ms"] > 0
 
@@ -44,9 +34,9 @@ def test_program_trains_on_every_dataset(dataset, folder):
 def test_missing_samples_are_an_error(tmp_path):
     """A loader that leaves some out would seem to be faster."""
     plan = plan_of("iterable")
-    train("spdl_torch", settings_of(plan, tmp_path, 64))
+    train("spdl_torch", plan, tmp_path, 64)
     with pytest.raises(RuntimeError, match="the loader gave 64 samples, not 128"):
-        train("spdl_torch", settings_of(plan, tmp_path, 128))
+        train("spdl_torch", plan, tmp_path, 128)
 
 
 def test_program_that_fails_says_why(tmp_path):

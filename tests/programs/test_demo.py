@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
-from _folders import HELPERS, ROOT
-from _gates import until
 from bench import memory
-from bench.child_process import answers_of
 from bench.cpu_time import OtherPrograms
 from PIL import Image
 
@@ -317,42 +313,6 @@ def test_a_failing_run_shows_the_cause(tmp_path):
     assert done.returncode == 1
     assert "spdl-torch demo: 1/3: photographs, torch DataLoader: the process ended" in done.stderr
     assert "broken.jpg" in done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_every_answer_has_a_peak_however_soon_it_comes(tmp_path, monkeypatch):
-    """Memory is looked at as soon as an answer is there: the next one has a figure, too."""
-    path = os.pathsep.join([str(HELPERS), *sys.path])
-    monkeypatch.setenv("PYTHONPATH", path)
-    go_on = tmp_path / "go on"
-    os.mkfifo(go_on)
-
-    def on_line(line):
-        if line["done"]:
-            go_on.write_bytes(b"")
-
-    answers = answers_of("_answers_twice", str(go_on), on_line)
-    found = [(answer["number"], peak) for answer, peak in answers]
-    assert [number for number, _ in found] == [1, 2]
-    assert found[1][1] > 2**20
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_measuring_process_ends_with_the_program(signum):
-    """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
-    module = "_measures_forever"
-    imports = "from bench.child_process import answers_of"
-    code = f"{imports}; next(answers_of({module!r}, '', print))"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HELPERS), str(ROOT / "examples")]),
-    }
-    with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
-        until(lambda: len(memory.tree_pids(program.pid)) == 3)
-        family = memory.tree_pids(program.pid)
-        program.send_signal(signum)
-    until(lambda: not any(psutil.pid_exists(pid) for pid in family))
 
 
 @pytest.mark.cuda

@@ -1,13 +1,26 @@
-"""Data on disk, written once, by the first dataset that needs it."""
+"""What the datasets share: data on disk, written once, and samples that come again and again."""
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+class Repeated(Dataset[Any]):
+    """``count`` samples, out of fewer in ``source``."""
+
+    def __init__(self, source: Any, count: int) -> None:
+        self.source = source
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
 
 
 def written(path: Path, write: Callable[[Path], object]) -> Path:
@@ -23,3 +36,14 @@ def written(path: Path, write: Callable[[Path], object]) -> Path:
         write(part)
         part.rename(path)
     return path
+
+
+def files_in(path: Path, count: int, write: Callable[[Path, int], object]) -> list[Path]:
+    """Return ``count`` files of a folder; ``write(file, number)`` makes them if it is not there."""
+
+    def write_all(root: Path) -> None:
+        root.mkdir()
+        for number in range(count):
+            write(root / f"{number:05}", number)
+
+    return sorted(written(path, write_all).iterdir())

@@ -19,7 +19,6 @@ from ..passes import measure_pass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ..reporter import Reporter
     from .catalogue import Ordinary
 
 _AHEAD = 2
@@ -37,7 +36,7 @@ class DifferentBatches(AssertionError):
     """Our batches are not those of torch's loader."""
 
 
-def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) -> dict[str, float]:
+def speeds(ordinary: Ordinary, settings: Mapping[str, Any]) -> dict[str, float]:
     """Measure one round of one dataset.
 
     The batches are compared in the first round, before anything is timed. Which loader comes
@@ -56,13 +55,11 @@ def speeds(ordinary: Ordinary, settings: Mapping[str, Any], reporter: Reporter) 
     make = partial(ordinary.arguments, Path(settings["folder"]), count)
     if settings["round"] == 0 and not ordinary.is_random:
         for number in workers:
-            reporter.phase(f"comparing batches, {number} workers", count)
             check_batches(make, number)
     names = ["torch", "ours"] if settings["round"] % 2 == 0 else ["ours", "torch"]
     figures = {}
     for number in workers:
         for name in names:
-            reporter.phase(f"{name}, {number} workers", 2 * count)
             figures[f"{name}_{number}"] = _second_epoch(name, make(), number, count)
         figures[f"ratio_{number}"] = figures[f"ours_{number}"] / figures[f"torch_{number}"]
     return figures

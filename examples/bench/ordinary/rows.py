@@ -1,4 +1,5 @@
-"""Samples that cost microseconds to take: rows and windows in memory, tokens in a memory map."""
+"""Samples that cost microseconds to take: rows and windows in memory, tokens in a memory map; and
+graphs of different sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from .data import written
+from .data import Repeated, written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _COLUMNS = 64
@@ -26,7 +28,7 @@ def _floats(count: int, *shape: int) -> torch.Tensor:
 class IndexedRows(Dataset[Any]):
     """A row and its number."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self.x = _floats(count, _COLUMNS)
 
     def __len__(self) -> int:
@@ -39,7 +41,7 @@ class IndexedRows(Dataset[Any]):
 class ScaledRows(Dataset[Any]):
     """A row, normalised, and its label."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self.x = _floats(count, _COLUMNS)
         self.y = torch.arange(count) % 10
         self.mean, self.std = self.x.mean(dim=0), self.x.std(dim=0)
@@ -55,7 +57,7 @@ class ScaledRows(Dataset[Any]):
 class ArrayRows(Dataset[Any]):
     """A row of a numpy array, as tensors."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self.features = _floats(count, _COLUMNS).numpy().astype(np.float64)
         self.labels = np.arange(count) % 10
 
@@ -68,11 +70,20 @@ class ArrayRows(Dataset[Any]):
         return x, y
 
 
-class FrameRows(Dataset[Any]):
-    """A row of a data frame, its last column being the label."""
+def tensor_dataset(folder: Path, count: int) -> TensorDataset:
+    """Return torch's own."""
+    return TensorDataset(_floats(count, _COLUMNS), torch.arange(count) % 10)
 
-    def __init__(self, frame: Any) -> None:
-        self.frame = frame
+
+class FrameRows(Dataset[Any]):
+    """A row of a data frame of 16 columns, and one more, the label."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        import pandas
+
+        names = [f"c{number}" for number in range(16)]
+        self.frame: Any = pandas.DataFrame(_floats(count, 16).numpy(), columns=names)
+        self.frame["label"] = np.arange(count) % 10
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -87,7 +98,7 @@ class FrameRows(Dataset[Any]):
 class Windows(Dataset[Any]):
     """96 values of a time series, and the 24 that follow."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self.series = _floats(count + 119, 7)
         self.past, self.future = 96, 24
 
@@ -99,80 +110,59 @@ class Windows(Dataset[Any]):
         return self.series[index:end], self.series[end : end + self.future]
 
 
-class MappedTokens(Dataset[Any]):
-    """Blocks of tokens out of a memory map, and the same shifted by one."""
+class MappedTokens(Repeated):
+    """Blocks of 256 out of a million tokens in a memory map, and the same shifted by one."""
 
-    def __init__(self, path: Path, count: int) -> None:
-        self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
+    def __init__(self, folder: Path, count: int) -> None:
+        text = np.random.default_rng(0).integers(0, 50_257, _TOKENS, dtype=np.uint16)
+        path = written(folder / "tokens.bin", text.tofile)
+        super().__init__(np.memmap(path, dtype=np.uint16, mode="r"), count)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        start = index * 7919 % (len(self.tokens) - _BLOCK - 1)
-        x = torch.from_numpy(self.tokens[start : start + _BLOCK].astype(np.int64))
-        y = torch.from_numpy(self.tokens[start + 1 : start + 1 + _BLOCK].astype(np.int64))
+        start = index * 7919 % (len(self.source) - _BLOCK - 1)
+        x = torch.from_numpy(self.source[start : start + _BLOCK].astype(np.int64))
+        y = torch.from_numpy(self.source[start + 1 : start + 1 + _BLOCK].astype(np.int64))
         return x, y
 
 
-class BigTensors(Dataset[Any]):
+class BigTensors(Repeated):
     """float32 (3, 512, 512), 3 MB each."""
 
-    def __init__(self, count: int) -> None:
-        self.data = _floats(16, 3, 512, 512)
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(_floats(16, 3, 512, 512), count)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.data[index % len(self.data)], index
+        return self.source[index % len(self.source)], index
 
 
-def indexed(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset, shuffled."""
-    return {"dataset": IndexedRows(count), "shuffle": True}
+class Graphs(Dataset[Any]):
+    """Nodes with features, edges as pairs of numbers; 10 to 40 nodes."""
 
+    def __init__(self, folder: Path, count: int) -> None:
+        generator = np.random.default_rng(0)
+        self.sizes = generator.integers(10, 41, count).tolist()
+        self.features = torch.from_numpy(generator.random((40, 16), dtype=np.float32))
+        self.edges = torch.from_numpy(generator.integers(0, 1 << 30, (2, 160)))
 
-def scaled(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset, shuffled."""
-    return {"dataset": ScaledRows(count), "shuffle": True}
+    def __len__(self) -> int:
+        return len(self.sizes)
 
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        nodes = self.sizes[index]
+        edges = self.edges[:, : 4 * nodes] % nodes
+        degree = torch.bincount(edges[1], minlength=nodes).float()
+        x = torch.cat([self.features[:nodes], degree[:, None]], dim=1)
+        return {"x": x, "edge_index": edges, "y": torch.tensor(index % 2)}
 
-def from_numpy(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset, shuffled."""
-    return {"dataset": ArrayRows(count), "shuffle": True}
-
-
-def tensor_dataset(folder: Path, count: int) -> dict[str, Any]:
-    """Return torch's own, shuffled."""
-    dataset = TensorDataset(_floats(count, _COLUMNS), torch.arange(count) % 10)
-    return {"dataset": dataset, "shuffle": True}
-
-
-def pandas_rows(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset of 16 columns, shuffled."""
-    import pandas
-
-    values = _floats(count, 16).numpy()
-    frame = pandas.DataFrame(values, columns=[f"c{number}" for number in range(16)])
-    frame["label"] = np.arange(count) % 10
-    return {"dataset": FrameRows(frame), "shuffle": True}
-
-
-def windows(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset, shuffled."""
-    return {"dataset": Windows(count), "shuffle": True}
-
-
-def tokens(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset of blocks of 256 out of a million tokens."""
-    text = np.random.default_rng(0).integers(0, 50_257, _TOKENS, dtype=np.uint16)
-    path = written(folder / "tokens.bin", text.tofile)
-    return {"dataset": MappedTokens(path, count), "shuffle": True}
-
-
-def big_tensors(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset of large tensors, in order."""
-    return {"dataset": BigTensors(count)}
+    @staticmethod
+    def collate(graphs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the graphs of a batch as one, whose parts are not connected."""
+        nodes = [len(graph["x"]) for graph in graphs]
+        begins = np.cumsum([0, *nodes[:-1]]).tolist()
+        edges = [graph["edge_index"] + begin for graph, begin in zip(graphs, begins, strict=True)]
+        return {
+            "x": torch.cat([graph["x"] for graph in graphs]),
+            "edge_index": torch.cat(edges, dim=1),
+            "y": torch.stack([graph["y"] for graph in graphs]),
+            "batch": torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(nodes)),
+        }

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
-from .data import written
+from .data import Repeated, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,46 +34,48 @@ def _texts(count: int) -> list[str]:
     return texts
 
 
-class PythonText(Dataset[Any]):
-    """Split by a regular expression, looked up in a dictionary."""
+class PythonText(Repeated):
+    """Split by a regular expression, looked up in a dictionary, padded by the collate function."""
 
-    def __init__(self, texts: list[str], count: int) -> None:
-        self.texts = texts
-        self.count = count
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(_texts(count), count)
         self.pattern = re.compile(r"\w+|[^\w\s]")
-        words = sorted({word for text in texts for word in self.pattern.findall(text.lower())})
-        self.vocabulary = {word: number for number, word in enumerate(words, 2)}
-
-    def __len__(self) -> int:
-        return self.count
+        found = {word for text in self.source for word in self.pattern.findall(text.lower())}
+        self.vocabulary = {word: number for number, word in enumerate(sorted(found), 2)}
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        text = self.texts[index % len(self.texts)]
+        text = self.source[index % len(self.source)]
         words = self.pattern.findall(text.lower())
         return torch.tensor([self.vocabulary.get(word, 1) for word in words]), index % 2
 
+    @staticmethod
+    def collate(samples: Sequence[tuple[Any, int]]) -> tuple[Any, Any, Any]:
+        """Return texts padded with 0 to the longest of the batch, their lengths, and labels."""
+        texts = [text for text, _ in samples]
+        lengths = torch.tensor([len(text) for text in texts])
+        labels = torch.tensor([label for _, label in samples])
+        return pad_sequence(texts, batch_first=True, padding_value=0), lengths, labels
 
-def pad_batch(samples: Sequence[tuple[Any, int]]) -> tuple[Any, Any, Any]:
-    """Return texts padded with 0 to the longest of the batch, their lengths, and labels."""
-    texts = [text for text, _ in samples]
-    lengths = torch.tensor([len(text) for text in texts])
-    labels = torch.tensor([label for _, label in samples])
-    return pad_sequence(texts, batch_first=True, padding_value=0), lengths, labels
 
+class TokenizedText(Repeated):
+    """Texts encoded on access and padded to one length, as for fine-tuning language models, with
+    byte pairs learned from the texts themselves, on the spot."""
 
-class TokenizedText(Dataset[Any]):
-    """Texts encoded on access and padded to one length, as for fine-tuning language models."""
+    def __init__(self, folder: Path, count: int) -> None:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    def __init__(self, texts: list[str], tokenizer: Any, count: int) -> None:
-        self.texts = texts
-        self.tokenizer = tokenizer
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
+        super().__init__(_texts(count), count)
+        self.tokenizer: Any = Tokenizer(models.BPE(unk_token="[UNK]"))
+        self.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer = trainers.BpeTrainer(
+            vocab_size=2000, special_tokens=["[PAD]", "[UNK]"], show_progress=False
+        )
+        self.tokenizer.train_from_iterator(self.source, trainer)
+        self.tokenizer.enable_truncation(128)
+        self.tokenizer.enable_padding(length=128)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        encoded = self.tokenizer.encode(self.texts[index % len(self.texts)])
+        encoded = self.tokenizer.encode(self.source[index % len(self.source)])
         return {
             "input_ids": torch.tensor(encoded.ids),
             "attention_mask": torch.tensor(encoded.attention_mask),
@@ -81,27 +83,33 @@ class TokenizedText(Dataset[Any]):
         }
 
 
-class JSONLines(Dataset[Any]):
-    """Lines held in memory, parsed on access."""
+class JSONLines(Repeated):
+    """Lines of 32 numbers, held in memory, parsed on access."""
 
-    def __init__(self, path: Path, count: int) -> None:
-        self.lines = path.read_text().splitlines()
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
+    def __init__(self, folder: Path, count: int) -> None:
+        rows = np.random.default_rng(0).random((min(count, _TEXTS), 32)).round(6).tolist()
+        lines = [
+            json.dumps({"id": f"record-{number}", "features": row, "label": number % 10})
+            for number, row in enumerate(rows)
+        ]
+        super().__init__(lines, count)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record = json.loads(self.lines[index % len(self.lines)])
+        record = json.loads(self.source[index % len(self.source)])
         features = torch.tensor(record["features"])
         return {"id": record["id"], "features": features, "label": record["label"]}
 
 
 class Lines(IterableDataset[Any]):
-    """The lines of a file of numbers; each worker takes its share."""
+    """The lines of a file: 16 numbers and a label; each worker takes its share."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path, count: int) -> None:
+        def write(path: Path) -> None:
+            rows = np.random.default_rng(0).random((count, 16)).round(6).tolist()
+            lines = [",".join(map(str, [*row, number % 10])) for number, row in enumerate(rows)]
+            path.write_text("\n".join(lines) + "\n")
+
+        self.path = written(folder / "lines.csv", write)
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         info = get_worker_info()
@@ -112,44 +120,3 @@ class Lines(IterableDataset[Any]):
                     continue
                 *values, label = line.rstrip("\n").split(",")
                 yield torch.tensor([float(value) for value in values]), int(label)
-
-
-def python_text(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset, shuffled, padded by the collate function."""
-    return {"dataset": PythonText(_texts(count), count), "shuffle": True, "collate_fn": pad_batch}
-
-
-def rust_tokenizer(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset with byte pairs learned from the texts themselves, on the spot."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    texts = _texts(count)
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=["[PAD]", "[UNK]"], show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.enable_truncation(128)
-    tokenizer.enable_padding(length=128)
-    return {"dataset": TokenizedText(texts, tokenizer, count), "shuffle": True}
-
-
-def json_lines(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset of 32 numbers a line, shuffled."""
-    rows = np.random.default_rng(0).random((min(count, _TEXTS), 32)).round(6).tolist()
-    records = [
-        {"id": f"record-{number}", "features": row, "label": number % 10}
-        for number, row in enumerate(rows)
-    ]
-    text = "\n".join(map(json.dumps, records)) + "\n"
-    path = written(folder / "lines.jsonl", lambda path: path.write_text(text))
-    return {"dataset": JSONLines(path, count), "shuffle": True}
-
-
-def iterable_lines(folder: Path, count: int) -> dict[str, Any]:
-    """Return the dataset of 16 numbers and a label a line; an iterable has no shuffle."""
-    rows = np.random.default_rng(0).random((count, 16)).round(6).tolist()
-    lines = [",".join(map(str, [*row, number % 10])) for number, row in enumerate(rows)]
-    text = "\n".join(lines) + "\n"
-    return {"dataset": Lines(written(folder / "lines.csv", lambda path: path.write_text(text)))}

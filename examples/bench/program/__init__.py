@@ -1,6 +1,6 @@
 """Whole programs, for the table ``program``.
 
 ``train`` is the program: a training script as people write it, in which the loader's import is all
-that changes. ``fresh`` starts it in a process of its own and measures it from outside. ``plans``
-lists what is trained, and how; it imports nothing heavy, since the parent process reads it.
+that changes. ``plans`` lists what is trained, and how. Nothing else of ours is imported in the
+program, whose imports are measured.
 """

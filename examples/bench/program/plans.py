@@ -1,4 +1,4 @@
-"""A list of the programs: seven datasets, two networks, epochs, workers, kept or not."""
+"""The programs: seven datasets, two networks, epochs, workers, kept or not."""
 
 from __future__ import annotations
 

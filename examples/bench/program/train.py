@@ -1,7 +1,7 @@
 """The program: ``python examples/bench/program/train.py LOADER JSON`` trains a network and ends.
 
-LOADER is the module of ``DataLoader``, the import that users change. JSON has the fields of
-:class:`Settings`. It prints what it saw as JSON; how long it takes is measured from outside.
+LOADER is the module of ``DataLoader``, the import that users change. JSON has the arguments of
+``train``. It prints what it saw as JSON; how long it takes is measured from outside.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,11 @@ from torch.nn.functional import cross_entropy, pad
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from bench.ordinary.catalogue import ORDINARY
+from bench.program.plans import ProgramPlan
 
 _PIXELS = 32
 _FEATURES = 3 * _PIXELS * _PIXELS
 _CLASSES = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What is trained, and how."""
-
-    ordinary: str
-    """The dataset's name in the list of ordinary datasets."""
-    folder: str
-    num_samples: int
-    network: str
-    num_workers: int
-    num_epochs: int
-    is_persistent: bool
 
 
 class Features(nn.Module):
@@ -62,7 +47,9 @@ def make_network(name: str) -> nn.Module:
     return nn.Sequential(Features(), as_pictures, resnet18(num_classes=_CLASSES))
 
 
-def train(loader_module: str, settings: Settings) -> dict[str, float]:
+def train(
+    loader_module: str, plan: ProgramPlan, folder: Path, num_samples: int
+) -> dict[str, float]:
     """Train; return milliseconds of the loader's import and of the wait for the first batch.
 
     Raises: RuntimeError: an epoch has another number of samples than asked for.
@@ -72,16 +59,15 @@ def train(loader_module: str, settings: Settings) -> dict[str, float]:
     imported = time.perf_counter()
     torch.set_num_threads(1)  # more would spin on the cores that the workers need
     torch.manual_seed(0)
-    ordinary = next(one for one in ORDINARY if one.name == settings.ordinary)
     loader = loader_class(
-        **ordinary.arguments(Path(settings.folder), settings.num_samples),
-        num_workers=settings.num_workers,
-        persistent_workers=settings.is_persistent,
+        **plan.ordinary.arguments(folder, num_samples),
+        num_workers=plan.num_workers,
+        persistent_workers=plan.is_persistent,
     )
-    network = make_network(settings.network)
+    network = make_network(plan.network)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     first_batch: float | None = None
-    for _ in range(settings.num_epochs):
+    for _ in range(plan.num_epochs):
         count, asked = 0, time.perf_counter()
         for inputs, *_, labels in loader:
             if first_batch is None:
@@ -91,11 +77,13 @@ def train(loader_module: str, settings: Settings) -> dict[str, float]:
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
             optimizer.step()
             count += len(labels)
-        if count != settings.num_samples:
-            raise RuntimeError(f"the loader gave {count} samples, not {settings.num_samples}.")
+        if count != num_samples:
+            raise RuntimeError(f"the loader gave {count} samples, not {num_samples}.")
     assert first_batch is not None, "guaranteed by the number of samples"
     return {"import_ms": 1e3 * (imported - began), "first_batch_ms": 1e3 * first_batch}
 
 
 if __name__ == "__main__":
-    print(json.dumps(train(sys.argv[1], Settings(**json.loads(sys.argv[2])))))
+    job = json.loads(sys.argv[2])
+    plan, folder = ProgramPlan(**job["plan"]), Path(job["folder"])
+    print(json.dumps(train(sys.argv[1], plan, folder, job["num_samples"])))
