@@ -4,7 +4,7 @@ Shows: how a pipeline's figures get into SQLite while it runs (``recorders``), g
 among them (``recording_gc``), and how to read them. Every ``*.mp4`` below the folder, as in
 Kinetics-400's layout, is decoded whole, scaled to 128 x 128, by 10 threads.
 
-Prints: a line every few seconds (videos done, failed, a second), then for every stage its tasks,
+Prints: a line every few seconds (videos done, frames, a second), then for every stage its tasks,
 failures, average time and success rate, and for every queue its items, QPS, how long puts and gets
 waited and how often something was there. A first queue that is full and a last one that is empty
 mean that decoding is the bottleneck, as the report below them says in words.
@@ -23,21 +23,16 @@ import argparse
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from _k400 import write_videos
+from torch import Tensor
 
 import spdl_torch.io
 from spdl_torch import PipelineFailure
+from spdl_torch.measuring.videos import write_video
 from spdl_torch.observe import SQLiteStatsWriter, log_stats_summary, recorders, recording_gc
 from spdl_torch.pipeline import Pipeline, PipelineBuilder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 SIZE = 128
 PROGRESS_SECONDS = 5.0
@@ -53,28 +48,18 @@ def decode(path: Path) -> Tensor:
     return spdl_torch.io.to_torch(spdl_torch.io.convert_frames(frames)).permute(0, 3, 1, 2)
 
 
-def build_pipeline(
-    videos: Sequence[Path], writer: SQLiteStatsWriter, arguments: argparse.Namespace
-) -> Pipeline:
-    """Build a pipeline of one stage that sends its statistics and its queues' to the writer."""
-    return (
-        PipelineBuilder()
-        .add_source(videos)
-        .pipe(decode, concurrency=arguments.concurrency)
-        .add_sink()
-        .build(
-            max_failures=arguments.max_failures,
-            **recorders(writer.log, interval=arguments.log_interval),
-        )
-    )
-
-
-def run(videos: Sequence[Path], arguments: argparse.Namespace) -> int:
-    """Decode all videos; return the exit status."""
-    config = {"concurrency": arguments.concurrency, "videos": len(videos)}
+def run(videos: Sequence[Path], options: argparse.Namespace) -> int:
+    """Decode all videos by a pipeline that sends its statistics, and its queues', to a writer;
+    return the exit status."""
     status = 0
-    with SQLiteStatsWriter(arguments.db_path, config=config) as writer:
-        pipeline = build_pipeline(videos, writer, arguments)
+    config = {"concurrency": options.concurrency, "videos": len(videos)}
+    with SQLiteStatsWriter(options.db_path, config=config) as writer:
+        builder = PipelineBuilder().add_source(videos)
+        builder.pipe(decode, concurrency=options.concurrency).add_sink()
+        pipeline = builder.build(
+            max_failures=options.max_failures,
+            **recorders(writer.log, interval=options.log_interval),
+        )
         try:
             with recording_gc(writer.log), pipeline.auto_stop():
                 show_progress(pipeline, len(videos))
@@ -84,7 +69,7 @@ def run(videos: Sequence[Path], arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("interrupted; the figures so far:", file=sys.stderr)
             status = 130
-    log_stats_summary(arguments.db_path, write=print)
+    log_stats_summary(options.db_path, write=print)
     return status
 
 
@@ -92,29 +77,24 @@ def show_progress(pipeline: Pipeline, num_videos: int) -> None:
     """Take every video, and report the progress."""
     begun = reported = time.monotonic()
     num_frames = num_done = 0
+
+    def report(num_done: int) -> None:
+        seconds = time.monotonic() - begun
+        print(
+            f"{num_done} of {num_videos} videos, {num_frames} frames in {seconds:.1f} s: "
+            f"{num_done / seconds:.1f} videos/s, {num_frames / seconds:,.0f} frames/s"
+        )
+
     for num_done, frames in enumerate(pipeline, start=1):
         num_frames += len(frames)
-        now = time.monotonic()
-        if now - reported >= PROGRESS_SECONDS:
-            reported = now
-            print(f"{num_done} of {num_videos} videos, {num_done / (now - begun):.1f} a second")
-    seconds = time.monotonic() - begun
-    print(
-        f"{num_done} of {num_videos} videos, {num_frames} frames in {seconds:.1f} s: "
-        f"{num_done / seconds:.1f} videos/s, {num_frames / seconds:,.0f} frames/s"
-    )
+        if time.monotonic() - reported >= PROGRESS_SECONDS:
+            reported = time.monotonic()
+            report(num_done)
+    report(num_done)
 
 
-def find_videos(folder: Path) -> list[Path]:
-    """Return every mp4 below a folder. Raises: SystemExit: there is none."""
-    videos = sorted(folder.rglob("*.mp4"))
-    if not videos:
-        raise SystemExit(f"--dataset-dir: {folder} must hold *.mp4 files, found none.")
-    return videos
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -125,23 +105,20 @@ def parse_arguments() -> argparse.Namespace:
     add("--concurrency", type=int, default=10, metavar="N", help="videos decoded at once")
     add("--max-failures", type=float, default=0.1, metavar="SHARE", help="that may fail, 0 to 1")
     add("--smoke", action="store_true", help="a few small videos made for the occasion")
-    arguments = parser.parse_args()
-    if arguments.dataset_dir is None and not arguments.smoke:
-        parser.error("--dataset-dir DIR is required (or --smoke)")
-    return arguments
-
-
-def main() -> int:
-    """Run the program; return the exit status."""
-    arguments = parse_arguments()
-    with ExitStack() as stack:
-        if arguments.smoke:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            arguments.db_path, arguments.log_interval = folder / "pipeline_stats.db", 0.5
-            if arguments.dataset_dir is None:
-                arguments.dataset_dir = folder
-                write_videos(folder, num_classes=2, per_class=3)
-        return run(find_videos(arguments.dataset_dir), arguments)
+    with tempfile.TemporaryDirectory() as made:
+        if parser.parse_args(argv).smoke:
+            parser.set_defaults(
+                dataset_dir=Path(made), db_path=Path(made, "stats.db"), log_interval=0.2
+            )
+            for number in range(6):
+                write_video(Path(made, f"{number}.mp4"), seconds=1)
+        options = parser.parse_args(argv)
+        if options.dataset_dir is None:
+            parser.error("--dataset-dir DIR is required (or --smoke)")
+        videos = sorted(options.dataset_dir.rglob("*.mp4"))
+        if not videos:
+            parser.error(f"--dataset-dir: {options.dataset_dir} must hold *.mp4 files, found none.")
+        return run(videos, options)
 
 
 if __name__ == "__main__":
