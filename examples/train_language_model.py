@@ -27,45 +27,26 @@ end how the model goes on after the first words of a passage.
 
 from __future__ import annotations
 
+import argparse
+import os
 import random
 import re
-import sys
 import tempfile
+import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from _child import Ranks, Timed, argument_parser, parse, ranks
-
-
-def options_parser() -> argparse.ArgumentParser:
-    """Return a parser of the command line."""
-    parser = argument_parser(__doc__, epochs=3, batch_size=16, lr=3e-3)
-    add = parser.add_argument
-    add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
-    add("--num-words", type=int, default=8000, metavar="N", help="words with a token of their own")
-    add("--width", type=int, default=128, metavar="N", help="of the model")
-    add("--num-layers", type=int, default=2, metavar="N", help="of the model")
-    return parser
-
-
-if __name__ == "__main__":
-    # --help and a wrong option are answered before the imports that take seconds.
-    options_parser().parse_args()
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from spdl_torch.spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
 from spdl_torch.spdl.source import DistributedRandomSampler
 from spdl_torch.spdl.source.utils import embed_shuffle
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Sequence
 
 END, PADDING, FIRST_WORD = 256, -100, 257  # tokens below 256 are bytes
 WORD = re.compile(r"\s?\w+|\s?[^\w\s]|\s")
@@ -134,12 +115,12 @@ def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Te
 
 
 def make_loader(
-    corpus: Corpus, tokenizer: Tokenizer, group: Ranks, options: argparse.Namespace
+    options: argparse.Namespace, corpus: Corpus, tokenizer: Tokenizer, rank: int, world_size: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Return the loader; each pass over it is an epoch. The child process starts here, and serves
     them all."""
     sampler = DistributedRandomSampler(
-        len(corpus), rank=group.rank, world_size=group.world_size, seed=options.seed
+        len(corpus), rank=rank, world_size=world_size, seed=options.seed
     )
     config = (
         PipelineBuilder()
@@ -177,45 +158,53 @@ class LanguageModel(nn.Module):
         return hidden @ self.tokens.weight.T
 
 
-def train(options: argparse.Namespace, group: Ranks) -> None:
+def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     """Train for all epochs."""
     corpus = Corpus(find_texts(options.data))
     tokenizer = Tokenizer(map(corpus.__getitem__, range(len(corpus))), options.num_words)
-    if len(corpus) < options.batch_size * group.world_size:
+    if len(corpus) < options.batch_size * world_size:
         raise SystemExit(
-            f"--batch-size: {options.batch_size} passages for each of {group.world_size} rank(s) "
-            f"are more than the {len(corpus)} that there are."
+            f"--batch-size: {options.batch_size} passages for each of {world_size} rank(s) are "
+            f"more than the {len(corpus)} that there are."
         )
-    group.say(f"{len(corpus):,} passages, a vocabulary of {len(tokenizer):,} tokens")
+    say = partial(print, flush=True) if rank == 0 else lambda line: None
+    say(f"{len(corpus):,} passages, a vocabulary of {len(tokenizer):,} tokens")
     torch.manual_seed(options.seed)
     model = LanguageModel(len(tokenizer), options.context, options.width, options.num_layers)
     model.to(options.device)
-    trained = group.wrap(model)
+    trained = DistributedDataParallel(model) if world_size > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    loader = make_loader(corpus, tokenizer, group, options)
+    loader = make_loader(options, corpus, tokenizer, rank, world_size)
     for epoch in range(1, options.epochs + 1):
-        batches = Timed(loader)
-        num_passages = num_tokens = 0
-        sum_of_losses = torch.zeros((), device=options.device)
-        for inputs, targets in batches:
+        sums = torch.zeros(3, dtype=torch.float64, device=options.device)
+        begin = asked = time.perf_counter()
+        waited = 0.0
+        for inputs, targets in loader:
+            waited += time.perf_counter() - asked
             inputs, targets = inputs.to(options.device), targets.to(options.device)
             loss = cross_entropy(trained(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            count = int((targets != PADDING).sum())
-            num_passages, num_tokens = num_passages + len(inputs), num_tokens + count
-            sum_of_losses += loss.detach() * count
-        passages, tokens, losses = group.sums(num_passages, num_tokens, float(sum_of_losses))
-        group.say(
+            count = (targets != PADDING).sum()
+            sums[0] += len(inputs)
+            sums[1] += count
+            sums[2] += loss.detach() * count
+            asked = time.perf_counter()
+        seconds = time.perf_counter() - begin
+        if world_size > 1:
+            dist.all_reduce(sums)
+        passages, tokens, losses = sums.tolist()
+        say(
             f"epoch {epoch}  {passages:.0f} passages  loss {losses / tokens:.4f}  "
-            f"{tokens / batches.seconds:,.0f} tokens/s  {batches}"
+            f"{tokens / seconds:,.0f} tokens/s  {seconds:.1f} s, waited for data "
+            f"{waited / seconds:.0%}"
         )
     beginning = tokenizer.encode(corpus[0])[:4]
     more = go_on(model, tokenizer, beginning)
     said = repr(more) if more else "nothing, the model ends the passage there"
-    group.say(f"after {tokenizer.decode(beginning)!r}: {said}")
+    say(f"after {tokenizer.decode(beginning)!r}: {said}")
 
 
 @torch.no_grad()
@@ -255,24 +244,40 @@ def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> Non
         (folder / f"{number}.txt").write_text("\n\n".join(passages), encoding="utf-8")
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    options = parse(options_parser(), argv)
+def main() -> None:
+    """Parse the command line, join the other ranks, and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, metavar="DIR", help="folder, see above; default: some is made up")
+    add("--epochs", type=int, default=3, metavar="N")
+    add("--batch-size", type=int, default=16, metavar="N", help="of each rank")
+    add("--lr", type=float, default=3e-3)
+    add("--context", type=int, default=128, metavar="TOKENS", help="longer passages are cut")
+    add("--num-words", type=int, default=8000, metavar="N", help="words with a token of their own")
+    add("--width", type=int, default=128, metavar="N", help="of the model")
+    add("--num-layers", type=int, default=2, metavar="N", help="of the model")
+    add("--num-threads", type=int, default=4, metavar="N", help="of the pipeline")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--seed", type=int, default=0)
+    add("--smoke", action="store_true", help="little data and a small model, for a few seconds")
+    options = parser.parse_args()
     if options.smoke:
         options.width, options.num_layers, options.context = 32, 1, 48
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return the exit status."""
-    options = parse_arguments(argv)
-    with ExitStack() as stack:
+    if "LOCAL_RANK" in os.environ:  # torchrun started this process
+        if options.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    with tempfile.TemporaryDirectory() as made:
         if options.data is None:
-            options.data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            options.data = Path(made)
             write_texts(options.data)
-        train(options, stack.enter_context(ranks(options.device)))
-    return 0
+        train(options, rank, world_size)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

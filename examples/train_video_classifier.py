@@ -30,46 +30,27 @@ in ten cannot.
 
 from __future__ import annotations
 
-import sys
+import argparse
+import os
 import tempfile
-from contextlib import ExitStack
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from _child import Ranks, Timed, argument_parser, parse, ranks
-
-
-def options_parser() -> argparse.ArgumentParser:
-    """Return a parser of the command line."""
-    parser = argument_parser(__doc__, epochs=10, batch_size=8, lr=0.05)
-    add = parser.add_argument
-    add("--frames", type=int, default=8, metavar="N", help="of a clip")
-    add("--seconds", type=float, default=2.0, help="stretch that a clip's frames are spread over")
-    add("--pixels", type=int, default=112, metavar="N", help="height and width of a frame")
-    add("--width", type=int, default=16, metavar="N", help="of the model")
-    return parser
-
-
-if __name__ == "__main__":
-    # --help and a wrong option are answered before the imports that take seconds.
-    options_parser().parse_args()
 
 import torch
+import torch.distributed as dist
 from _k400 import SUFFIXES, Video, list_videos, write_videos
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from spdl_torch.io import load_clip, random_clip, uniform_frames
+from spdl_torch.pipeline import Pipeline
 from spdl_torch.spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
 from spdl_torch.spdl.source import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_torch.spdl.source.utils import embed_shuffle
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from spdl_torch.pipeline import Pipeline
 
 Sample = tuple[Tensor, int]
 Batch = tuple[Tensor, Tensor]
@@ -104,12 +85,12 @@ def collate(samples: Sequence[Sample]) -> Batch:
 
 
 def make_loader(
-    videos: Sequence[Video], group: Ranks, options: argparse.Namespace
+    options: argparse.Namespace, videos: Sequence[Video], rank: int, world_size: int
 ) -> Iterable[Batch]:
     """Return the loader; each pass over it is an epoch. The child process starts here, and serves
     them all."""
     sampler = DistributedRandomSampler(
-        len(videos), rank=group.rank, world_size=group.world_size, seed=options.seed
+        len(videos), rank=rank, world_size=world_size, seed=options.seed
     )
     load = LoadClip(
         videos=videos, num_frames=options.frames, pixels=options.pixels, seconds=options.seconds
@@ -126,12 +107,14 @@ def make_loader(
     return run_pipeline_in_subprocess(config, num_threads=options.num_threads)
 
 
-def make_validation(videos: Sequence[Video], group: Ranks, options: argparse.Namespace) -> Pipeline:
+def make_validation(
+    options: argparse.Namespace, videos: Sequence[Video], rank: int, world_size: int
+) -> Pipeline:
     """Return a pass over this rank's videos; some ranks may have one more."""
     sampler = DistributedDeterministicSampler(
         len(videos),
-        rank=group.rank,
-        world_size=group.world_size,
+        rank=rank,
+        world_size=world_size,
         ddp_drop_last_distributed_round=False,
     )
     load = LoadClip(videos=videos, num_frames=options.frames, pixels=options.pixels, seconds=None)
@@ -174,60 +157,58 @@ def _convolution(
     yield nn.ReLU(inplace=True)
 
 
-def train(options: argparse.Namespace, group: Ranks) -> None:
+def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     """Train for all epochs."""
     classes, training, validation = find_videos(options.data)
-    group.say(
+    say = partial(print, flush=True) if rank == 0 else lambda line: None
+    say(
         f"{len(training):,} videos to train on and {len(validation):,} to validate, "
         f"{len(classes):,} classes"
     )
-    if len(training) < options.batch_size * group.world_size:
+    if len(training) < options.batch_size * world_size:
         raise SystemExit(
-            f"--batch-size: {options.batch_size} videos for each of {group.world_size} rank(s) are "
-            f"more than the {len(training)} that there are."
+            f"--batch-size: {options.batch_size} videos for each of {world_size} rank(s) are more "
+            f"than the {len(training)} that there are."
         )
     torch.manual_seed(options.seed)  # also seeds the stretches that the child process draws
     model = Classifier(len(classes), options.width).to(options.device)
-    trained = group.wrap(model)
+    trained = DistributedDataParallel(model) if world_size > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
-    loader = make_loader(training, group, options)
+    loader = make_loader(options, training, rank, world_size)
     for epoch in range(1, options.epochs + 1):
         model.train()
-        batches = Timed(loader)
-        sums = torch.zeros(3, dtype=torch.float64, device=options.device)
-        for clips, labels in batches:
+        sums = torch.zeros(5, dtype=torch.float64, device=options.device)
+        begin = asked = time.perf_counter()
+        waited = 0.0
+        for clips, labels in loader:
+            waited += time.perf_counter() - asked
             clips, labels = clips.to(options.device), labels.to(options.device)
             logits = trained(clips)
             loss = cross_entropy(logits, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            hits = (logits.argmax(1) == labels).sum()
-            sums += torch.stack([torch.tensor(len(labels)), loss.detach() * len(labels), hits])
-        count, loss_sum, num_hits = group.sums(*sums.tolist())
-        accuracy = validate(model, validation, group, options)
-        group.say(
+            sums[0] += len(labels)
+            sums[1] += loss.detach() * len(labels)
+            sums[2] += (logits.argmax(1) == labels).sum()
+            asked = time.perf_counter()
+        seconds = time.perf_counter() - begin
+        model.eval()
+        pipeline = make_validation(options, validation, rank, world_size)
+        with torch.no_grad(), pipeline.auto_stop():
+            for clips, labels in pipeline:
+                found = model(clips.to(options.device)).argmax(1)
+                sums[3] += len(labels)
+                sums[4] += (found == labels.to(options.device)).sum()
+        if world_size > 1:
+            dist.all_reduce(sums)
+        count, loss_sum, num_hits, num_validated, num_right = sums.tolist()
+        say(
             f"epoch {epoch}  {count:.0f} clips  loss {loss_sum / count:.4f}  "
-            f"accuracy {num_hits / count:.0%}  {count / batches.seconds:.1f} clips/s  {batches}  "
-            f"validation {accuracy:.0%}"
+            f"accuracy {num_hits / count:.0%}  {count / seconds:.1f} clips/s  {seconds:.1f} s, "
+            f"waited for data {waited / seconds:.0%}  validation "
+            f"{num_right / max(num_validated, 1):.0%}"
         )
-
-
-@torch.no_grad()
-def validate(
-    model: nn.Module, videos: Sequence[Video], group: Ranks, options: argparse.Namespace
-) -> float:
-    """Return the share of the videos whose class was found, over all ranks."""
-    model.eval()
-    num_hits = num_clips = 0
-    pipeline = make_validation(videos, group, options)
-    with pipeline.auto_stop():
-        for clips, labels in pipeline:
-            found = model(clips.to(options.device)).argmax(1).cpu()
-            num_hits += int((found == labels).sum())
-            num_clips += len(labels)
-    hits, clips = group.sums(num_hits, num_clips)
-    return hits / max(clips, 1)
 
 
 def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
@@ -245,25 +226,41 @@ def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
     return training.classes, training.videos, validation.videos
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    options = parse(options_parser(), argv)
+def main() -> None:
+    """Parse the command line, join the other ranks, and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, metavar="DIR", help="folder, see above; default: some is made up")
+    add("--epochs", type=int, default=10, metavar="N")
+    add("--batch-size", type=int, default=8, metavar="N", help="of each rank")
+    add("--lr", type=float, default=0.05)
+    add("--frames", type=int, default=8, metavar="N", help="of a clip")
+    add("--seconds", type=float, default=2.0, help="stretch that a clip's frames are spread over")
+    add("--pixels", type=int, default=112, metavar="N", help="height and width of a frame")
+    add("--width", type=int, default=16, metavar="N", help="of the model")
+    add("--num-threads", type=int, default=4, metavar="N", help="of the pipeline")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--seed", type=int, default=0)
+    add("--smoke", action="store_true", help="little data and a small model, for a few seconds")
+    options = parser.parse_args()
     if options.smoke:
         options.epochs, options.batch_size, options.pixels, options.width = 3, 2, 32, 4
         options.seconds = 1.0
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return the exit status."""
-    options = parse_arguments(argv)
-    with ExitStack() as stack:
+    if "LOCAL_RANK" in os.environ:  # torchrun started this process
+        if options.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    with tempfile.TemporaryDirectory() as made:
         if options.data is None:
-            options.data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            options.data = Path(made)
             write_videos(options.data, num_classes=2, per_class=6)
-        train(options, stack.enter_context(ranks(options.device)))
-    return 0
+        train(options, rank, world_size)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
