@@ -7,24 +7,23 @@ are not there are counted and named (``_k400.py`` has the details).
 Training takes one clip of each video, at a random time, cropped at a random place and flipped half
 of the time. Validation takes ``--clips`` clips of each video, evenly spread, and averages the
 model's probabilities over them: top-1 and top-5 are of videos, not of clips. A clip is
-``--num-frames`` frames, every ``--stride``-th one or evenly spread over ``--seconds``. Scaling,
-cropping and flipping are FFmpeg's, on the frames that are in the clip; others are not even decoded
-where the codec allows it. Batches are uint8 until they are on the device, where they are scaled.
+``--num-frames`` frames, evenly spread over ``--seconds``, scaled to 4:3; others are not even
+decoded where the codec allows it. Batches are uint8 until they are on the device.
 
 ``--loader`` says who loads; the clips of the validation are equal to the byte:
 
 - ``threads``: a map-style dataset in ``spdl_torch.DataLoader``, ``--num-workers`` threads;
-- ``pipeline``: ``spdl_torch.PipelineDataset``, demuxing and decoding as stages of their own;
+- ``pipeline``: ``spdl_torch.PipelineDataset``, loading and collation as stages of their own;
 - ``torch``: the same dataset in torch's DataLoader, ``--num-workers`` processes.
 
 A video that is damaged or gone ends the run with its name (``--on-error raise``), or is left out,
 named and counted (``skip``): batches are then smaller, no other video takes its place, and
 validation is over the videos that are left. Training leaves out what does not fill a last batch,
-other videos in each epoch, and says how many.
+other videos in each epoch.
 
-It prints a line for the data, and after each epoch the loss, accuracies, videos per second (of
-all processes, loading and model together) and the number of skipped videos; ``--predictions``
-writes a csv with the prediction for each video.
+Prints a line for the data, and after each epoch the loss, accuracies, videos per second (of all
+processes, loading and model together) and the number of skipped videos; ``--predictions`` writes a
+csv with the prediction for each video.
 
     python examples/k400_video_classification.py --data ROOT [--model swin3d_t] [--loader pipeline]
     python examples/k400_video_classification.py --data ROOT --evaluate --checkpoint FILE.ckpt
@@ -39,20 +38,38 @@ import logging
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import lightning
+import torch
+import torch.utils.data
+from _k400 import Listing, Video, list_videos, write_videos
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models import get_model, get_model_weights
+
+import spdl_torch
+from spdl_torch.autotune import Limits
+from spdl_torch.data.sources import ListSource
+from spdl_torch.errors import DecodeError
+from spdl_torch.io import VideoInfo, load_clip
+from spdl_torch.lightning import PipelineStatsMonitor
+from spdl_torch.pipeline import PipelineBuilder
 
 MODELS = (
-    *("r3d_18", "mc3_18", "r2plus1d_18"),
-    *("mvit_v1_b", "mvit_v2_s"),
+    *("r3d_18", "mc3_18", "r2plus1d_18", "mvit_v1_b", "mvit_v2_s"),
     *("swin3d_t", "swin3d_s", "swin3d_b"),
 )
 TINY = "tiny"
-LOADERS = ("threads", "pipeline", "torch")
+_logger = logging.getLogger("k400")
 
 
-def argument_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return a parser of the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -65,17 +82,16 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--weights", help="torchvision's, such as DEFAULT or KINETICS400_V1 (downloads them)")
     add("--checkpoint", help="a .ckpt of an earlier run: go on from it, or --evaluate it")
     add("--evaluate", action="store_true", help="validate only")
-    add("--loader", choices=LOADERS, default="threads")
+    add("--loader", choices=("threads", "pipeline", "torch"), default="threads")
     add("--num-workers", type=int, help="that decode; default: one per core")
     add("--on-error", choices=("raise", "skip"), default="raise", help="what a bad video does")
-    add("--num-frames", type=positive, help="of a clip; default: what the model was published with")
-    add("--stride", type=positive, help="frames from one of a clip to the next")
-    add("--seconds", type=float, default=2.0, help="of a clip, where there is no --stride")
-    add("--clips", type=positive, default=4, help="of each video in validation")
-    add("--resize", type=positive, help="height of the scaled video")
-    add("--crop", type=positive, help="height and width of a clip")
-    add("--epochs", type=positive, default=45)
-    add("--batch-size", type=positive, default=16, help="clips")
+    add("--num-frames", type=int, help="of a clip; default: what the model was published with")
+    add("--seconds", type=float, default=2.0, help="of a clip")
+    add("--clips", type=int, default=4, help="of each video in validation")
+    add("--resize", type=int, help="height of the scaled video")
+    add("--crop", type=int, help="height and width of a clip")
+    add("--epochs", type=int, default=45)
+    add("--batch-size", type=int, default=16, help="clips")
     add("--lr", type=float, default=0.01)
     add("--amp", choices=("off", "fp16", "bf16"), help="default: bf16 on a GPU, off on the CPU")
     add("--accelerator", default="auto")
@@ -87,146 +103,125 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def positive(text: str) -> int:
-    """Return an option's whole number of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
-    return value
+class Clips(torch.utils.data.Dataset):
+    """Clips of a video, uint8 (clips, frames, height, width, 3), or None if it is skipped, with its
+    label and its place in the list. To train, one clip at random; else evenly spread ones.
+    """
+
+    thread_safe = True  # nothing is kept between samples
+
+    def __init__(self, videos: Sequence[Video], options: argparse.Namespace, train: bool) -> None:
+        self.videos, self.options, self.train = videos, options, train
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: int) -> tuple[Tensor | None, int, int]:
+        video, options = self.videos[index], self.options
+        try:
+            moments = partial(self.moments, video)
+            size = {"width": options.width, "height": options.resize}
+            frames = load_clip(video.path, moments, **size).frames
+        except (DecodeError, OSError) as error:
+            if options.on_error == "raise":
+                raise
+            _logger.warning("skipped: %s", error)
+            return None, video.label, index
+        height, width, crop = options.resize, options.width, options.crop
+        top, left = (height - crop) // 2, (width - crop) // 2
+        if self.train:
+            top = int(torch.randint(height - crop + 1, ()))
+            left = int(torch.randint(width - crop + 1, ()))
+        clips = frames[:, top : top + crop, left : left + crop]
+        if self.train and torch.rand(()) < 0.5:
+            clips = clips.flip(2)
+        return clips.unflatten(0, (-1, options.num_frames)), video.label, index
+
+    def moments(self, video: Video, info: VideoInfo) -> list[float]:
+        """Return the times of the frames, one clip after the other."""
+        whole = info.start_seconds, info.start_seconds + info.duration_seconds
+        start, end = video.window or whole
+        end = min(end, whole[1])
+        span = min(self.options.seconds, end - start)
+        step = span / self.options.num_frames
+        if self.train:
+            places = torch.rand(1).tolist()
+        else:
+            places = [0.5] if self.options.clips == 1 else torch.linspace(0, 1, self.options.clips)
+        begins = [start + float(place) * (end - start - span) for place in places]
+        return [
+            begin + (k + 0.5) * step for begin in begins for k in range(self.options.num_frames)
+        ]
 
 
-if __name__ == "__main__":
-    # --help and a wrong option are answered before the imports that take seconds.
-    argument_parser().parse_args()
-
-import lightning
-import torch
-import torch.utils.data
-from _k400 import Listing, list_videos, write_videos
-from _k400_clips import ClipDataset, ClipReader, ClipShape, Requests, collate
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
-from torch.nn import functional
-
-import spdl_torch
-from spdl_torch.autotune import Limits
-from spdl_torch.data.sources import ListSource
-from spdl_torch.lightning import PipelineStatsMonitor
-from spdl_torch.pipeline import PipelineBuilder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+def collate(samples: Sequence[tuple[Tensor | None, int, int]]) -> dict[str, Any]:
+    """Return a batch of the videos that could be loaded, with the number of the others."""
+    good = [sample for sample in samples if sample[0] is not None]
+    clips, labels, indices = zip(*good, strict=True) if good else ((torch.empty(0),), (), ())
+    return {
+        "clips": torch.stack(clips),
+        "labels": torch.tensor(labels, dtype=torch.int64),
+        "indices": list(indices),
+        "num_skipped": len(samples) - len(good),
+    }
 
 
 class Kinetics(lightning.LightningDataModule):
     """The loaders of both splits, in one of three ways."""
 
-    def __init__(
-        self, listings: dict[str, Listing], shape: ClipShape, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, listings: dict[str, Listing], options: argparse.Namespace) -> None:
         super().__init__()
-        self.listings = listings
-        self.shape = shape
-        self.options = options
+        self.listings, self.options = listings, options
 
     def train_dataloader(self) -> Any:
         """Return the training loader: random clips, shuffled; a last partial batch is left out."""
-        return self._loader("train", num_clips=1, batch_size=self.options.batch_size)
+        return self._loader("train", self.options.batch_size)
 
     def val_dataloader(self) -> Any:
-        """Return the validation loader: evenly spread clips of all videos, as many clips in a batch
-        as in training."""
-        num_clips = self.options.clips
-        batch_size = max(self.options.batch_size // num_clips, 1)
-        return self._loader("val", num_clips=num_clips, batch_size=batch_size)
+        """Return the validation loader: as many clips in a batch as in training."""
+        return self._loader("val", max(self.options.batch_size // self.options.clips, 1))
 
-    def _loader(self, split: str, num_clips: int, batch_size: int) -> Any:
-        skip_bad = self.options.on_error == "skip"
-        reader = ClipReader(self.listings[split].videos, self.shape, num_clips, skip_bad)
-        if self.options.loader == "pipeline":
-            return self._pipeline(split, reader, batch_size)
-        is_training = split == "train"
-        classes = {"threads": spdl_torch.DataLoader, "torch": torch.utils.data.DataLoader}
-        num_workers = self.options.num_workers
-        is_process = self.options.loader == "torch" and num_workers > 0
-        return classes[self.options.loader](
-            ClipDataset(reader, is_random=is_training),
-            batch_size=batch_size,
-            shuffle=is_training,
-            drop_last=is_training and len(reader.videos) >= batch_size,
-            num_workers=num_workers,
-            collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
-            multiprocessing_context="spawn" if is_process else None,
-            persistent_workers=is_process,
-        )
-
-    def _pipeline(self, split: str, reader: ClipReader, batch_size: int) -> Any:
-        is_training = split == "train"
-        num_videos = len(reader.videos)
-        if is_training:  # ranks must not differ in their number of batches
-            num_videos -= num_videos % self.trainer.world_size
-        order = ListSource(range(num_videos))
-        seed = self.options.seed if is_training else None
-        drop_last = is_training and num_videos // self.trainer.world_size >= batch_size
-        builder = (
-            PipelineBuilder()
-            .add_source(Requests(order.shuffle(seed) if is_training else order, seed))
-            .pipe(reader.demux, concurrency=2, output_order="input", max_failures=0)
-            .pipe(
-                reader.decode,
-                concurrency=max(self.options.num_workers, 1),
-                output_order="input",
-                max_failures=0,
+    def _loader(self, split: str, batch_size: int) -> Any:
+        train, options = split == "train", self.options
+        dataset = Clips(self.listings[split].videos, options, train)
+        pin_memory = torch.cuda.is_available()
+        if options.loader == "pipeline":
+            num_videos, num_ranks = len(dataset), self.trainer.world_size
+            if train:  # ranks must not differ in their number of batches
+                num_videos -= num_videos % num_ranks
+            order = ListSource(range(num_videos))
+            drop_last = train and num_videos // num_ranks >= batch_size
+            builder = (
+                PipelineBuilder()
+                .add_source(order.shuffle(options.seed) if train else order)
+                .pipe(
+                    dataset.__getitem__,
+                    name="load",
+                    concurrency=max(options.num_workers, 1),
+                    output_order="input",
+                    max_failures=0,
+                )
+                .aggregate(batch_size, drop_last=drop_last)
+                .pipe(collate, max_failures=0)
+                .add_sink(2)
             )
-            .aggregate(batch_size, drop_last=drop_last)
-            .pipe(collate, max_failures=0)
-            .add_sink(2)
+            # No workers: the pipeline has its threads.
+            pipeline = spdl_torch.PipelineDataset(builder)
+            return torch.utils.data.DataLoader(pipeline, batch_size=None, pin_memory=pin_memory)
+        is_torch = options.loader == "torch"
+        loader_class = torch.utils.data.DataLoader if is_torch else spdl_torch.DataLoader
+        has_processes = is_torch and options.num_workers > 0
+        return loader_class(
+            dataset,
+            batch_size=batch_size,
+            shuffle=train,
+            drop_last=train and len(dataset) >= batch_size,
+            num_workers=options.num_workers,
+            collate_fn=collate,
+            pin_memory=pin_memory,
+            multiprocessing_context="spawn" if has_processes else None,
+            persistent_workers=has_processes,
         )
-        return torch.utils.data.DataLoader(
-            spdl_torch.PipelineDataset(builder),
-            batch_size=None,
-            num_workers=0,
-            pin_memory=torch.cuda.is_available(),
-        )
-
-
-class Tally:
-    """Sums over the videos of an epoch, on this rank."""
-
-    SUMS = ("loss", "top1", "top5")
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(len(self.SUMS), device=device)
-        self.counts = torch.zeros(2, device=device)
-        """Videos, and those that were skipped."""
-        self.began = time.perf_counter()
-
-    def add(self, scores: Tensor, labels: Tensor, losses: Tensor) -> None:
-        """Add the model's scores for a batch of videos, without waiting for the device."""
-        best = scores.topk(min(5, scores.shape[1]), dim=1).indices
-        right = best == labels[:, None]
-        values = (losses.sum(), right[:, 0].sum(), right.any(1).sum())
-        self.sums += torch.stack([value.detach().float() for value in values])
-
-    def count(self, batch: dict[str, Any]) -> None:
-        """Add the numbers of videos loaded and skipped."""
-        self.counts[0] += len(batch["labels"])
-        self.counts[1] += batch["num_skipped"]
-
-    def figures(self, trainer: lightning.Trainer) -> dict[str, float]:
-        """Return means over the videos of all ranks, and rates; only counts if none was good."""
-        # Not self.log's means: those are over ranks, whose numbers of videos differ.
-        reduce = partial(trainer.strategy.reduce, reduce_op="sum")
-        num_videos, num_skipped = reduce(self.counts).tolist()
-        figures = {"videos": num_videos, "skipped": num_skipped}
-        sums = reduce(self.sums).tolist()
-        if num_videos:
-            figures |= {n: s / num_videos for n, s in zip(self.SUMS, sums, strict=True)}
-            figures["videos_per_second"] = num_videos / (time.perf_counter() - self.began)
-        return figures
 
 
 class Classifier(lightning.LightningModule):
@@ -235,19 +230,19 @@ class Classifier(lightning.LightningModule):
     Logs ``<split>/videos, skipped, loss, top1, top5, videos_per_second`` once an epoch.
     """
 
-    def __init__(
-        self, model: nn.Module, mean: Sequence[float], std: Sequence[float], lr: float, epochs: int
-    ) -> None:
+    def __init__(self, model: nn.Module, options: argparse.Namespace) -> None:
         super().__init__()
-        self.model = model
-        self.lr = lr
-        self.epochs = epochs
-        self.tallies: dict[str, Tally] = {}
+        self.model, self.options = model, options
+        self.sums: dict[str, Tensor] = {}
+        """Of a split: videos, skipped ones, loss, and hits among the best 1 and 5."""
+        self.began: dict[str, float] = {}
         self.figures: dict[str, dict[str, float]] = {}
         self.predictions: dict[int, tuple[int, float]] = {}
         """Class and probability by the video's place in the list, of the last validation."""
-        self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(std).view(3, 1, 1, 1), persistent=False)
+        shape = 3, 1, 1, 1
+        mean, std = torch.tensor(options.mean).view(shape), torch.tensor(options.std).view(shape)
+        self.register_buffer("mean", 255 * mean, persistent=False)
+        self.register_buffer("std", 255 * std, persistent=False)
 
     def forward(self, clips: Tensor) -> Tensor:
         """Score uint8 (videos, clips, frames, height, width, 3) as (videos * clips, classes)."""
@@ -257,54 +252,64 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         """Return SGD, with its learning rate on half a cosine."""
         optimizer = torch.optim.SGD(
-            self.parameters(), self.lr, momentum=0.9, weight_decay=1e-4, nesterov=True
+            self.parameters(), self.options.lr, momentum=0.9, weight_decay=1e-4, nesterov=True
         )
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.options.epochs)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Return the loss; a batch of nothing but skipped videos teaches nothing."""
-        tally, labels = self.tallies["train"], batch["labels"]
-        tally.count(batch)
+        labels = batch["labels"]
+        self.sums["train"][1] += batch["num_skipped"]
         if not len(labels):  # not None: other ranks wait for this one's gradients
             return 0.0 * sum(parameter.sum() for parameter in self.parameters())
         scores = self(batch["clips"])
         losses = functional.cross_entropy(scores, labels, reduction="none")
-        tally.add(scores, labels, losses)
+        self.add("train", scores, labels, losses)
         return losses.mean()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Score whole videos."""
-        tally, labels = self.tallies["val"], batch["labels"]
-        tally.count(batch)
+        labels = batch["labels"]
+        self.sums["val"][1] += batch["num_skipped"]
         if not len(labels):
             return
         scores = self(batch["clips"]).float()
         chances = scores.softmax(1).unflatten(0, (len(labels), -1)).mean(1)
         losses = functional.nll_loss(chances.clamp_min(1e-12).log(), labels, reduction="none")
-        tally.add(chances, labels, losses)
+        self.add("val", chances, labels, losses)
         best = chances.max(1)
         answers = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         self.predictions.update(zip(batch["indices"], answers, strict=True))
 
+    def add(self, split: str, scores: Tensor, labels: Tensor, losses: Tensor) -> None:
+        """Add a batch of videos to the sums, without waiting for the device."""
+        hits = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
+        self.sums[split][0] += len(labels)
+        values = (losses.sum(), hits[:, 0].sum(), hits.any(1).sum())
+        self.sums[split][2:] += torch.stack([value.detach().float() for value in values])
+
+    def start(self, split: str) -> None:
+        """Start counting."""
+        self.sums[split] = torch.zeros(5, device=self.device)
+        self.began[split] = time.perf_counter()
+
     def on_train_epoch_start(self) -> None:
         """Start counting."""
-        self.tallies["train"] = Tally(self.device)
+        self.start("train")
 
     def on_validation_epoch_start(self) -> None:
-        """Log the training part of the epoch, which is over, and start counting anew."""
-        if "train" in self.tallies:
-            self.log_rates("train", f"epoch {self.current_epoch} training")
+        """Print the training part of the epoch, which is over, and start counting anew."""
+        if "train" in self.sums:
+            self.close("train", f"epoch {self.current_epoch} training")
         self.predictions.clear()
-        self.tallies["val"] = Tally(self.device)
+        self.start("val")
 
     def on_validation_epoch_end(self) -> None:
         """Gather what the ranks have seen and predicted."""
         is_fitting = self.trainer.state.fn == "fit"
-        self.log_rates(
-            "val", f"epoch {self.current_epoch} validation" if is_fitting else "validation"
-        )
-        self.log_figures("val")
+        self.close("val", f"epoch {self.current_epoch} validation" if is_fitting else "validation")
+        self.log_dict(self.figures["val"])
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, self.predictions)
@@ -312,73 +317,55 @@ class Classifier(lightning.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Log training's metrics: Lightning takes them here, after the validation."""
-        self.log_figures("train")
+        self.log_dict(self.figures["train"])
 
-    def log_rates(self, split: str, what: str) -> None:
-        """Close the tally and print a line."""
-        figures = self.figures[split] = self.tallies.pop(split).figures(self.trainer)
-        line = f"{what}: {figures['videos']:.0f} videos"
-        if "loss" in figures:
-            line += ", loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}".format(**figures)
-            line += f", {figures['videos_per_second']:.1f} videos/s"
-            num_left = len(self.trainer.datamodule.listings[split].videos)
-            num_left -= int(figures["videos"] + figures["skipped"])
-            if split == "train" and num_left > 0:
-                line += f", {num_left} left out, which would not fill a batch"
-        if self.trainer.is_global_zero:
-            print(f"{line}, {figures['skipped']:.0f} skipped", flush=True)
-
-    def log_figures(self, split: str) -> None:
-        """Log the metrics; they are the same on all ranks."""
-        named = {f"{split}/{name}": value for name, value in self.figures[split].items()}
-        self.log_dict(named)
+    def close(self, split: str, what: str) -> None:
+        """Make figures of the sums over all ranks, and print a line."""
+        # Not self.log's means: those are over ranks, whose numbers of videos differ.
+        sums = self.trainer.strategy.reduce(self.sums.pop(split), reduce_op="sum").tolist()
+        count, skipped = sums[:2]
+        figures = {"videos": count, "skipped": skipped}
+        line = f"{what}: {count:.0f} videos"
+        if count:
+            loss, top1, top5 = (value / count for value in sums[2:])
+            rate = count / (time.perf_counter() - self.began[split])
+            figures |= {"loss": loss, "top1": top1, "top5": top5, "videos_per_second": rate}
+            line += f", loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}, {rate:.1f} videos/s"
+        self.print(f"{line}, {skipped:.0f} skipped", flush=True)
+        self.figures[split] = {f"{split}/{name}": value for name, value in figures.items()}
 
 
-def make_model(name: str, num_classes: int, weights: str | None) -> nn.Module:
-    """Return the network, with a new last layer if the weights have another number of classes."""
-    if name == TINY:
-        return nn.Sequential(
+def make_model(options: argparse.Namespace, num_classes: int) -> nn.Module:
+    """Return the network, with a new last layer if the weights have another number of classes; and
+    fill in the options that its published weights decide."""
+    height, width, crop, num_frames = 36, 48, 32, 4
+    options.mean, options.std = [0.45] * 3, [0.225] * 3
+    if options.model == TINY:
+        model: nn.Module = nn.Sequential(
             nn.Conv3d(3, 8, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.AdaptiveAvgPool3d((2, 4, 4)),
             nn.Flatten(),
             nn.Linear(8 * 2 * 4 * 4, num_classes),
         )
-    from torchvision.models import get_model
-
-    model = get_model(name, weights=weights)
-    last_name, last = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)
-    ][-1]
-    if last.out_features != num_classes:
-        parent, _, child = last_name.rpartition(".")
-        setattr(model.get_submodule(parent), child, nn.Linear(last.in_features, num_classes))
-    return model
-
-
-def clip_shape(options: argparse.Namespace) -> tuple[ClipShape, list[float], list[float]]:
-    """Return sizes, mean and deviation, by default those of the model's published weights."""
-    crop, resize, num_frames = 32, [36, 48], 4
-    mean, std = [0.45] * 3, [0.225] * 3
-    if options.model != TINY:
-        from torchvision.models import get_model_weights
-
+    else:
         preset = get_model_weights(options.model).DEFAULT.transforms()
-        crop, resize, mean, std = preset.crop_size[0], preset.resize_size, preset.mean, preset.std
+        options.mean, options.std = preset.mean, preset.std
+        height, crop = preset.resize_size[0], preset.crop_size[0]
+        width = preset.resize_size[-1] if preset.resize_size[1:] else height * 4 // 3
         num_frames = 32 if options.model.startswith("swin3d") else 16
-    height = options.resize or resize[0]
-    # Where a preset gives only the short side, the long one is that of a 4:3 picture.
-    width = resize[1] if len(resize) > 1 and not options.resize else (height * 4 // 3 + 1) // 2 * 2
-    shape = ClipShape(
-        num_frames=options.num_frames or num_frames,
-        stride=options.stride,
-        seconds=options.seconds,
-        resize=(height, width),
-        crop=options.crop or min(crop, height),
-    )
-    if shape.crop > height:
-        raise SystemExit(f"--crop {shape.crop}: must not be larger than --resize {height}.")
-    return shape, mean, std
+        model = get_model(options.model, weights=options.weights)
+        layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+        parent, _, child = layers[-1].rpartition(".")
+        last = model.get_submodule(layers[-1])
+        if last.out_features != num_classes:
+            new = nn.Linear(last.in_features, num_classes)
+            setattr(model.get_submodule(parent), child, new)
+    options.width = width if options.resize is None else options.resize * 4 // 3
+    options.resize = options.resize or height
+    options.crop = options.crop or min(crop, options.resize)
+    options.num_frames = options.num_frames or num_frames
+    return model
 
 
 def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
@@ -386,11 +373,10 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
     precisions = {"off": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
     callbacks: list[Callback] = []
     if options.log_dir:
-        save = partial(
-            ModelCheckpoint, Path(options.log_dir, "checkpoints"), enable_version_counter=False
-        )
+        folder = Path(options.log_dir, "checkpoints")
+        save = partial(ModelCheckpoint, folder, enable_version_counter=False)
         callbacks += [save(filename="last"), save(filename="best", monitor="val/top1", mode="max")]
-        callbacks.append(PipelineStatsMonitor())  # data/wait_ratio, data/decode/busy_ratio, ...
+        callbacks.append(PipelineStatsMonitor())  # data/wait_ratio, data/fetch/busy_ratio, ...
     return lightning.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
@@ -417,61 +403,16 @@ def write_predictions(path: str, listing: Listing, module: Classifier) -> None:
             lines.writerow((video.path, *names, f"{chance:.6f}"))
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options; ``--smoke`` fills in small ones."""
-    parser = argument_parser()
-    options = parser.parse_args(arguments)
-    if options.data is None and not options.smoke:
-        parser.error("--data ROOT is needed, or --smoke")
-    if options.smoke:
-        options.model, options.epochs, options.batch_size, options.clips = TINY, 2, 4, 2
-        options.accelerator, options.devices = "cpu", "1"
-    if options.num_workers is None:
-        options.num_workers = (
-            2 if options.smoke else max(1, int(Limits.of_this_machine().num_cores))
-        )
-    if options.amp is None:
-        on_gpu = torch.cuda.is_available() and options.accelerator != "cpu"
-        options.amp = "bf16" if on_gpu else "off"
-    return options
-
-
-def quiet() -> None:
-    """Suppress warnings about what this program's user already knows."""
-    for message in (
-        ".*does not have many workers",  # a pipeline has its threads, whatever num_workers is
-        "Your `IterableDataset` has `__len__` defined",  # true of each rank's part
-        ".*LeafSpec",  # between Lightning and torch
-    ):
-        warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(options: argparse.Namespace) -> None:
     """List, train, validate."""
-    options = parse(arguments)
-    logging.basicConfig(format="%(message)s")
-    quiet()
-    with tempfile.TemporaryDirectory() as temporary:
-        root = options.data
-        if root is None:
-            root = Path(temporary)
-            write_videos(root, num_classes=2, per_class=6)
-        listings = list_videos(root, options.annotations)
-        train_and_validate(options, listings)
-
-
-def train_and_validate(options: argparse.Namespace, listings: dict[str, Listing]) -> None:
-    """Run Lightning once."""
-    shape, mean, std = clip_shape(options)
-    for split, listing in listings.items():
-        if rank_zero_only.rank == 0:
-            print(f"{split}: {listing}", flush=True)
+    listings = list_videos(options.data, options.annotations)
     lightning.seed_everything(options.seed, verbose=False)
-    model = make_model(options.model, len(listings["train"].classes), options.weights)
-    module = Classifier(model, mean, std, options.lr, options.epochs)
-    data = Kinetics(listings, shape, options)
+    model = make_model(options, len(listings["train"].classes))
+    module, data = Classifier(model, options), Kinetics(listings, options)
     trainer = make_trainer(options)
+    if trainer.is_global_zero:
+        for split, listing in listings.items():
+            print(f"{split}: {listing}", flush=True)
     if options.evaluate:
         if options.checkpoint:
             saved = torch.load(options.checkpoint, map_location="cpu", weights_only=True)
@@ -481,6 +422,36 @@ def train_and_validate(options: argparse.Namespace, listings: dict[str, Listing]
         trainer.fit(module, data, ckpt_path=options.checkpoint)
     if options.predictions and trainer.is_global_zero:
         write_predictions(options.predictions, listings["val"], module)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, and run."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.data is None and not options.smoke:
+        parser.error("--data ROOT is needed, or --smoke")
+    if options.smoke:
+        options.model, options.epochs, options.batch_size, options.clips = TINY, 2, 4, 2
+        options.accelerator, options.devices = "cpu", "1"
+    if options.num_workers is None:
+        cores = max(1, int(Limits.of_this_machine().num_cores))
+        options.num_workers = 2 if options.smoke else cores
+    if options.amp is None:
+        on_gpu = torch.cuda.is_available() and options.accelerator != "cpu"
+        options.amp = "bf16" if on_gpu else "off"
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers",  # a pipeline has its threads, whatever num_workers is
+        "Your `IterableDataset` has `__len__` defined",  # true of each rank's part
+        ".*LeafSpec",  # between Lightning and torch
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    with tempfile.TemporaryDirectory() as made:
+        if options.data is None:
+            options.data = Path(made)
+            write_videos(options.data, num_classes=2, per_class=6)
+        run(options)
 
 
 if __name__ == "__main__":
