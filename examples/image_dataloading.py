@@ -36,52 +36,38 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from _crew import Boss, Crew
+import torch
+from PIL import Image
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
-
-    LoadBatch = Callable[[list[str]], tuple[Tensor | None, list[str]]]
+from spdl_torch.autotune import Limits
+from spdl_torch.data.sources import FileList
+from spdl_torch.io import cuda_config, decode_image, load_image_batch
+from spdl_torch.measuring.photographs import write_photographs
+from spdl_torch.observe import tracing
+from spdl_torch.pipeline import PipelineBuilder
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SECONDS_BETWEEN_REPORTS = 0.25
+GRACE_SECONDS = 10.0
+"""The time in which workers may finish the batches in hand."""
 NAMES_KEPT = 5
 """Names of skipped files that are printed; their count is always exact."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """The work of one process."""
-
-    number: int
-    num_workers: int
-    flist: str
-    prefix: str
-    device: str
-    """``cpu`` or ``cuda:<index>``."""
-    num_threads: int
-    batch_size: int
-    max_batches: int | None
-    queue_size: int
-    width: int
-    height: int
-    skip_bad: bool
-    trace: str | None
-    trace_batches: int
-
-    def __str__(self) -> str:
-        return f"worker {self.number} ({self.device})"
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,279 +86,298 @@ class Tally:
     """The errors of the first few."""
 
 
-def work(job: Job, boss: Boss) -> Tally:
-    """Load in a worker process: warm up, wait for the start, and report to the parent."""
-    import torch
+# -- in a worker process ---------------------------------------------------------------------------
 
-    torch.set_num_threads(1)  # the pipeline's threads do the work
-    tally, load_batch = Tally(), batch_loader(job)
-    load_batch([a_small_image()])
-    if boss.wait_for_start(tally):
-        tally.started = time.monotonic()
+
+def work(options: argparse.Namespace, flist: str, number: int, wire: Connection) -> None:
+    """Warm up, wait for the start, load, and report to the parent: tallies, or an error's text.
+
+    SIGINT and SIGTERM are blocked here from the start: Ctrl-C goes to the whole process group, and
+    it is the parent that says when to stop. Anything that it says is to stop; so is its end.
+    """
+    tally = Tally()
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has died: nobody listens
         try:
-            consume(job, load_batch, tally, boss)
-        finally:
-            boss.report(tally)  # the message about a failure, which follows, has no numbers
-    return tally
+            torch.set_num_threads(1)  # the pipeline's threads do the work
+            load_batch = batch_loader(options, number)
+            load_batch([a_small_image()])
+            wire.send(tally)
+            if wire.recv() == "go":
+                consume(options, flist, number, load_batch, tally, wire)
+            wire.send((tally, None))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:
+            wire.send((tally, reasons(error)))
 
 
-def batch_loader(job: Job) -> LoadBatch:
+def reasons(error: BaseException) -> str:
+    """Return the errors inside a failed pipeline, a line each, with the notes that say where."""
+    if isinstance(error, BaseExceptionGroup):
+        return "\n".join(dict.fromkeys(reasons(member) for member in error.exceptions))
+    notes = [f"({note})" for note in getattr(error, "__notes__", [])]
+    return " ".join([f"{type(error).__name__}: {error}", *notes])
+
+
+def batch_loader(
+    options: argparse.Namespace, number: int
+) -> Callable[[list[Any]], tuple[Tensor | None, list[str]]]:
     """Return the stage that does the work: from paths to a batch on the device, with the errors of
     the files that were left out."""
-    from spdl_torch.io import load_image_batch
-
-    device_config: Any = None
-    if job.device != "cpu":
-        import torch
-
-        from spdl_torch.io import cuda_config
-
-        torch.cuda.set_device(job.device)
-        device_config = cuda_config(int(job.device.removeprefix("cuda:")))
-
-    def load(paths: list[Any]) -> Tensor:
-        return load_image_batch(
-            paths, width=job.width, height=job.height, device_config=device_config
-        )
+    size: dict[str, Any] = {"width": options.width, "height": options.height}
+    if options.num_gpus:
+        torch.cuda.set_device(number % options.num_gpus)
+        size["device_config"] = cuda_config(number % options.num_gpus)
 
     def load_batch(paths: list[Any]) -> tuple[Tensor | None, list[str]]:
         try:
-            return load(paths), []
+            return load_image_batch(paths, **size), []
         except (OSError, ValueError):
-            if not job.skip_bad:
+            if options.on_error == "raise":
                 raise
-        good, bad = sort_out(paths)
-        return (load(good) if good else None), bad
+        good, bad = [], []
+        for path in paths:  # slow, but rare
+            try:
+                decode_image(path)
+                good.append(path)
+            except (OSError, ValueError) as error:
+                bad.append(str(error))
+        return (load_image_batch(good, **size) if good else None), bad
 
     return load_batch
 
 
-def sort_out(paths: list[str]) -> tuple[list[str], list[str]]:
-    """Return the paths that can be decoded, and the errors of the others. Slow, but rare."""
-    from spdl_torch.io import decode_image
-
-    good, bad = [], []
-    for path in paths:
-        try:
-            decode_image(path)
-        except (OSError, ValueError) as error:
-            bad.append(str(error))
-        else:
-            good.append(path)
-    return good, bad
-
-
 def a_small_image() -> bytes:
     """Return a JPEG to load before the clock starts: imports, compilation, the device's context."""
-    from PIL import Image
-
     jpeg = io.BytesIO()
     Image.new("RGB", (16, 16)).save(jpeg, "JPEG")
     return jpeg.getvalue()
 
 
-def consume(job: Job, load_batch: LoadBatch, tally: Tally, boss: Boss) -> None:
+def consume(
+    options: argparse.Namespace,
+    flist: str,
+    number: int,
+    load_batch: Callable[[list[Any]], tuple[Tensor | None, list[str]]],
+    tally: Tally,
+    wire: Connection,
+) -> None:
     """Run the pipeline to its end or until the parent says stop."""
-    from spdl_torch.data.sources import FileList
-    from spdl_torch.pipeline import PipelineBuilder
-
-    paths: Any = FileList(job.flist, prefix=job.prefix, split=(job.number, job.num_workers))
-    if job.max_batches is not None:
-        paths = paths[: job.max_batches * job.batch_size]
-    builder = PipelineBuilder().add_source(paths).aggregate(job.batch_size)
-    builder.pipe(load_batch, concurrency=job.num_threads, name="load_image_batch").add_sink(
-        job.queue_size
-    )
-    reported = tally.started
-    # A bad file fails its batch, and with it the run, unless load_batch has left it out.
-    with recording(job) as trace, builder.build(max_failures=0).auto_stop() as pipeline:
-        while not boss.says_stop():
+    paths: Any = FileList(flist, prefix=options.prefix, split=(number, options.num_workers))
+    limits = [] if options.worker_max_batches is None else [options.worker_max_batches]
+    if options.max_batches is not None:  # --max-batches 5, 2 workers -> 3, 2
+        each, rest = divmod(options.max_batches, options.num_workers)
+        limits.append(each + (number < rest))
+    if limits:
+        paths = paths[: min(limits) * options.batch_size]
+    builder = PipelineBuilder().add_source(paths).aggregate(options.batch_size)
+    builder.pipe(load_batch, concurrency=options.num_threads, name="load_image_batch")
+    pipeline = builder.add_sink(options.queue_size).build(max_failures=0)
+    trace = contextlib.ExitStack()
+    if options.trace is not None:  # a.json and a.json.gz: the number goes before the endings
+        name = Path(options.trace).name
+        stem = name.removesuffix(".gz").removesuffix(".json")
+        own = Path(options.trace).with_name(name.replace(stem, f"{stem}-{number}", 1))
+        trace.enter_context(tracing(own))
+    tally.started = reported = time.monotonic()
+    with trace, pipeline.auto_stop():
+        while not wire.poll():
             try:
                 batch, bad = pipeline.get_item(timeout=0.5)
             except TimeoutError:
                 continue
             except EOFError:
                 break
-            count(tally, batch, bad)
-            if tally.batches == job.trace_batches:
+            tally.num_skipped += len(bad)
+            tally.skipped = [*tally.skipped, *bad][:NAMES_KEPT]
+            if batch is None:
+                continue
+            if not tally.batches:
+                tally.first, tally.first_frames = now(options), len(batch)
+            tally.frames += len(batch)
+            tally.batches += 1
+            tally.last = time.monotonic()
+            if tally.batches == options.trace_batches:
                 trace.close()
             if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
                 reported = time.monotonic()
-                boss.report(tally)
+                wire.send(tally)
     if tally.batches:
-        tally.last = now_of(job.device)
+        tally.last = now(options)
 
 
-def count(tally: Tally, batch: Tensor | None, bad: list[str]) -> None:
-    """Add a batch that arrived."""
-    tally.num_skipped += len(bad)
-    tally.skipped = [*tally.skipped, *bad][:NAMES_KEPT]
-    if batch is None:
-        return
-    if not tally.batches:
-        tally.first, tally.first_frames = now_of(str(batch.device)), len(batch)
-    tally.frames += len(batch)
-    tally.batches += 1
-    tally.last = time.monotonic()
-
-
-def now_of(device: str) -> float:
+def now(options: argparse.Namespace) -> float:
     """Return the time once everything that was begun on the device is done."""
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize(device)
+    if options.num_gpus:
+        torch.cuda.synchronize()
     return time.monotonic()
 
 
-def recording(job: Job) -> contextlib.ExitStack:
-    """Return a trace that runs until it is closed; without ``--trace`` it does nothing."""
-    from spdl_torch.observe import tracing
-
-    trace = contextlib.ExitStack()
-    if job.trace is not None:
-        # a.json and a.json.gz: the worker's number goes before the endings
-        path = Path(job.trace)
-        name = path.name.removesuffix(".gz").removesuffix(".json")
-        path = path.with_name(path.name.replace(name, f"{name}-{job.number}", 1))
-        trace.enter_context(tracing(path))
-    return trace
+# -- in the parent ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
-    """The frames and batches that arrived in a span of time."""
+@dataclass(kw_only=True, slots=True)
+class Worker:
+    """The parent's view of a worker process; a pipe joins them, so that each notices the other's
+    end. Nothing is shared that a killed process could leave locked."""
 
-    frames: int
-    batches: int
-    seconds: float
+    name: str
+    process: BaseProcess
+    wire: Connection
+    tally: Tally | None = None
+    """The newest one; None before the worker is ready."""
+    is_done: bool = False
+    failure: str | None = None
 
-    def __str__(self) -> str:
-        if not self.batches or self.seconds <= 0:
-            return "too little to measure"
-        fps, bps = self.frames / self.seconds, self.batches / self.seconds
-        return f"{fps:,.1f} FPS, {bps:,.2f} BPS"
+    def read(self) -> None:
+        """Read a message, or notice that there will be none."""
+        try:
+            message = self.wire.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            self.is_done, self.failure = True, f"the process ended with exit code {code}."
+            if code < 0:
+                self.failure = f"the process was killed by {signal.Signals(-code).name}."
+            return
+        if isinstance(message, Tally):
+            self.tally = message
+        else:
+            (self.tally, self.failure), self.is_done = message, True
+
+    def say(self, word: str) -> None:
+        """Send ``go`` or ``stop``, unless the worker has ended."""
+        with contextlib.suppress(OSError):
+            self.wire.send(word)
 
 
-def whole_run(tallies: Sequence[Tally]) -> Rate:
-    """Return the rate of everything, from the first start to the last batch of all."""
-    seconds = 0.0
-    if tallies:
-        seconds = max(tally.last for tally in tallies) - min(tally.started for tally in tallies)
-    return Rate(
-        frames=sum(tally.frames for tally in tallies),
-        batches=sum(tally.batches for tally in tallies),
-        seconds=seconds,
-    )
+class Stop:
+    """Asks the workers to stop, at the first signal, failure or death; they have 10 s to finish the
+    batches in hand, none after a second signal."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = workers
+        self.must_end_by = float("inf")
+        self.signal: int | None = None
+        for number in STOPS:
+            signal.signal(number, self.on_signal)
+
+    def __call__(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Ask for it."""
+        self.must_end_by = min(self.must_end_by, time.monotonic() + grace_seconds)
+        for worker in self.workers:
+            worker.say("stop")
+
+    def on_signal(self, number: int, _frame: object) -> None:
+        """Remember the first one."""
+        self(GRACE_SECONDS if self.signal is None else 0.0)
+        self.signal = self.signal or number
 
 
-def steady(tallies: Sequence[Tally]) -> Rate:
-    """Return the rate after the first batch of all, from then to the last of all."""
-    everything = whole_run(tallies)
-    if not tallies:
-        return everything
-    earliest = min(tallies, key=lambda tally: tally.first)
-    return Rate(
-        frames=everything.frames - earliest.first_frames,
-        batches=everything.batches - 1,
-        seconds=max(tally.last for tally in tallies) - earliest.first,
-    )
+def start_workers(options: argparse.Namespace, flist: str, workers: list[Worker]) -> None:
+    """Start the processes, in which the signals that stop are blocked."""
+    context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # its start would undo the blocking below (Python 3.11)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        for number in range(options.num_workers):
+            ours, theirs = context.Pipe()
+            arguments = (options, flist, number, theirs)
+            process = context.Process(target=work, args=arguments, daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the worker is the end of the pipe
+            device = f"cuda:{number % options.num_gpus}" if options.num_gpus else "cpu"
+            name = f"worker {number} ({device})"
+            workers.append(Worker(name=name, process=process, wire=ours))
+            print(f"{name}: process {process.pid}, {options.num_threads} threads", flush=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def load_all(options: argparse.Namespace, flist: str) -> int:
+    """Run the workers and print the numbers; return the exit code."""
+    began = time.monotonic()
+    workers: list[Worker] = []
+    stop = Stop(workers)
+
+    def listen(timeout: float) -> None:
+        talking = {worker.wire: worker for worker in workers if not worker.is_done}
+        for wire in connection.wait(list(talking), timeout):
+            talking[wire].read()
+            if talking[wire].failure is not None:
+                stop()
+
+    try:
+        start_workers(options, flist, workers)
+        while not all(worker.tally or worker.is_done for worker in workers):
+            listen(0.5)
+        for worker in workers:
+            worker.say("go" if stop.must_end_by == float("inf") else "stop")
+        due = time.monotonic() + options.interval
+        while not all(worker.is_done for worker in workers) and time.monotonic() < stop.must_end_by:
+            listen(min(max(due - time.monotonic(), 0.0), 0.5))
+            if time.monotonic() >= due:
+                print(f"so far: {line(loaded(workers))}", flush=True)
+                due += options.interval
+    finally:
+        for worker in workers:
+            if not worker.is_done:
+                worker.process.kill()
+            worker.process.join()
+    print_summary(workers)
+    if tallies := loaded(workers):
+        print(f"start-up, not in the figures: {tallies[0].started - began:.1f} s")
+    if stop.signal is not None:
+        name = signal.Signals(stop.signal).name
+        print(f"stopped by {name}: these are the figures of a part.")
+    sys.stdout.flush()
+    if failures := [f"{each.name}: {each.failure}" for each in workers if each.failure is not None]:
+        print("\n".join(failures), file=sys.stderr)
+        return 1
+    return 0 if stop.signal is None else 128 + stop.signal
+
+
+def loaded(workers: Sequence[Worker]) -> list[Tally]:
+    """Return the tallies of the workers that have loaded anything."""
+    return [worker.tally for worker in workers if worker.tally and worker.tally.batches]
+
+
+def rate(frames: int, batches: int, seconds: float) -> str:
+    """Return what arrived in a span of time, as text."""
+    if not batches or seconds <= 0:
+        return "too little to measure"
+    return f"{frames / seconds:,.1f} FPS, {batches / seconds:,.2f} BPS"
 
 
 def line(tallies: Sequence[Tally]) -> str:
-    """Return the amount and the rate, as text."""
-    rate = whole_run(tallies)
-    amount = f"{rate.frames:,} frames, {rate.batches:,} batches in {rate.seconds:.2f} s"
-    return f"{amount}: {rate}"
+    """Return the amount and the rate of everything, from the first start to the last batch."""
+    frames, batches = sum(t.frames for t in tallies), sum(t.batches for t in tallies)
+    seconds = 0.0
+    if tallies:
+        seconds = max(t.last for t in tallies) - min(t.started for t in tallies)
+    amount = f"{frames:,} frames, {batches:,} batches in {seconds:.2f} s"
+    return f"{amount}: {rate(frames, batches, seconds)}"
 
 
-def loaded_by(crew: Crew) -> list[Tally]:
-    """Return the tallies of the workers that have loaded anything."""
-    return [worker.report for worker in crew.workers if worker.report and worker.report.batches]
-
-
-def summary(crew: Crew) -> str:
-    """Return the numbers of each worker and of all of them, as text."""
-    tallies = loaded_by(crew)
-    lines = []
-    for worker in crew.workers:
-        own = [worker.report] if worker.report in tallies else []
+def print_summary(workers: Sequence[Worker]) -> None:
+    """Print the numbers of each worker and of all of them."""
+    tallies = loaded(workers)
+    for worker in workers:
         cut_short = "" if worker.is_done else " (ended before it was done)"
-        lines.append(f"{worker.job}: {line(own)}{cut_short}")
-    lines += [f"all, whole run: {line(tallies)}", f"all, steady: {steady(tallies)}"]
-    reports = [worker.report for worker in crew.workers if worker.report]
+        print(f"{worker.name}: {line(loaded([worker]))}{cut_short}")
+    print(f"all, whole run: {line(tallies)}")
+    steady = "too little to measure"
+    if tallies:  # what came after the first batch of all
+        earliest = min(tallies, key=lambda tally: tally.first)
+        frames = sum(tally.frames for tally in tallies) - earliest.first_frames
+        batches = sum(tally.batches for tally in tallies) - 1
+        steady = rate(frames, batches, max(tally.last for tally in tallies) - earliest.first)
+    print(f"all, steady: {steady}")
+    reports = [worker.tally for worker in workers if worker.tally]
     if num_skipped := sum(report.num_skipped for report in reports):
-        lines.append(f"skipped: {num_skipped:,} files, among them")
+        print(f"skipped: {num_skipped:,} files, among them")
         reasons = [reason for report in reports for reason in report.skipped]
-        lines += [f"  {reason}" for reason in reasons[:NAMES_KEPT]]
-    if crew.signal is not None:
-        name = signal.Signals(crew.signal).name
-        lines.append(f"stopped by {name}: these are the figures of a part.")
-    return "\n".join(lines)
-
-
-def load_all(jobs: list[Job], interval: float) -> int:
-    """Run the workers and print the numbers; return the exit code."""
-    began = time.monotonic()
-    with Crew(work, jobs) as crew:
-        for worker in crew.workers:
-            threads = f"{worker.job.num_threads} threads"
-            print(f"{worker.job}: process {worker.process.pid}, {threads}", flush=True)
-        crew.run(lambda: print(f"so far: {line(loaded_by(crew))}", flush=True), interval)
-    print(summary(crew))
-    if tallies := loaded_by(crew):
-        print(f"start-up, not in the figures: {tallies[0].started - began:.1f} s")
-    sys.stdout.flush()
-    if failures := crew.failures():
-        print("\n".join(failures), file=sys.stderr)
-        return 1
-    return 0 if crew.signal is None else 128 + crew.signal
-
-
-def jobs_of(options: argparse.Namespace, flist: str) -> list[Job]:
-    """Return the jobs: one for each GPU, or for each process on the CPU."""
-    num_gpus = count_gpus() if options.device != "cpu" else 0
-    if options.device == "cuda" and not num_gpus:
-        sys.exit("--device cuda: torch finds no GPU. Use --device cpu.")
-    from spdl_torch.autotune import Limits
-
-    num_workers = options.num_workers or num_gpus or 1
-    share_of_cores = int(Limits.of_this_machine().num_cores) // num_workers
-    return [
-        Job(
-            number=number,
-            num_workers=num_workers,
-            flist=flist,
-            prefix=options.prefix,
-            device=f"cuda:{number % num_gpus}" if num_gpus else "cpu",
-            num_threads=options.num_threads or max(min(share_of_cores, 16), 1),
-            batch_size=options.batch_size,
-            max_batches=most_batches(options, number, num_workers),
-            queue_size=options.queue_size,
-            width=options.width,
-            height=options.height,
-            skip_bad=options.on_error == "skip",
-            trace=options.trace,
-            trace_batches=options.trace_batches,
-        )
-        for number in range(num_workers)
-    ]
-
-
-def most_batches(options: argparse.Namespace, number: int, num_workers: int) -> int | None:
-    """Return how many a worker loads, None = all: ``--max-batches 5, 2 workers -> 3, 2``."""
-    limits = [] if options.worker_max_batches is None else [options.worker_max_batches]
-    if options.max_batches is not None:
-        each, rest = divmod(options.max_batches, num_workers)
-        limits.append(each + (number < rest))
-    return min(limits, default=None)
-
-
-def count_gpus() -> int:
-    """Return how many GPUs torch sees."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+        print(*(f"  {reason}" for reason in reasons[:NAMES_KEPT]), sep="\n")
 
 
 @contextlib.contextmanager
@@ -386,8 +391,6 @@ def file_list(options: argparse.Namespace) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.data or temporary)
         if options.data is None:
-            from spdl_torch.measuring.photographs import write_photographs
-
             write_photographs(folder, 12)
         paths = images_below(folder)
         if not paths:
@@ -414,9 +417,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     data.add_argument("--input-flist", metavar="FILE", help="a text file, a path or URL a line")
     data.add_argument("--data", metavar="DIR", help="all images below a folder")
     data.add_argument("--smoke", action="store_true", help="a few made-up photographs")
-    add(
-        "--prefix", default="", metavar="DIR", help="the folder or URL that the list's paths are in"
-    )
+    add("--prefix", default="", metavar="DIR", help="folder or URL that the list's paths are in")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--num-workers", type=positive, help="processes; one per GPU, or one on the CPU")
     add("--num-threads", type=positive, help="per worker; its share of the cores, at most 16")
@@ -434,6 +435,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.smoke:
         options.batch_size, options.num_workers = 4, options.num_workers or 2
         options.device = "cpu"
+    options.num_gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
+    if options.device == "cuda" and not options.num_gpus:
+        parser.error("--device cuda: torch finds no GPU. Use --device cpu.")
+    options.num_workers = options.num_workers or options.num_gpus or 1
+    share_of_cores = int(Limits.of_this_machine().num_cores) // options.num_workers
+    options.num_threads = options.num_threads or max(min(share_of_cores, 16), 1)
     return options
 
 
@@ -449,7 +456,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program; return the exit code."""
     options = parse(arguments)
     with file_list(options) as flist:
-        return load_all(jobs_of(options, flist), options.interval)
+        return load_all(options, flist)
 
 
 if __name__ == "__main__":

@@ -89,22 +89,21 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(
     paths = program.images_below(images)
     flist.write_text("\n".join(paths))
     seen = []
+    common = ["--input-flist", str(flist), "--device", "cpu", "--batch-size", "4"]
+    options = program.parse([*common, "--num-workers", str(num_workers)])
     for number in range(num_workers):
-        options = program.parse(["--input-flist", str(flist), "--device", "cpu"])
-        options.num_workers, options.batch_size = num_workers, 4
-        job = program.jobs_of(options, str(flist))[number]
-        load_batch = program.batch_loader(job)
+        load_batch = program.batch_loader(options, number)
 
         def load(group, load_batch=load_batch):
             seen.extend(group)
             return load_batch(group)
 
         _parent, wire = multiprocessing.Pipe()
-        tally = program.Tally(started=1.0)
-        program.consume(job, load, tally, importlib.import_module("_crew").Boss(wire))
+        tally = program.Tally()
+        program.consume(options, str(flist), number, load, tally, wire)
         share = len(range(number, NUM_IMAGES, num_workers))
         assert (tally.frames, tally.batches) == (share, -(-share // 4))
-        assert 1.0 < tally.first <= tally.last
+        assert tally.started < tally.first <= tally.last
     assert sorted(seen) == paths
 
 
