@@ -19,7 +19,7 @@ decoded where the codec allows it. Batches are uint8 until they are on the devic
 A video that is damaged or gone ends the run with its name (``--on-error raise``), or is left out,
 named and counted (``skip``): batches are then smaller, no other video takes its place, and
 validation is over the videos that are left. Training leaves out what does not fill a last batch,
-other videos in each epoch.
+other videos in each epoch, and says how many.
 
 Prints a line for the data, and after each epoch the loss, accuracies, videos per second (of all
 processes, loading and model together) and the number of skipped videos; ``--predictions`` writes a
@@ -331,6 +331,9 @@ class Classifier(lightning.LightningModule):
             rate = count / (time.perf_counter() - self.began[split])
             figures |= {"loss": loss, "top1": top1, "top5": top5, "videos_per_second": rate}
             line += f", loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}, {rate:.1f} videos/s"
+            left = len(self.trainer.datamodule.listings[split].videos) - int(count + skipped)
+            if split == "train" and left > 0:
+                line += f", {left} left out, which would not fill a batch"
         self.print(f"{line}, {skipped:.0f} skipped", flush=True)
         self.figures[split] = {f"{split}/{name}": value for name, value in figures.items()}
 

@@ -198,6 +198,8 @@ def test_bad_video_is_counted_when_it_is_to_be_skipped(program, root, loader, ca
     program.main([*common, "--on-error", "skip"])
     printed = capsys.readouterr().out
     assert re.search("^epoch 1 validation: 4 videos, .*, 1 skipped$", printed, re.M), printed
+    left_out = "^epoch 1 training: .*, 1 left out, which would not fill a batch, . skipped$"
+    assert re.search(left_out, printed, re.M), printed
     assert any("bad.mp4" in message for message in caplog.messages)
 
 
