@@ -93,7 +93,8 @@ def spdl_batches(work: Work, load: Callable[[list[int]], Any] | None = None) -> 
         builder = imported("spdl.pipeline").PipelineBuilder().add_source(work.groups())
         order = {"concurrency": work.num_workers, "output_order": "input"}
         builder.pipe(load or work.load_group, **order).add_sink(3)
-        with builder.build(num_threads=work.num_workers).auto_stop() as pipeline:
+        pipeline = builder.build(num_threads=work.num_workers)
+        with pipeline.auto_stop():
             yield from pipeline
 
     return begin
@@ -107,7 +108,8 @@ def spdl_items(work: Work) -> Batches:
         order = {"concurrency": work.num_workers, "output_order": "input"}
         builder.pipe(work.dataset.__getitem__, **order).aggregate(work.batch_size)
         builder.pipe(work.collate_fn()).add_sink(3)
-        with builder.build(num_threads=work.num_workers).auto_stop() as pipeline:
+        pipeline = builder.build(num_threads=work.num_workers)
+        with pipeline.auto_stop():
             yield from pipeline
 
     return begin
