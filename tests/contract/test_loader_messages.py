@@ -8,7 +8,7 @@ import re
 import warnings
 
 import pytest
-from _isolation_data import Ragged, RaggedStream
+from _isolation_data import RaggedStream
 from torch.utils.data import RandomSampler
 
 from spdl_torch import DataLoader
@@ -87,22 +87,6 @@ def test_warning_of_too_many_workers_comes_once_and_names_the_users_line(monkeyp
     assert warning.filename == __file__
     line = linecache.getline(__file__, warning.lineno).strip()
     assert line == 'trainer["rebuilt"](DataLoader, num_workers=99)'
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "isolation"), [(0, "thread"), (2, "thread"), (2, "process")]
-)
-def test_error_of_collating_names_the_batch(num_workers, isolation):
-    """Its number, and what the sampler asked for; the error is torch's own."""
-    loader = DataLoader(Ragged(), batch_size=4, num_workers=num_workers, isolation=isolation)
-    batches = iter(loader)
-    assert len(next(batches)) == len(next(batches)) == 4
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
-        next(batches)
-    (note,) = [note for note in caught.value.__notes__ if note.startswith("in collate_fn")]
-    assert note.endswith(
-        "batch 2, indices [8, 9, 10, 11], given list of 4: Tensor of shape (1,), ..."
-    )
 
 
 def test_error_of_collating_names_the_items_of_an_iterable():

@@ -6,8 +6,6 @@ import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from random import (
-    gauss as gauss_imported_early,
-    randint as randint_imported_early,
     seed as seed_imported_early,
 )
 
@@ -450,31 +448,6 @@ def test_seed_is_refused_where_nothing_draws_from_it():
     """torch's rule without workers is the global generators."""
     with pytest.raises(UnsupportedOptionError, match="seed=3 has no effect"):
         DataLoader([1], seed=3, rng="worker")
-
-
-PYTHON_DRAWS = {
-    "random": lambda: random.random(),
-    "randint": lambda: randint_imported_early(0, 1 << 40),
-    "getrandbits": lambda: random.getrandbits(50),
-    "gauss": lambda: [gauss_imported_early(0, 1) for _ in range(3)],
-    "randbytes": lambda: list(random.randbytes(4)),
-    "np.rand": lambda: np.random.rand(3).tolist(),
-    "np.permutation": lambda: np.random.permutation(50).tolist(),
-    "np.normal": lambda: np.random.normal(size=3).tolist(),
-}
-
-
-@pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize("name", PYTHON_DRAWS)
-def test_draw_of_python_and_numpy_comes_from_the_samples_stream(name, num_workers):
-    """The same for any number of threads, and the trainer's own generators stand still."""
-    dataset = Made(lambda _: torch.tensor(PYTHON_DRAWS[name](), dtype=torch.float64))
-    expected, _ = two_epochs(dataset, 1)
-    states = random.getstate(), np.random.get_state()[1].tolist()
-    got, _ = two_epochs(dataset, num_workers)
-    assert all(map(torch.equal, got, expected))
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
-    assert len({str(row) for batch in got for row in batch.tolist()}) == 24
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -28,7 +28,7 @@ def test_error_of_collating_names_the_odd_sample(seat):
     with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
         next(batches)
     note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
-    assert "indices [4, 5, 6, 7]" in note
+    assert "batch 1, indices [4, 5, 6, 7], given list of 4: dict" in note
     said = "sample 2 of it is unlike most: sample['x'] is Tensor of shape (4,) and type"
     assert said in note
     assert "elsewhere Tensor of shape (3,)" in note
