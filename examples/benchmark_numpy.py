@@ -36,10 +36,18 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
 
 from spdl_torch.autotune import Limits
+from spdl_torch.io import load_npy, load_npz
+
+Combination = tuple[str, str, str, int]
+Figures = dict[str, list[float]]
 
 ALL_WORKERS = (1, 2, 4, 8, 16, 32)
 
@@ -76,21 +84,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--csv", type=Path, metavar="FILE", help="for the plot")
     return options
 
-
-if __name__ == "__main__":
-    # --help and a wrong option are answered before the imports that take seconds.
-    parser().parse_args()
-
-import numpy as np
-import torch
-
-from spdl_torch.io import load_npy, load_npz
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Combination = tuple[str, str, str, int]
-    Figures = dict[str, list[float]]
 
 BATCH = 16
 """Loads per task."""

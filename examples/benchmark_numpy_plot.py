@@ -21,6 +21,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import benchmark_numpy
+import matplotlib
+from matplotlib import pyplot as plt
+
+matplotlib.use("Agg")  # never opens a window
+
 
 def parse() -> argparse.Namespace:
     """Return the options."""
@@ -35,15 +41,6 @@ def parse() -> argparse.Namespace:
         parser.error("csv: the file that benchmark_numpy.py --csv wrote is needed.")
     return options
 
-
-if __name__ == "__main__":
-    # --help and a wrong option are answered before the imports that take seconds.
-    parse()
-
-import matplotlib
-
-matplotlib.use("Agg")  # never opens a window
-from matplotlib import pyplot as plt
 
 POOLS = ("threads", "processes")
 METRICS = {"loads_per_second": "loads per second", "cpu_ms_per_load": "CPU time per load (ms)"}
@@ -79,8 +76,6 @@ def main() -> None:
 
 def measure_a_little(table: Path) -> None:
     """Write the table that the program measures with ``--smoke``."""
-    import benchmark_numpy  # imports torch, which drawing does not need
-
     options = benchmark_numpy.parser().parse_args(["--smoke", "--rounds", "1", "--csv", str(table)])
     benchmark_numpy.main(options)
 

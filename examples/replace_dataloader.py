@@ -26,7 +26,15 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+import torch.utils.data
+import torchvision.datasets
+from torch import nn
+from torchvision import transforms
+
+import spdl_torch
 from spdl_torch.autotune import Limits
+from spdl_torch.measuring.photographs import write_photographs
 
 
 def parse() -> argparse.Namespace:
@@ -47,19 +55,6 @@ def parse() -> argparse.Namespace:
         parser.error(f"--data {options.data}: there is no such folder of class folders.")
     return options
 
-
-if __name__ == "__main__":
-    # --help and a wrong option are answered before the imports that take seconds.
-    given = parse()
-
-import torch
-import torch.utils.data
-import torchvision.datasets
-from torch import nn
-from torchvision import transforms
-
-import spdl_torch
-from spdl_torch.measuring.photographs import write_photographs
 
 TRANSFORM = transforms.Compose(
     [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
@@ -154,6 +149,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    given = parse()
     with tempfile.TemporaryDirectory() as made:
         try:
             if given.data is None:

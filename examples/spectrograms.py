@@ -15,11 +15,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import wave
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor
+
+from spdl_torch import DataLoader
+from spdl_torch.io import load_audio
 
 RATE, WINDOW = 16_000, 512
 SUFFIXES = {".flac", ".m4a", ".mkv", ".mov", ".mp3", ".mp4", ".ogg", ".opus", ".wav", ".webm"}
@@ -35,10 +39,6 @@ class Spectrograms:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Tensor:
-        import torch
-
-        from spdl_torch.io import load_audio
-
         sound = load_audio(self.paths[index], (0, 1), RATE, num_channels=1)[0]
         sound = torch.nn.functional.pad(sound, (0, RATE - len(sound)))
         spectrum = torch.stft(sound, WINDOW, window=torch.hann_window(WINDOW), return_complex=True)
@@ -47,10 +47,6 @@ class Spectrograms:
 
 def write_tones(folder: Path, num_files: int) -> None:
     """Make WAV files of one tone each."""
-    import wave
-
-    import numpy as np
-
     for number in range(num_files):
         times = np.arange(RATE) / RATE
         tone = np.sin(2 * np.pi * 500 * (1 + number % 8) * times)
@@ -61,8 +57,6 @@ def write_tones(folder: Path, num_files: int) -> None:
 
 def run(folder: Path, batch_size: int, num_workers: int) -> None:
     """Load all files once."""
-    from spdl_torch import DataLoader
-
     dataset = Spectrograms(folder)
     loader = DataLoader(dataset, batch_size, num_workers=num_workers, on_error="skip")
     begin, num_files = time.perf_counter(), 0
