@@ -164,9 +164,10 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
     ]
     if options.ema_decay is not None:
         callbacks.append(EMAWeightAveraging(decay=options.ema_decay))
+    one_gpu = options.device.type == "cuda" and options.devices == 1
     return lightning.Trainer(
         accelerator=options.device.type,
-        devices=options.devices,
+        devices=[options.device.index or 0] if one_gpu else options.devices,
         num_nodes=options.nodes,
         strategy=options.strategy,
         precision=PRECISION[options.amp],
