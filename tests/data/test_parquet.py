@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader as TorchLoader, default_collate
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import cached, mix, pack
 from spdl_torch.data.sources import ListSource, Parquet
-from spdl_torch.errors import DecodeError
+from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io import decode_image
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -68,7 +68,7 @@ sources = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(sources, st.integers(0, 3))
 def test_parts_have_each_row_once_and_go_on_anywhere(tmp_path_factory, drawn, epoch):
     """Over files, row groups, windows and batches that begin and end anywhere."""
@@ -126,6 +126,30 @@ def test_no_row_group_before_the_start_is_read(tmp_path):
         list(source)
     with pytest.raises(DecodeError, match=r"0\.parquet: row group 1 cannot be read"):
         source[4]
+
+
+def test_file_that_was_replaced_is_an_error(folder, tmp_path):
+    """Its footer would be another's: local, kept, or behind a URL."""
+    content = (folder / "3.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content)
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/a.parquet", content)
+    try:
+        sources = [
+            Parquet(tmp_path / "a.parquet"),
+            Parquet(tmp_path / "a.parquet", cache=tmp_path / "kept"),
+            Parquet("memory://a.parquet"),
+            Parquet("memory://a.parquet", cache=tmp_path / "kept"),
+        ]
+        other = (folder / "0.parquet").read_bytes()
+        (tmp_path / "a.parquet").write_bytes(other)
+        memory.pipe("/a.parquet", other)
+        for source in sources:
+            for read in (lambda: list(source), lambda: source[0]):  # noqa: B023 - called at once
+                with pytest.raises(SourceChangedError, match=r"a\.parquet: changed after"):
+                    read()
+    finally:
+        memory.rm("/", recursive=True)
 
 
 # --- items -----------------------------------------------------------------------------------
@@ -276,9 +300,9 @@ def test_pictures_of_hugging_face_are_decoded_as_they_are(tmp_path):
         {"num_workers": 0},
         {"num_workers": 2, "isolation": "thread"},
         {"num_workers": 2, "isolation": "process"},
-        {"num_workers": 2, "multiprocessing_context": "spawn", "isolation": "process"},
+        {"num_workers": 2, "multiprocessing_context": "forkserver", "isolation": "process"},
     ],
-    ids=["none", "threads", "fork", "spawn"],
+    ids=["none", "threads", "fork", "forkserver"],
 )
 def test_a_loader_gives_what_torchs_gives_for_the_rows(kinds, options):
     """In another order, too, and with a collate function of the user's."""

@@ -6,13 +6,15 @@ import glob
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spdl_torch.errors import DecodeError
+from spdl_torch.errors import DecodeError, SourceChangedError
+from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES
 from spdl_torch.scopes import scope
@@ -75,7 +77,7 @@ class Parquet(StreamSource[dict[str, Any]]):
 
     Raises: ImportError: pyarrow is not installed; FileNotFoundError: nothing matches; ValueError:
     no files, no such column, or columns of several types; DecodeError, also while reading: no
-    Parquet file, or a damaged one; SourceChangedError: a file of a URL was replaced meanwhile.
+    Parquet file, or a damaged one; SourceChangedError: a file was replaced meanwhile.
     """
 
     thread_safe = True
@@ -111,7 +113,7 @@ class Parquet(StreamSource[dict[str, Any]]):
         self._first_rows = array("q", [0])
         self._places: list[tuple[int, int]] = []  # of each row group: its file, and there
         self._groups: list[range] = []  # the row groups of each file
-        for file, footer in enumerate(self._footers):
+        for file, (footer, _) in enumerate(self._footers):
             for group in range(footer.num_row_groups):
                 num_rows = footer.row_group(group).num_rows
                 self._first_rows.append(self._first_rows[-1] + num_rows)
@@ -198,9 +200,7 @@ class Parquet(StreamSource[dict[str, Any]]):
 
     def _shuffled_groups(self, draw: random.Random) -> list[int]:
         """Return the row groups with the files in another order, and those of each file."""
-        files = [
-            [*run] for _, run in groupby(range(len(self._places)), lambda n: self._places[n][0])
-        ]
+        files = [[*groups] for groups in self._groups]
         draw.shuffle(files)
         for groups in files:
             draw.shuffle(groups)
@@ -257,36 +257,44 @@ class Parquet(StreamSource[dict[str, Any]]):
             table = opened.read_row_group(group, list(self._columns), use_threads=False)
             return table.select(self._columns)
 
-    def _opened(self, file: int) -> AbstractContextManager[pq.ParquetFile]:
-        """Open a file, for one thread."""
-        return self._open(self._urls[file], self._footers[file])
+    @scope
+    def _opened(self, file: int) -> Iterator[pq.ParquetFile]:
+        """Open a file, for one thread. Raises: SourceChangedError: it is not that of the footer."""
+        name, (footer, stamp) = self._urls[file], self._footers[file]
+        with self._open(name, self._files, footer) as (opened, now):
+            if now != stamp:
+                raise SourceChangedError(
+                    f"{name}: changed after its footer was read. Make the Parquet again, and write "
+                    "new content under a new name."
+                )
+            yield opened
 
     @scope
-    def _open(self, name: str, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    def _open(
+        self, name: str, files: ShardFiles, footer: pq.FileMetaData | None = None
+    ) -> Iterator[tuple[pq.ParquetFile, int]]:
+        """Open a file; with it comes a number that is another when the file is another."""
         try:
             import pyarrow.parquet as pq
         except ImportError as error:
             raise ImportError(
                 "Parquet needs pyarrow: pip install pyarrow (the extra parquet)."
             ) from error
-        if not is_url(name) and (footer is None or self._files.cache is None):
-            with pq.ParquetFile(name, metadata=footer) as opened:
-                yield opened
-            return
-        # A footer alone is not worth a copy of the file.
-        files = replace(self._files, cache=None) if footer is None else self._files
-        with (
-            files.open(name, seekable=True) as content,
-            pq.ParquetFile(content, metadata=footer, pre_buffer=files.cache is None) as opened,
-        ):
-            yield opened
+        with ExitStack() as stack:
+            source: Any = name
+            if is_url(name) or files.cache is not None:
+                source = stack.enter_context(files.open(name, seekable=True))
+            stamp = source.seek(0, os.SEEK_END) if is_url(name) else file_stamp(name)
+            is_far = is_url(name) and files.cache is None
+            opened = pq.ParquetFile(source, metadata=footer, pre_buffer=is_far)
+            yield stack.enter_context(opened), stamp
 
     def _damage_in(self, file: int, group: int) -> AbstractContextManager[None]:
         return _damage_of(f"{self._urls[file]}: row group {group}")
 
     def _rows_at_once(self, file: int) -> int:
         """Return how many rows are decoded at once, by the size that the file's footer says."""
-        group = self._footers[file].row_group(0)
+        group = self._footers[file][0].row_group(0)
         num_rows = int(_READ_BYTES * group.num_rows // max(1, group.total_byte_size))
         return max(1, min(_MOST_ROWS, num_rows))
 
@@ -297,10 +305,13 @@ class Parquet(StreamSource[dict[str, Any]]):
                 "by position before shuffle(), or ListSource(parquet).shuffle(seed)."
             )
 
-    def _read_footers(self) -> list[pq.FileMetaData]:
-        def footer_of(name: str) -> pq.FileMetaData:
-            with _damage_of(f"{name}: its footer"), self._open(name) as opened:
-                return opened.metadata
+    def _read_footers(self) -> list[tuple[pq.FileMetaData, int]]:
+        """Read the footers of all files, with the stamps of these."""
+        files = replace(self._files, cache=None)  # a footer alone is not worth a copy of the file
+
+        def footer_of(name: str) -> tuple[pq.FileMetaData, int]:
+            with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
+                return opened.metadata, stamp
 
         if not any(map(is_url, self._urls)):
             return [*map(footer_of, self._urls)]
@@ -310,9 +321,9 @@ class Parquet(StreamSource[dict[str, Any]]):
     def _common_columns(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the columns. Raises: ValueError: a file does not have them, or with
         another type."""
-        first = self._footers[0].schema.to_arrow_schema()
+        first = self._footers[0][0].schema.to_arrow_schema()
         names = tuple(first.names if wanted is None else wanted)
-        for file, footer in zip(self._urls, self._footers, strict=True):
+        for file, (footer, _) in zip(self._urls, self._footers, strict=True):
             schema = footer.schema.to_arrow_schema()
             for name in names:
                 if name not in schema.names:
