@@ -300,9 +300,8 @@ def test_pictures_of_hugging_face_are_decoded_as_they_are(tmp_path):
         {"num_workers": 0},
         {"num_workers": 2, "isolation": "thread"},
         {"num_workers": 2, "isolation": "process"},
-        {"num_workers": 2, "multiprocessing_context": "forkserver", "isolation": "process"},
     ],
-    ids=["none", "threads", "fork", "forkserver"],
+    ids=["none", "threads", "processes"],
 )
 def test_a_loader_gives_what_torchs_gives_for_the_rows(kinds, options):
     """In another order, too, and with a collate function of the user's."""
