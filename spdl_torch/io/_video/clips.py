@@ -35,7 +35,7 @@ from .filters import FilterChain
 from .frames import rgb_view
 from .opening import MediaFile
 from .packets import BACK_SECONDS, VideoPackets, last_duration
-from .reading import UnsureError, Video
+from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -282,7 +282,7 @@ def _from_first(
         before, num_frames = (frame, is_damaged), num_frames + 1
         say_if_slow(video.name, num_frames if len(left) == len(ends) else 0)
     if before is None:
-        raise DecodeError(f"{video.name}: no frame in it.")
+        raise no_frame(video.name)
     end = float(((before[0].pts or 0) + video.codec.ticks_of_a_frame) * video.codec.tick)
     _check_end(max(moments), end, info)
     yield undamaged(*before, video.name), left

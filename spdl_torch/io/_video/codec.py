@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from .._config import DecodeConfig
 
+MPEG = frozenset({"mpeg1video", "mpeg2video", "mpeg4"})
+"""FFmpeg's names of the codecs of MPEG up to 4 part 2, which have much in common."""
+
 _MOST_ROUNDED = 2.0**-50
 """How far a time that was computed from a tick may be off that, as a share of it."""
 
@@ -66,7 +69,7 @@ class VideoCodec:
     def has_delay_of_one(self) -> bool:
         """Whether each frame comes out one packet after its place in the order of display, as in
         MPEG up to 4 part 2 with B-frames."""
-        return self.reorder_depth == 1 and self.name in ("mpeg1video", "mpeg2video", "mpeg4")
+        return self.reorder_depth == 1 and self.name in MPEG
 
     @property
     def tick(self) -> Fraction:

@@ -18,6 +18,7 @@ from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 
+from .codec import MPEG
 from .headers import TELL_KEYFRAMES, is_entry, is_hidden
 from .opening import decode_errors
 from .reading import UnsureError, goes_back
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.io")
 
-_KNOWS_NONREF = frozenset({"h264", "mpeg1video", "mpeg2video", "mpeg4"})
+_KNOWS_NONREF = MPEG | {"h264"}
 """Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
 HEVC it may be one for a higher temporal layer."""
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spdl_torch.errors import DecodeError
-
 from .codec import rate_of
 from .headers import tells_keyframes
-from .packets import Label, last_duration
+from .packets import MOST_UNEVEN, Label, last_duration
+from .reading import no_frame
 from .samplers import VideoInfo
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ _BEYOND = 10**12
 
 _LEAST_DIFFERENCE = 0.01
 """Two statements of a frame rate that differ by less are of a constant one."""
-
-_MOST_UNEVEN = 1.5
-"""A step from packet to packet of more than so many others is not their rounding."""
 
 _STEPS_TO_SEE = 128
 """The most steps to look at before a rate is taken for constant; a microsecond each."""
@@ -49,10 +45,9 @@ def _stated(video: Video) -> VideoInfo | None:
     start = time if first.is_shown else stream.start_time
     if start is None or time is None or not rate:
         return None
-    is_matroska = "matroska" in video.container.format.name
     # Matroska's with another start is a duration in some files, and the end in others.
-    seconds = 0.0 if is_matroska and start else float(stream.duration or 0) * tick
-    if is_matroska and not start and not seconds:
+    seconds = 0.0 if video.is_matroska and start else float(stream.duration or 0) * tick
+    if video.is_matroska and not start and not seconds:
         seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
         if not seconds and len(video.container.streams) == 1:
             seconds = (video.container.duration or 0) / 1e6
@@ -72,13 +67,13 @@ def _is_uneven(video: Video, rate: Fraction) -> bool:
     """Return whether the container states two rates, or MP4 lists packets in uneven steps."""
     if abs((video.stream.guessed_rate or rate) / rate - 1) > _LEAST_DIFFERENCE:
         return True
-    if "mp4" not in video.container.format.name:
+    if not video.is_mp4:
         return False
     listed = video.stream.index_entries
     # Some of them: a film has hundreds of thousands.
     some = range(0, len(listed) - 1, 1 + len(listed) // _STEPS_TO_SEE)
     steps = [listed[k + 1].timestamp - listed[k].timestamp for k in some]
-    return max(steps, default=0) > _MOST_UNEVEN * min(steps, default=0)
+    return max(steps, default=0) > MOST_UNEVEN * min(steps, default=0)
 
 
 def _ticks_by_packets(video: Video, start: int, stated: int) -> int:
@@ -94,8 +89,8 @@ def _ticks_by_packets(video: Video, start: int, stated: int) -> int:
     packets = list(video)
     labels = [Label.of(packet, video.codec) for packet in packets]
     times = [label.pts for label in labels if label.is_shown and label.pts is not None]
-    is_mp4 = "mp4" in video.container.format.name  # others list other places
-    if is_mp4 and packets and packets[-1].pos != video.stream.index_entries[-1].pos:
+    # Others list other places.
+    if video.is_mp4 and packets and packets[-1].pos != video.stream.index_entries[-1].pos:
         return stated  # it is cut off
     if not times:
         return 0
@@ -121,7 +116,7 @@ def _surveyed(video: Video) -> VideoInfo:
         labels = labels[next((k for k, label in enumerate(labels) if label.is_entry), 0) :]
     shown = [label for label in labels if label.is_shown]
     if not shown:
-        raise DecodeError(f"{video.name}: no frame in it.")
+        raise no_frame(video.name)
     times = [label.dts if video.is_counted else label.pts for label in shown]
     # What is displayed before the first keyframe refers to frames before it, which are not there.
     first = times[0]

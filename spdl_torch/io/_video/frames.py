@@ -19,6 +19,7 @@ from .._storage import room_for
 from .decode import CheckFailedError, decode_wanted
 from .filters import FilterChain
 from .packets import ImagePackets
+from .reading import no_frame
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -185,8 +186,7 @@ def decode_packets(
     """
     frames = _decode(packets, None, filter_desc, decode_config, num_frames, num_threads)
     if not frames:
-        where = "it" if packets.timestamp is None else "[{:g}, {:g}) s".format(*packets.timestamp)
-        raise DecodeError(f"{packets.source}: no frame in {where}.")
+        raise no_frame(packets.source, packets.timestamp)
     kind = ImageFrames if isinstance(packets, ImagePackets) else VideoFrames
     return kind(packets.source, frames)
 

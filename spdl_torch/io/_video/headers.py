@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import av
 
+from .codec import MPEG
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,9 +21,7 @@ if TYPE_CHECKING:
 
     from .codec import VideoCodec
 
-TELL_KEYFRAMES = frozenset(
-    ["av1", "ffv1", "h264", "hevc", "libdav1d", "mpeg1video", "mpeg2video", "mpeg4", "vp8", "vp9"]
-)
+TELL_KEYFRAMES = MPEG | {"av1", "ffv1", "h264", "hevc", "libdav1d", "vp8", "vp9"}
 """Codecs whose decoders call a frame a keyframe only where nothing before it is needed, by it and
 by all that are displayed after it (of H.264 its header says so). In H.263 options of earlier
 pictures may still be in force; APNG calls every frame one."""
@@ -46,7 +46,7 @@ def is_entry(packet: Packet[Any], codec: VideoCodec) -> bool:
         return False
     if codec.name == "h264":
         return _is_h264_entry(bytes(memoryview(packet)[:_HEADER_BYTES]), codec.extradata)
-    if codec.name not in ("mpeg1video", "mpeg2video", "mpeg4"):
+    if codec.name not in MPEG:
         return True
     content = bytes(memoryview(packet)[:_HEADER_BYTES])
     if codec.name == "mpeg4":

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .._config import DecodeConfig
     from .codec import VideoCodec
 
-_MOST_UNEVEN = 1.5
-"""A step of more than so many others is not their rounding."""
+MOST_UNEVEN = 1.5
+"""A step from packet to packet of more than so many others is not their rounding."""
 
 BACK_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """How much earlier than necessary to begin at each try of the fast way."""
@@ -353,7 +353,7 @@ def last_duration(labels: Sequence[Label]) -> int:
     if following is not None and label.dts is not None:
         is_step = following - label.dts == label.duration
         before = max((each for each in times if each < time), default=None)
-        if is_step and before is not None and label.duration > _MOST_UNEVEN * (time - before):
+        if is_step and before is not None and label.duration > MOST_UNEVEN * (time - before):
             return time - before
     return label.duration
 

@@ -64,20 +64,20 @@ class Video:
         self._packets = packets_of(container, stream)
         first = next(self._packets, None)
         if first is None:
-            raise DecodeError(f"{name}: no frame in it.")
+            raise no_frame(name)
         self.first = first
         """The first packet of all; it still comes."""
         self._packets = itertools.chain([first], self._packets)
         kind = container.format.name
+        self.is_mp4, self.is_matroska = "mp4" in kind, "matroska" in kind
         is_raw = bool(int(container.format.flags) & _NO_TIMES)
         if is_raw:
             self._packets = _numbered(self._packets, self.codec)
         self.is_counted = is_raw or (first.pts is None and kind == "avi")
         """Whether frames are counted, for the container has no times (AVI, raw streams)."""
-        is_whole = ("mp4" in kind or kind == "avi") and 0 < stream.frames == len(
-            stream.index_entries
-        )
-        self.has_list = is_whole or "matroska" in kind
+        is_listed = self.is_mp4 or kind == "avi"
+        is_whole = is_listed and 0 < stream.frames == len(stream.index_entries)
+        self.has_list = is_whole or self.is_matroska
         """Whether the container lists its packets, all of them."""
         can_tell = not self.is_counted or self.codec.has_delay_of_one
         self.is_fast = self.has_list and can_tell and tells_keyframes(self.codec)
@@ -204,6 +204,12 @@ class Video:
         if [(each.pos, each.size) for each in there] != [(self.first.pos, self.first.size)]:
             raise UnsureError(f"{self.name}: the way back to its start was not found.")
         self._packets = itertools.chain(there, self._packets)
+
+
+def no_frame(name: str, window: tuple[float, float] | None = None) -> DecodeError:
+    """Return the error for a video, or a window of it in seconds, without a frame."""
+    where = "it" if window is None else "[{:g}, {:g}) s".format(*window)
+    return DecodeError(f"{name}: no frame in {where}.")
 
 
 def goes_back(name: str, before: float, after: float, codec: VideoCodec) -> DecodeError:

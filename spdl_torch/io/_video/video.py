@@ -7,15 +7,13 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, SupportsFloat
 
-from spdl_torch.errors import DecodeError
-
 from .._config import RGB24
 from .._source import read_source, source_name
 from .._transfer.transfer import check_device_config, to_device
 from .frames import convert_frames, decode_packets
 from .opening import MediaFile
 from .packets import ImagePackets, VideoPackets
-from .reading import UnsureError, Video
+from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +52,7 @@ def demux_video(
     window = None if timestamp is None else window_of(timestamp)
     packets = _read(MediaFile(src, demux_config, name), window, bsf, 0.0)
     if packets.is_fast and not len(packets):
-        where = "it" if window is None else "[{:g}, {:g}) s".format(*window)
-        raise DecodeError(f"{packets.source}: no frame in {where}.")
+        raise no_frame(packets.source, window)
     return packets
 
 
