@@ -87,9 +87,7 @@ def load_image(
     Returns: uint8, shape (3, height, width), rows of RGB pixels in memory (channels_last).
     Raises: as :func:`load_image_batch`.
     """
-    if device_config is not None:
-        check_device_config(device_config, "load_image")
-    _check_request([src], width, height, crop, "load_image")
+    _check_request([src], width, height, crop, device_config, "load_image")
     image = _load([src], width, height, crop, scaled=scaled, name=name)[0]
     return image if device_config is None else to_device(image, device_config)
 
@@ -137,9 +135,7 @@ def load_image_batch(
         UnsupportedOptionError: another ``pix_fmt``, or a ``device_config`` that is none.
         ValueError: a size below 1; ``storage`` is too small.
     """
-    if device_config is not None:
-        check_device_config(device_config, "load_image_batch")
-    _check_request(srcs, width, height, crop, "load_image_batch")
+    _check_request(srcs, width, height, crop, device_config, "load_image_batch")
     if pix_fmt != "rgb24":
         raise UnsupportedOptionError(
             f"load_image_batch: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_image, "
@@ -233,8 +229,11 @@ def _check_request(
     width: int | None,
     height: int | None,
     crop: CropFunction | None,
+    device_config: CUDAConfig | None,
     where: str,
 ) -> None:
+    if device_config is not None:
+        check_device_config(device_config, where)
     check_size(width, height, where)
     check_crop_function(crop, where)
     if not srcs:

@@ -216,15 +216,11 @@ def _geometry(
     if names[:1] == ["RandomResizedCrop"] and _is_bilinear(steps[0], converted):
         crop, size = steps[0], _pair(steps[0].size)
         return _random_resized_crop(crop, size), size, steps[1:]
-    if names == ["Resize", "CenterCrop"] and _is_bilinear(steps[0], converted):
-        edges = _edges(steps[0])
-        if edges is not None:
-            size = _pair(steps[1].size)
-            return _resize_center_crop(edges, steps[0].max_size, size), size, steps[2:]
-    elif names[:1] == ["Resize"] and _is_bilinear(steps[0], converted):
-        edges = _edges(steps[0])
-        if edges is not None and len(edges) == 2:
-            return _resize(_pair(edges)), _pair(edges), steps[1:]
+    if names[:1] == ["Resize"] and _is_bilinear(steps[0], converted):
+        edges, is_cropped = _edges(steps[0]), names[1:] == ["CenterCrop"]
+        if edges is not None and (is_cropped or len(edges) == 2):
+            size = _pair(steps[1].size if is_cropped else edges)
+            return _resize(edges, steps[0].max_size, size), size, steps[1 + is_cropped :]
     return None, (0, 0), steps
 
 
@@ -243,22 +239,15 @@ def _random_resized_crop(transform: Any, size: tuple[int, int]) -> Geometry:
     return geometry
 
 
-def _resize_center_crop(
-    edges: tuple[int, ...], max_size: int | None, size: tuple[int, int]
-) -> Geometry:
+def _resize(edges: tuple[int, ...], max_size: int | None, size: tuple[int, int]) -> Geometry:
+    """Return the geometry of a resize, and of the crop of ``size`` in its middle."""
+
     # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
     # no fractional offset, so resizing a part would give other pixels.
     def plan(height: int, width: int) -> PicturePlan:
         resized = resized_size(height, width, edges, max_size)
         window = center_crop_window(*resized, *size)
         return PicturePlan((height, width), (0, 0, height, width), resized, window)
-
-    return partial(_with_flips, plan)
-
-
-def _resize(size: tuple[int, int]) -> Geometry:
-    def plan(height: int, width: int) -> PicturePlan:
-        return PicturePlan((height, width), (0, 0, height, width), resized=size)
 
     return partial(_with_flips, plan)
 
