@@ -130,22 +130,13 @@ def test_memory_comes_back_from_a_pipeline_that_could_not_be_made(device):
     assert device.num_locks == num_locks
 
 
-WHOLE = [iter] * 3
-LEFT_EARLY = [iter, lambda loader: islice(loader, 2), lambda loader: islice(loader, 2), iter]
-
-
-@pytest.mark.parametrize("make", IN_THIS_PROCESS)
-def test_memory_is_locked_once(device, make):
-    """That of the transfer, and that in which batches are made."""
-    num_locks, num_again = epochs_of(device, make(), WHOLE)
-    assert num_locks >= 3
-    assert num_again == 0
+EPOCHS = [iter, lambda loader: islice(loader, 2), lambda loader: islice(loader, 2), iter]
 
 
 @pytest.mark.parametrize("make", IN_THIS_PROCESS)
 def test_memory_is_locked_once_however_epochs_end(device, make):
-    """In forked processes what a fork may still see is not written again."""
-    num_locks, num_again = epochs_of(device, make(), LEFT_EARLY)
+    """That of the transfer, and that in which batches are made."""
+    num_locks, num_again = epochs_of(device, make(), EPOCHS)
     assert num_locks >= 3
     assert num_again == 0
 
@@ -176,9 +167,6 @@ def test_two_epochs_at_once_have_memory_of_their_own(device):
 
 MOST_LOCKS = 7
 """Of a loader: two slabs, and one piece more than may be outstanding."""
-
-
-# -- when it is wanted -----------------------------------------------------------------------------
 
 
 # -- shared memory of processes --------------------------------------------------------------------

@@ -12,6 +12,20 @@ import sys
 
 import pytest
 
+LIGHTNINGS_WARNINGS = [
+    pytest.mark.filterwarnings(f"ignore:{each}")
+    for each in (
+        *(".*does not have many workers", ".*is smaller than the logging interval"),
+        *(".*LeafSpec", "The `srun` command is available"),
+        *("Your `IterableDataset` has `__len__` defined", "You defined a `validation_step`"),
+        *(".*but not on `on_train_epoch_end`", "Checkpoint directory"),
+        "Be aware that when using `ckpt_path`, callbacks",
+        "You're resuming from a checkpoint that ended before",
+        *("This DataLoader will create", ".*multi-threaded, use of fork:DeprecationWarning"),
+    )
+]
+"""Its own, and those of a machine with few cores: ``pytestmark`` of the files that train by it."""
+
 
 class Later:
     """A module, imported when something in it is asked for."""

@@ -7,6 +7,13 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
+def trainer(**options):
+    """A Trainer on the CPU that does nothing but run the loops."""
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys(names, False)
+    return lightning.Trainer(**{"max_epochs": 2, "accelerator": "cpu", **quiet, **options})
+
+
 class Recorder(lightning.LightningModule):
     """One weight, and a diary of the samples that every hook saw."""
 

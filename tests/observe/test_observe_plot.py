@@ -258,6 +258,7 @@ def test_picture_is_left_out_when_a_stage_has_no_figures_for_it(db_path, tmp_pat
     """A source has a queue and no tasks."""
     (path,) = plot_stats(db_path, tmp_path, stages=["src"], file_format="svg")
     assert path.name == "queue_stats_combined.svg"
+    assert path.read_bytes().startswith(b"<?xml")
     with pytest.raises(ValueError, match=r"s.db, run 1: the chosen stages have no figures of tas"):
         plot_task_stats(db_path, stages=["src"])
 
@@ -391,20 +392,19 @@ assert "matplotlib.pyplot" not in sys.modules
 # -- the command -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "begin"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys, name, begin):
+def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys):
     """Nothing else, so that they can be piped."""
-    arguments = ["plot", str(db_path), "-o", str(tmp_path / "out"), "--format", name]
+    arguments = ["plot", str(db_path), "-o", str(tmp_path / "out"), "--format", "pdf"]
     arguments += ["--stage", "read", "decode", "--start", "+5", "--end", "+1h", "--run", "1"]
     assert main(arguments) == 0
     written = capsys.readouterr()
     assert written.err == ""
     assert written.out.splitlines() == [
-        str(tmp_path / "out" / f"{kind}_stats_combined.{name}") for kind in ("task", "queue")
+        str(tmp_path / "out" / f"{kind}_stats_combined.pdf") for kind in ("task", "queue")
     ]
     for line in written.out.splitlines():
         with open(line, "rb") as picture:
-            assert picture.read(len(begin)) == begin
+            assert picture.read(4) == b"%PDF"
 
 
 def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):

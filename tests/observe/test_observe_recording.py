@@ -291,21 +291,10 @@ def test_forked_workers_go_on_without_the_parents_lock(tmp_path):
     assert num_fetched(path) == NUM_ITEMS
 
 
-def test_errors_name_what_was_expected(tmp_path):
-    """Before the block begins, and before the file exists."""
-    kind = recording([1, 2], tmp_path / "run.db")
-    with pytest.raises(TypeError, match=r"a spdl_torch.DataLoader, .* got list"), kind:
-        pass
-    silent = recording(loader(0, stats=False), tmp_path / "run.db")
-    with pytest.raises(ValueError, match="with stats=False there is nothing to record"), silent:
-        pass
-    never = recording(loader(0), tmp_path / "run.db", interval_seconds=0)
-    with pytest.raises(ValueError, match="interval_seconds must be > 0 seconds, got 0"), never:
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 BAD_ARGUMENTS = {
+    "no loader": ({"loaders": [1, 2]}, r"a spdl_torch.DataLoader, .* got list"),
+    "no loaders": ({"loaders": {}}, "expected one loader or more, got an empty"),
+    "no time": ({"interval_seconds": 0}, "interval_seconds must be > 0 seconds, got 0"),
     "a text": ({"interval_seconds": "2"}, "interval_seconds must be a number of seconds, got '2'"),
     "a flag": ({"interval_seconds": True}, "interval_seconds must be a number of seconds, got T"),
     "no number": ({"interval_seconds": math.nan}, "interval_seconds must be > 0 seconds, got nan"),
@@ -315,6 +304,8 @@ BAD_ARGUMENTS = {
     "config": ({"config": ["lr", 0.1]}, "config must be a mapping, got list"),
     "rank": ({"rank": "0"}, "rank must be an integer of 0 or more, got '0'"),
     "world size": ({"world_size": 0}, "world_size must be an integer of 1 or more, got 0"),
+    "no path": ({"path": 3}, "path must be the path of a file or None, got 3"),
+    "a folder": ({"path": "."}, r"\. is a folder. Add a file's"),
 }
 
 
@@ -322,29 +313,17 @@ BAD_ARGUMENTS = {
 def test_bad_argument_is_named_before_anything_is_written(tmp_path, which):
     """With what it must be and what was given, in place of an error somewhere inside."""
     options, message = BAD_ARGUMENTS[which]
-    never = recording(loader(0), tmp_path / "run.db", **options)
-    with pytest.raises((TypeError, ValueError), match=message), never:
+    never = recording(**{"loaders": loader(0), "path": tmp_path / "run.db", **options})
+    with pytest.raises((TypeError, ValueError, OSError), match=message), never:
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [(3, "path must be the path of a file or None, got 3"), (".", r"\. is a folder. Add a file's")],
-)
-def test_path_that_is_no_file_is_refused(path, message):
-    """A folder, and what is no path; SQLite would only say that it cannot open it."""
-    never = recording(loader(0), path)
-    with pytest.raises((TypeError, OSError), match=message), never:
+def test_loader_without_statistics_is_refused(tmp_path):
+    """There is nothing to record."""
+    silent = recording(loader(0, stats=False), tmp_path / "run.db")
+    with pytest.raises(ValueError, match="with stats=False there is nothing to record"), silent:
         pass
-
-
-def test_no_loader_is_refused(tmp_path):
-    """An empty mapping would record nothing, in silence."""
-    never = recording({}, tmp_path / "run.db")
-    with pytest.raises(ValueError, match="expected one loader or more, got an empty"), never:
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_failure_to_record_does_not_stop_training(tmp_path, caplog):

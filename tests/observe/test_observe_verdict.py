@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 from _forks import found_in_fork
 from _loader_helpers import PATIENCE_SECONDS
-from _readings import PipelineStats, found_in, html_in_notebook, reading, shown, stage
+from _readings import PipelineStats, html_in_notebook, reading, shown, stage
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
@@ -231,7 +231,7 @@ def all_reports():
 
 
 @given(all_reports())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_verdict_names_nothing_that_was_not_measured(report):
     """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing."""
     probes, cause, found = report.probes, report.verdict.cause, report.verdict.finding
@@ -263,6 +263,7 @@ def test_verdict_names_nothing_that_was_not_measured(report):
     assert ("no core for" in text) == (probes.run_delay_ratio is not None)
     assert ("time without a core" in text) == (probes.run_delay_ratio is None)
     assert "None" not in text
+    assert not probes.own_gil or "GIL" not in found + report.verdict.action
 
 
 ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")
@@ -281,7 +282,7 @@ def estimated(report, **asked):
 def test_advice_never_contradicts_the_prediction():
     """To add workers is advised where the model finds a gain, and then for no more than that."""
     draw, kinds = random.Random(0), Counter()
-    for _ in range(1500):
+    for _ in range(1000):
         report = readings(draw)
         verdict, probes = report.verdict, report.probes
         assert verdict.gain >= 0
@@ -310,17 +311,6 @@ def test_advice_never_contradicts_the_prediction():
     assert min(kinds[key] for key in itertools.product((False, True), repeat=2)) >= 25, kinds
 
 
-@given(st.sampled_from([0.01, 0.5, 0.9]), st.floats(0.05, 1.0), st.integers(1, 8))
-def test_gil_is_not_mentioned_where_none_is_shared(wait, cpu, threads):
-    """On a Python without one, or with a process for each worker; whatever the figures are."""
-    probes = Probes(own_gil=True, num_cores=4, step_slowdown=0.3)
-    stats = reading(wait, stage("fetch", busy=0.97, cpu=cpu, threads=threads))
-    for pooled in ([], POOLED):
-        verdict = judge(stats, probes, pooled=pooled)
-        assert verdict.cause is not Cause.GIL
-        assert "GIL" not in verdict.finding + verdict.action
-
-
 def test_python_without_a_gil_is_seen(monkeypatch):
     """Nothing is said of waits for a lock that is not there, and the verdict knows why."""
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
@@ -330,20 +320,6 @@ def test_python_without_a_gil_is_seen(monkeypatch):
     assert probes.gil_seconds is probes.gil_held_ratio is None
     stats = reading(0.9, stage("fetch", busy=0.97, cpu=0.5, threads=2))
     assert "GIL" not in judge(stats, pooled=POOLED).action
-
-
-@pytest.mark.parametrize("elapsed", [0.013, 0.4, 1.9])
-@pytest.mark.parametrize("wait", [0.0, 0.03, 0.5, 0.99])
-def test_short_window_says_how_long_training_waited_and_no_more(elapsed, wait):
-    """Of less than two seconds nobody can tell why: no cause, no stage, no settings, no gain."""
-    short = replace(reading(wait, stage("decode", busy=0.97)), elapsed=elapsed)
-    report = make_report(short, QUIET)
-    verdict = report.verdict
-    assert (verdict.cause, verdict.stage, verdict.gain) == (Cause.SHORT, None, 0.0)
-    assert f"{elapsed:.2g} s, which is too short to say why" in verdict.finding
-    assert verdict.action == "Load for 2 seconds or more, and look again."
-    assert report.predictions == ()
-    assert report.what_if(num_workers=8).reason == f"the window is short, {elapsed:.2g} s"
 
 
 def test_one_collection_in_a_short_window_is_no_reason_to_collect_less():
@@ -502,8 +478,9 @@ def test_probe_does_not_follow_into_a_fork():
 def test_report_reads_as_one_page():
     """The verdict first, then the evidence, then one action."""
     stats = reading(0.5, READ, stage("decode", busy=0.98, num_failures=14), BATCH)
-    text = str(make_report(stats, Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0)))
-    lines = text.splitlines()
+    report = make_report(stats, Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0))
+    lines = str(report).splitlines()
+    assert repr(report) == str(report), "a prompt shows it, too"
     assert lines[0].startswith("VERDICT  Training waits for data 50 % of the time")
     headings = "stage threads busy CPU/wall wait in wait out p50 ms p99 ms items/s at most/s failed"
     found = [" ".join(line.split()) for line in lines]
@@ -520,7 +497,7 @@ def test_report_reads_as_one_page():
 
 
 @given(all_reports())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_report_fits_a_terminal(report):
     """Its sentences are wrapped, below the first of their words; the table of the stages is not."""
     lines = str(report).splitlines()
@@ -530,61 +507,7 @@ def test_report_fits_a_terminal(report):
     assert all(line.startswith((*words, " " * 9)) for line in lines if line and line not in table)
 
 
-def test_report_is_shown_by_a_prompt_and_a_notebook():
-    """Neither needs print(); the notebook gets sentences and a table."""
-    report = make_report(reading(0.5, stage("<lambda>", 1.0)))
-    assert repr(report) == str(report)
-    html = html_in_notebook(report)
-    assert "<span>Training waits for data 50 % of the time" in html
-    assert "&lt;lambda&gt;" in html
-    assert "<lambda>" not in html
-
-
-def test_report_is_strict_json():
-    """What was not measured is null; infinite gains are, too."""
-    report = make_report(reading(0.5, stage("decode", busy=0.98)))
-    content = json.loads(report.as_json(), parse_constant=pytest.fail)
-    assert content["verdict"]["cause"] == "threads"
-    assert content["probes"]["gil_seconds"] is None
-    assert content["stats"]["stages"][0]["name"] == "decode"
-    assert json.loads(make_report(reading(0.0)).as_json())["verdict"]["gain"] == 0
-
-
 # -- from a file -----------------------------------------------------------------------------------
-
-
-def two_runs(path):
-    """The report of the second of two runs that the file has."""
-    for source, op in ((range(5), str), (range(150), waiting)):
-        with SQLiteStatsWriter(path) as writer:
-            builder = PipelineBuilder().add_source(source).pipe(op, name="op", concurrency=2)
-            builder.aggregate(4).add_sink()
-            dataset = PipelineDataset(builder, **recorders(writer.log, interval=0.1))
-            list(dataset)
-    return dataset.report()
-
-
-def test_report_of_a_file_is_that_of_the_run(tmp_path):
-    """The same bottleneck, cause and figures, long after the run; of the last run by default."""
-    live = two_runs(tmp_path / "s.db")
-    for _ in range(9):
-        if not live.probes.run_delay_ratio or live.probes.run_delay_ratio < 0.1:
-            break
-        # Other programs have taken the threads' cores, which the verdict would name: once more.
-        (tmp_path / "s.db").unlink()
-        live = two_runs(tmp_path / "s.db")
-    stored = report_of_file(tmp_path / "s.db")
-    assert live.verdict.cause is stored.verdict.cause is Cause.SHORT
-    for each in (live, stored):  # what the verdict would be of the same figures over a longer time
-        assert found_in(each) == (Cause.IO, "op"), str(each)
-    assert stored.verdict.wait_ratio == pytest.approx(live.verdict.wait_ratio, abs=0.2)
-    for one, other in zip(live.stats.stages, stored.stats.stages, strict=True):
-        assert one.tasks.num_tasks == other.tasks.num_tasks
-        assert one.busy_ratio == pytest.approx(other.busy_ratio, abs=0.2)
-        assert one.wait_in_ratio == pytest.approx(other.wait_in_ratio, abs=0.2)
-    assert report_of_file(tmp_path / "s.db", run_id=1).stats.stages[0].tasks.num_tasks == 5
-    with pytest.raises(ValueError, match=r"run_id must be of a run with figures \(1, 2\), got 3"):
-        report_of_file(tmp_path / "s.db", run_id=3)
 
 
 def test_command_prints_the_report(tmp_path, capsys):

@@ -13,8 +13,7 @@ from _readings import PipelineStats, html_in_notebook, shown
 from _simulated_loader import Loader, Simulation, report_of
 
 from spdl_torch import DataLoader
-from spdl_torch.__main__ import main
-from spdl_torch.observe import Probes, Report, SQLiteStatsWriter, entries_of, make_report
+from spdl_torch.observe import Report, make_report
 from spdl_torch.observe.verdict.model import Question
 
 MS = 1e-3
@@ -40,9 +39,6 @@ QUESTIONS = [
 def simulated(num_batches=600, **loader):
     """The report of a simulated loader."""
     return report_of(Simulation(Loader(**loader), num_batches))
-
-
-# -- queueing --------------------------------------------------------------------------------------
 
 
 # -- the oracle ------------------------------------------------------------------------------------
@@ -283,17 +279,6 @@ def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sa
     assert f"then {limit} is the limit" in str(prediction)
 
 
-def test_stored_run_is_asked_like_the_live_one(tmp_path, capsys):
-    """The file keeps what the model needs; the command shows it."""
-    report = measured(simulated(num_workers=2, num_cores=8, waits=2 * MS))
-    path = tmp_path / "run.db"
-    with SQLiteStatsWriter(path) as writer:
-        for entry in entries_of(report, name="train"):
-            writer.log(entry)
-    assert main(["report", str(path)]) == 0
-    assert f"WHAT IF {report.predictions[0]}" in shown(capsys.readouterr().out)
-
-
 class Waiting:
     """Samples that need no data."""
 
@@ -331,10 +316,3 @@ def test_worker_with_a_process_of_its_own_shows_how_long_it_had_no_core():
     assert probes.cores_used > 0
     assert probes.own_gil
     assert probes.gil_seconds is None
-
-
-def test_readings_of_old_files_lack_what_they_did_not_have():
-    """Then nothing is predicted, for that reason."""
-    old = Report.from_dict(simulated(num_workers=2, waits=2 * MS).as_dict())
-    bare = replace(old, probes=Probes(num_cores=2))
-    assert "was not measured" in bare.what_if(num_workers=4).reason

@@ -180,11 +180,12 @@ LIGHT = (
     *("import spdl_torch.spdl.pipeline.defs", "import spdl_torch.__main__"),
 )
 WITH_TORCH = ("import spdl_torch.io", "from spdl_torch import DataLoader, ImageFolder")
+LATER = ("lightning", "matplotlib", "av", "spdl_torch.spdl")
 
 
 @pytest.mark.parametrize(
     ("statements", "unwanted"),
-    [(LIGHT, HEAVY), (WITH_TORCH, ("lightning", "matplotlib", "av"))],
+    [(LIGHT, HEAVY), (WITH_TORCH, LATER)],
     ids=["light", "with torch"],
 )
 def test_import_loads_nothing_heavy(statements, unwanted):

@@ -62,15 +62,6 @@ def test_loader_of_four_threads_shrinks_when_memory_does(memory, expected):
     assert (params.num_workers, params.prefetch_factor) == expected
 
 
-def test_unit_of_memory_and_element_is_the_byte():
-    """An element of 1 MiB in batches of 1, on 0.7 * 10 MiB: three workers, one batch ahead each."""
-    params, text = estimate(
-        [1], num_cores=8, memory_bytes=10 * MIB, memory_util=0.7, element_bytes=MIB
-    )
-    assert (params.num_workers, params.prefetch_factor) == (3, 1)
-    assert "in flight: at most 7,340,032 bytes" in text
-
-
 def pipeline_of(stages, sink):
     """Stages of the given elements, concurrency and room; None = to be found."""
     plain, length = PipelineBuilder().add_source([1]), 1

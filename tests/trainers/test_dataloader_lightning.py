@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from _datasets import Points
-from _later import later
+from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
 
 from spdl_torch import PipelineDataset
@@ -16,30 +16,7 @@ from spdl_torch.pipeline import PipelineBuilder
 
 lightning, modules = later("lightning", "_lightning_modules")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
-    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
-    pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
-]
-
-
-def trainer(**options):
-    """A Trainer that does nothing but run the loops."""
-    return lightning.Trainer(
-        **{
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            **options,
-        }
-    )
+pytestmark = LIGHTNINGS_WARNINGS
 
 
 def fit(loader_class, monkeypatch, *, seed_workers, **options):
@@ -50,7 +27,7 @@ def fit(loader_class, monkeypatch, *, seed_workers, **options):
     lightning.seed_everything(7, workers=seed_workers, verbose=False)
     module = modules.Recorder()
     options = {"batch_size": 3, "num_workers": 2, **options}
-    trainer().fit(
+    modules.trainer().fit(
         module,
         loader_class(Points(14), shuffle=True, **options),
         loader_class(Points(5), **options),
@@ -75,7 +52,7 @@ def test_fit_leaves_no_thread_behind(options):
     """Lightning never runs a sized train loader to its end; its teardown ends the threads."""
     module = modules.Recorder()
     loaders = [DataLoader(Points(9), num_workers=2, **options) for _ in range(2)]
-    trainer(limit_val_batches=2).fit(module, *loaders)
+    modules.trainer(limit_val_batches=2).fit(module, *loaders)
     assert sorted(x for hook, epoch, [x] in module.seen if (hook, epoch) == ("train", 1)) == list(
         range(9)
     )
@@ -94,7 +71,9 @@ def test_validation_keeps_its_workers(persistent_workers):
     """From epoch to epoch of a fit, the check before the first one included."""
     module = modules.Recorder()
     options = {"num_workers": 1, "persistent_workers": persistent_workers}
-    trainer(max_epochs=3).fit(module, DataLoader(Points(4)), DataLoader(Whereabouts(2), **options))
+    modules.trainer(max_epochs=3).fit(
+        module, DataLoader(Points(4)), DataLoader(Whereabouts(2), **options)
+    )
     places = [place for hook, _, [place] in module.seen if hook == "val"]
     assert len(places) == (1 + 3) * 2
     assert os.getpid() not in places
@@ -114,7 +93,7 @@ def test_fabrics_loader_keeps_its_workers(persistent_workers):
 
 def test_predict_rebuilds_the_loader_with_its_class_and_options():
     """Lightning wraps the batch sampler for predict; nothing of ours is lost on the way."""
-    engine = trainer()
+    engine = modules.trainer()
     loader = DataLoader(Points(7), batch_size=2, num_workers=2, stats=False)
     predictions = engine.predict(modules.Recorder(), loader)
     assert torch.cat(predictions).flatten().tolist() == list(range(7))
@@ -135,7 +114,7 @@ def test_predict_rebuilds_a_loader_made_in_a_hook():
         def predict_dataloader(self):
             return DataLoader(Points(5), batch_size=2, num_workers=1, stats=False)
 
-    engine = trainer()
+    engine = modules.trainer()
     predictions = engine.predict(WithLoader())
     assert [batch.flatten().tolist() for batch in predictions] == [[0, 1], [2, 3], [4]]
     assert type(engine.predict_dataloaders) is DataLoader
@@ -147,7 +126,7 @@ def test_overfit_batches_turns_shuffling_off():
     module = modules.Recorder()
     loader = DataLoader(Points(9), batch_size=2, shuffle=True, num_workers=2)
     with pytest.warns(UserWarning, match="(?s)overfit.*shuffling"):
-        trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
+        modules.trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
     assert [batch for hook, _, batch in module.seen if hook == "train"] == [[0, 1], [2, 3]] * 2
 
 
@@ -166,7 +145,7 @@ def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
     if wrap is not None:
         loaders = [wrap(loader, batch_size=None) for loader in loaders]
     module = modules.Recorder()
-    trainer().fit(module, *loaders)
+    modules.trainer().fit(module, *loaders)
     points = {length: [float(n) for n in range(length)] for length in (5, 14)}
     for epoch in (0, 1):
         for what, length in (("train", 14), ("val", 5)):
@@ -175,5 +154,5 @@ def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
                 seen = seen[-2:]  # behind the sanity check's
             assert [p for points in seen for p in points] == points[length]
     cut = modules.Recorder()
-    trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0).fit(cut, *loaders)
+    modules.trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0).fit(cut, *loaders)
     assert [seen[2] for seen in cut.seen] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

@@ -7,24 +7,13 @@ from datetime import timedelta
 
 import pytest
 import torch
-from _later import later
+from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader
 from torch.utils.data import IterableDataset
 
-lightning, modules, callbacks = later(
-    "lightning", "_lightning_modules", "lightning.pytorch.callbacks"
-)
+_, modules, callbacks = later("lightning", "_lightning_modules", "lightning.pytorch.callbacks")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
-    pytest.mark.filterwarnings("ignore:.*but not on `on_train_epoch_end`"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
-]
+pytestmark = LIGHTNINGS_WARNINGS
 
 ROWS = torch.arange(12.0).view(6, 2)
 """Three batches of two."""
@@ -67,14 +56,10 @@ def fit(
     loader, saving=(), *, checkpoint=None, validated="never", touches_estimate=False, **options
 ):
     """Train; return the batches that the model has seen, each with its epoch."""
-    trainer = lightning.Trainer(
+    trainer = modules.trainer(
         **options,
         **VALIDATED[validated],
-        accelerator="cpu",
-        logger=False,
         enable_checkpointing=any(isinstance(each, callbacks.ModelCheckpoint) for each in saving),
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
         callbacks=list(saving),
     )
@@ -85,20 +70,18 @@ def fit(
     return model.seen
 
 
-in_many_ways = pytest.mark.parametrize(
-    ("make", "num_workers", "counted", "validated", "touches_estimate"),
-    [
-        (plain, 0, "epochs", "within", False),
-        (plain, 2, "steps", "never", True),
-        (shuffled, 2, "epochs", "after", True),
-        (shuffled, 0, "steps", "within", False),
-        (unsized, 0, "epochs", "never", True),
-        (unsized, 2, "steps", "after", False),
-    ],
-)
+WAYS = [
+    (plain, 0, "epochs", "within", False),
+    (shuffled, 2, "epochs", "after", True),
+    (unsized, 2, "steps", "after", False),
+    (plain, 2, "steps", "never", True),
+    (shuffled, 0, "steps", "within", False),
+    (unsized, 0, "epochs", "never", True),
+]
+SETTINGS = ("make", "num_workers", "counted", "validated", "touches_estimate")
 
 
-@in_many_ways
+@pytest.mark.parametrize(SETTINGS, WAYS)
 def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
     tmp_path, make, num_workers, counted, validated, touches_estimate
 ):
@@ -110,7 +93,7 @@ def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
     assert_rest_is_trained(whole, saving.saved, lambda: make(DataLoader, num_workers), options)
 
 
-@in_many_ways
+@pytest.mark.parametrize(SETTINGS, WAYS[:3])
 def test_checkpoint_of_any_kind_resumes_at_the_next_batch(
     tmp_path, make, num_workers, counted, validated, touches_estimate
 ):
@@ -169,10 +152,7 @@ def test_what_follows_an_epochs_last_step_is_what_torchs_loader_trains(
 
 def test_trainer_gets_its_callback_once(tmp_path):
     """However many loaders, epochs and calls of ``fit`` there are, and none for torch's loader."""
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = modules.trainer(default_root_dir=tmp_path)
     before = len(trainer.callbacks)
     trainer.fit(modules.Diary(False), plain(torch.utils.data.DataLoader, 0))
     assert len(trainer.callbacks) == before
