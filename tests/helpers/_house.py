@@ -24,8 +24,6 @@ class Import:
     importer: str
     imported: str
     where: str
-    at_once: bool
-    """Whether as soon as the file is imported, and not in a function or for types alone."""
     for_types: bool
     """Whether for types alone."""
 
@@ -91,9 +89,8 @@ def _imports_of(module: Module) -> list[Import]:
             names = {child if _is_ours(child) else source for child in children}
         else:
             continue
-        where, at_once = module.at(node.lineno), node in module.tree.body
-        is_type = node in types
-        found += [Import(module.name, name, where, at_once, is_type) for name in sorted(names)]
+        where, is_type = module.at(node.lineno), node in types
+        found += [Import(module.name, name, where, is_type) for name in sorted(names)]
     return found
 
 

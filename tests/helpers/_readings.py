@@ -7,9 +7,32 @@ from dataclasses import dataclass, field, replace
 
 from spdl_torch import pipeline
 from spdl_torch.machine.histogram import bucket_of
+from spdl_torch.observe import QueueStatsLogEntry, SQLiteStatsWriter, TaskStatsLogEntry
 from spdl_torch.observe.verdict.causes import Reading
 from spdl_torch.observe.verdict.verdict import rule_of_waits
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
+
+
+def task_entry(timestamp=1.0, name="0:1:decode[2]", **figures):
+    """A log entry of a stage: 10 tasks of 100 ms."""
+    times = {"ave_time": 0.1, "p90_time": 0.2, "p99_time": 0.3, "ave_cpu_time": 0.05}
+    figures = {"num_tasks": 10, "num_failures": 0, "elapsed": 5.0, **times, **figures}
+    return TaskStatsLogEntry(timestamp, name, TaskPerfStats(**figures))
+
+
+def queue_entry(timestamp=1.0, name="0:1:decode[2]_queue", **figures):
+    """A log entry of a queue: 10 items, each waited for 10 ms; half of the time occupied."""
+    waits = {f"{kind}_{of}_time": 0.01 for kind in ("ave", "p90", "p99") for of in ("put", "get")}
+    figures = {"elapsed": 5.0, "num_items": 10, "occupancy_rate": 0.5, **waits, **figures}
+    return QueueStatsLogEntry(timestamp, name, QueuePerfStats(**figures))
+
+
+def write(path, *entries, **options):
+    """Log the entries as one run; return the path."""
+    with SQLiteStatsWriter(path, flush_interval=3600.0, **options) as writer:
+        for entry in entries:
+            writer.log(entry)
+    return path
 
 
 @dataclass(frozen=True, slots=True)

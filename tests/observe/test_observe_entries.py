@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from _readings import PipelineStats, StageStats, found_in
+from _readings import PipelineStats, StageStats, found_in, write
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -63,13 +63,6 @@ def pipeline(**options):
 def odd_only(item):
     """Drops half of them."""
     return item if item % 2 else None
-
-
-def write(path, *entries):
-    """A run of these entries."""
-    with SQLiteStatsWriter(path) as writer:
-        for entry in entries:
-            writer.log(entry)
 
 
 ALL_MEASURED_SECONDS = 1e-3  # far more than the tasks of which every eighth is measured

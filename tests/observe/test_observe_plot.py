@@ -7,15 +7,16 @@ import subprocess
 import sys
 import zlib
 from datetime import datetime
+from functools import partial
 
+import _readings
 import pytest
+from _readings import write
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (
     EventLogEntry,
-    QueueStatsLogEntry,
     SQLiteStatsWriter,
-    TaskStatsLogEntry,
     plot_queue_stats,
     plot_stats,
     plot_task_stats,
@@ -23,33 +24,12 @@ from spdl_torch.observe import (
     recording_gc,
     report_of_file,
 )
-from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
+from spdl_torch.pipeline import PipelineBuilder
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 
-TIMES = ("put_time", "get_time")
-
-
-def task_entry(timestamp, name, **figures):
-    """An entry of a stage: 10 s, 10 tasks of 100 ms."""
-    defaults = {"num_tasks": 10, "num_failures": 0, "ave_time": 0.1, "p90_time": 0.2}
-    more = {"p99_time": 0.3, "elapsed": 10.0, "ave_cpu_time": 0.05}
-    return TaskStatsLogEntry(timestamp, name, TaskPerfStats(**{**defaults, **more, **figures}))
-
-
-def queue_entry(timestamp, name, **figures):
-    """An entry of a queue: 10 s, 100 items, each waited for 10 ms; half of the time occupied."""
-    waits = {f"{kind}_{time}": 0.01 for kind in ("ave", "p90", "p99") for time in TIMES}
-    defaults = {"elapsed": 10.0, "num_items": 100, "occupancy_rate": 0.5, **waits}
-    return QueueStatsLogEntry(timestamp, name, QueuePerfStats(**{**defaults, **figures}))
-
-
-def write(path, entries):
-    """A run that logs the entries."""
-    with SQLiteStatsWriter(path, flush_interval=3600) as writer:
-        for entry in entries:
-            writer.log(entry)
-    return path
+task_entry = partial(_readings.task_entry, elapsed=10.0)
+queue_entry = partial(_readings.queue_entry, elapsed=10.0, num_items=100)
 
 
 def of_pipeline(occupancies, num_intervals=3, start=1000.0, **figures):
@@ -72,7 +52,7 @@ SLOW_DECODE = {"src": 1.0, "read": 0.95, "decode": 0.1, "sink": 0.05}
 @pytest.fixture
 def db_path(tmp_path):
     """A run of three intervals with a slow stage whose consumer waits all the time."""
-    return write(tmp_path / "s.db", of_pipeline(SLOW_DECODE, get_wait_time=9.0))
+    return write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE, get_wait_time=9.0))
 
 
 def slow(number):
@@ -173,7 +153,7 @@ def test_failed_interval_has_no_time(tmp_path):
         task_entry(10.0 * end, "0:1:decode", num_failures=failures, ave_time=0.1 * (failures < 10))
         for end, failures in enumerate((0, 3, 10, 0), start=1)
     ]
-    figure = plot_task_stats(write(tmp_path / "s.db", entries))
+    figure = plot_task_stats(write(tmp_path / "s.db", *entries))
     assert lines(figure, "failures") == {"0:1:decode mean": [0, 0.3, 1, 0]}
     times = lines(figure, "task time")["0:1:decode mean"]
     assert [math.isnan(value) for value in times] == [False, False, True, False]
@@ -188,7 +168,7 @@ def test_failed_interval_has_no_time(tmp_path):
 def test_unit_of_time_fits_the_span(tmp_path, seconds, unit, last):
     """Nobody has to read 36000 s."""
     entries = [task_entry(1000.0 + t, "0:1:decode", elapsed=seconds / 2) for t in (0, seconds / 2)]
-    figure = plot_task_stats(write(tmp_path / "s.db", entries))
+    figure = plot_task_stats(write(tmp_path / "s.db", *entries))
     assert f"({unit})" in figure.axes[-1].get_xlabel()
     assert figure.axes[0].lines[0].get_xdata()[-1] == last
 
@@ -221,7 +201,7 @@ def test_full_collections_are_spans_from_start_to_stop(tmp_path):
         *(event for n in range(50) for event in collection(1012 + n / 1e4, 1012 + n / 1e4, 0)),
         *collection(1020.0, 1020.001, 1),
     ]
-    path = write(tmp_path / "s.db", [*of_pipeline(SLOW_DECODE), *events])
+    path = write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE), *events)
     for figure in (plot_task_stats(path), plot_queue_stats(path)):
         for axes in figure.axes:
             assert spans(axes, "full") == [(5, 7), (29, 30)]
@@ -286,8 +266,8 @@ def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     """Runs are not mixed."""
     path = tmp_path / "s.db"
     for number, label in enumerate(("first", "second")):
-        write(path, [task_entry(1000.0 + 100 * number, f"0:1:{label}")])
-    write(path, [EventLogEntry(1.0, "mine")])
+        write(path, task_entry(1000.0 + 100 * number, f"0:1:{label}"))
+    write(path, EventLogEntry(1.0, "mine"))
     assert list(lines(plot_task_stats(path), "tasks")) == ["0:1:second mean"]
     assert "run 2 of 3" in plot_task_stats(path).get_suptitle()
     assert list(lines(plot_task_stats(path, run_id=1), "tasks")) == ["0:1:first mean"]
@@ -320,7 +300,7 @@ def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, 
 
 def test_file_without_figures_is_an_error(tmp_path):
     """Events alone do not make a plot."""
-    path = write(tmp_path / "s.db", [EventLogEntry(1.0, "mine")])
+    path = write(tmp_path / "s.db", EventLogEntry(1.0, "mine"))
     with pytest.raises(ValueError, match=r"s.db: no figures of a stage or a queue were logged"):
         plot_task_stats(path)
 
@@ -343,7 +323,7 @@ def test_sentence_is_that_of_the_report(db_path, real_db_path):
 def test_legend_points_at_the_source_or_at_nothing(tmp_path, wait, marked):
     """Nothing, if no stage is to blame."""
     entries = of_pipeline({"src": 0.1, "read": 0.9, "sink": 0.1}, get_wait_time=wait)
-    figure = plot_queue_stats(write(tmp_path / "s.db", entries))
+    figure = plot_queue_stats(write(tmp_path / "s.db", *entries))
     assert [text for text in legend_texts(figure) if text.endswith("(bottleneck)")] == marked
 
 
@@ -351,7 +331,7 @@ def test_bottleneck_is_of_the_time_that_is_shown(tmp_path):
     """An interval that is not drawn has no say."""
     entries = of_pipeline(SLOW_DECODE, num_intervals=1, get_wait_time=9.0)
     entries += of_pipeline(SLOW_DECODE, num_intervals=1, start=2000.0)
-    path = write(tmp_path / "s.db", entries)
+    path = write(tmp_path / "s.db", *entries)
     assert "'decode' is the bottleneck" in sentence(plot_queue_stats(path, end_time=1500))
     assert "not input-bound" in sentence(plot_queue_stats(path, start_time=1500))
 
@@ -362,7 +342,7 @@ def test_bottleneck_is_of_the_time_that_is_shown(tmp_path):
 @pytest.mark.parametrize("label", ["_private", "price $1 to $2", "<lambda>"])
 def test_name_is_shown_as_it_is(tmp_path, label):
     """No formula, and nothing left out."""
-    figure = plot_task_stats(write(tmp_path / "s.db", [task_entry(10.0, label)]))
+    figure = plot_task_stats(write(tmp_path / "s.db", task_entry(10.0, label)))
     assert legend_texts(figure)[0].strip() == label
     figure.draw_without_rendering()
     assert not figure.legends[0].get_texts()[0].get_parse_math()

@@ -15,11 +15,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 from _gates import PATIENCE_SECONDS, run_child, start_child, until
+from _readings import queue_entry, task_entry, write
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.observe import (
     EventLogEntry,
-    QueueStatsLogEntry,
     SQLiteStatsWriter,
     TaskStatsLogEntry,
     log_stats_summary,
@@ -32,7 +32,7 @@ from spdl_torch.observe import (
     summarize,
 )
 from spdl_torch.observe.store import writer as sqlite_module
-from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
+from spdl_torch.pipeline import PipelineBuilder
 
 HOUR = 3600.0
 """A flush interval that no test lives to see."""
@@ -46,32 +46,10 @@ SPDL_COLUMNS = {
 }
 
 
-def task_entry(timestamp=1.0, name="0:1:decode[2]", **figures):
-    """An entry of a stage."""
-    defaults = {"num_tasks": 10, "num_failures": 0, "ave_time": 0.1, "p90_time": 0.2}
-    more = {"p99_time": 0.3, "elapsed": 5.0, "ave_cpu_time": 0.05}
-    return TaskStatsLogEntry(timestamp, name, TaskPerfStats(**{**defaults, **more, **figures}))
-
-
-def queue_entry(timestamp=1.0, name="0:1:decode[2]_queue", **figures):
-    """An entry of a queue."""
-    names = ("ave_put_time", "ave_get_time", "p90_put_time", "p99_put_time")
-    defaults = dict.fromkeys((*names, "p90_get_time", "p99_get_time"), 0.01)
-    more = {"elapsed": 5.0, "num_items": 10, "occupancy_rate": 0.5}
-    return QueueStatsLogEntry(timestamp, name, QueuePerfStats(**{**defaults, **more, **figures}))
-
-
 def rows(path, query, *arguments):
     """What a reader of the file sees."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute(query, arguments).fetchall()
-
-
-def write(path, *entries, **options):
-    """A run that logs the entries."""
-    with SQLiteStatsWriter(path, flush_interval=HOUR, **options) as writer:
-        for entry in entries:
-            writer.log(entry)
 
 
 def pipeline_into(log, count=100, interval=None):

@@ -1,6 +1,5 @@
 """The main job: ``python -m spdl_torch demo``."""
 
-import io
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from spdl_torch.command_options import CommandError
 from spdl_torch.demo.command import comparison_table, verdict
 from spdl_torch.demo.training import Measurement, Pictures, check_folder, check_gpu
 from spdl_torch.measuring.photographs import SIZES, write_photographs
-from spdl_torch.progress_bar import ProgressBar, render
+from spdl_torch.progress_bar import render
 
 DEMO = [sys.executable, "-m", "spdl_torch", "demo", "--smoke"]
 
@@ -121,16 +120,6 @@ def test_bar_shows_amount_rate_and_rest():
     """The bar at a third of the way."""
     assert render("training", 160, 480, 4.0) == ("training [####........] 160/480  40/s  8 s left")
     assert render("importing torch", 0, 0, 1.0) == "importing torch ..."
-
-
-def test_meter_writes_lines_into_a_file():
-    """No control characters where nobody watches."""
-    stream = io.StringIO()
-    meter = ProgressBar(stream)
-    meter.begin("loading", 100)
-    meter.advance(50)
-    meter.end()
-    assert stream.getvalue() == "loading, 100 images\n"
 
 
 def test_memory_counts_descendants():

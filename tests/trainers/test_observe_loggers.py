@@ -116,15 +116,6 @@ def test_nothing_is_lost_or_counted_twice_between_intervals():
     assert steps[-1] == 20 * NUM_ITEMS / 2
 
 
-def test_figures_come_while_the_block_runs():
-    """The loop waits for a call, not for the block's end."""
-    called = threading.Event()
-    source = loader()
-    with recording(source, logger=lambda *_: called.set(), interval_seconds=1e-3):
-        list(source)
-        assert called.wait(30)
-
-
 def test_slow_logger_does_not_hold_the_loop_up():
     """It blocks for as long as three epochs run; what it missed comes in one call."""
     blocked, goes_on, calls = threading.Event(), threading.Event(), Calls()
