@@ -56,8 +56,8 @@ def db_path(tmp_path):
 
 
 def slow(number):
-    """Computes for a few milliseconds, without the GIL."""
-    return zlib.crc32(bytes([number % 256]) * 8_000_000)
+    """Computes for a millisecond, without the GIL: the run is short on a busy machine, too."""
+    return zlib.crc32(bytes([number % 256]) * 2_000_000)
 
 
 @pytest.fixture(scope="module")
