@@ -94,10 +94,10 @@ def as_exception(error: BaseException) -> Exception:
     return wrapped
 
 
-def add_note(error: BaseException, stage: str, thread: str, number: int, item: Any) -> None:
-    """Add a note to the user's own exception: where it happened."""
+def add_note(error: BaseException, stage: str, thread: str, what: str) -> None:
+    """Add a note to the user's own exception: where it happened, and with what."""
     where = f"in stage {stage!r}"
-    renew_note(error, where, f"{where} ({thread}), item {number}: {describe(item)}")
+    renew_note(error, where, f"{where} ({thread}), {what}")
 
 
 def attach_note(error: BaseException, note: str) -> None:

@@ -31,7 +31,7 @@ from .calls import (
 )
 from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark, WaitTime
 from .counters import TaskCell, ThreadCount
-from .failures import FailureBudget, add_note, as_exception, attach_note
+from .failures import FailureBudget, add_note, as_exception, attach_note, describe
 from .hooks import TaskStatsHook
 from .loop import LazyRunner
 from .moments import Outcome
@@ -316,7 +316,10 @@ class Stage:
     def _count_failure(self, error: Exception, number: int, item: Any) -> None:
         """Note a failing item on the user's exception and charge the budget."""
         task = number // (self.spec.batch_size or 1)
-        add_note(error, self.spec.name, threading.current_thread().name, task, item)
+        what = f"item {task}: {describe(item)}"
+        if type(item) is Mark:  # the end, for an aggregator
+            what = "in flush()"
+        add_note(error, self.spec.name, threading.current_thread().name, what)
         self._run.recorder.failed(self.spec.name, task, error)
         if self.budget.spend(error, self.num_tasks):
             self._overdraw()

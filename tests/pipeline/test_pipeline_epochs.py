@@ -286,6 +286,19 @@ def test_aggregator_flushes_at_the_end_of_the_data():
         assert list(pipeline) == [12, 5]
 
 
+def test_error_of_flush_says_that_it_is_of_flush(caplog):
+    """There is no item."""
+
+    class Failing(Sums):
+        def flush(self):
+            raise Boom("flushed")
+
+    builder = PipelineBuilder().add_source([1, 2, 3]).aggregate(Failing()).add_sink()
+    with builder.build(max_failures=-1).auto_stop() as pipeline:
+        assert list(pipeline) == []
+    assert "(spdl-aggregate(Failing)-0), in flush(): Boom: flushed" in caplog.text
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_aggregator_begins_the_next_run_empty(drop_last):
     """Runs that the loop left, with items in it, and whole ones, of one builder."""
