@@ -211,6 +211,7 @@ def test_epochs_equal_torchs_for_a_map_dataset(num_examples):
     @settings(quick, max_examples=num_examples)
     @given(case=map_cases())
     @example(case=Case(length=0))
+    @example(case=Case(length=7, num_workers=2, batch_size=3))
     @example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
     @example(case=Case(order="batch_sampler", indices=[[], [1], []], num_workers=4))
     def check(case):
