@@ -92,6 +92,11 @@ class _Resuming(io.RawIOBase):
         self._opened: Opened | None = None
         self._can_seek: bool = self._repeated(self._current).seekable
 
+    @property
+    def version(self) -> dict[str, Any]:
+        """What is known of the version that was opened first."""
+        return self._version
+
     def readable(self) -> bool:
         return True
 

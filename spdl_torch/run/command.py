@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from multiprocessing import spawn
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError("expected a program, or -m and a module. run --help shows how.")
     if (options.html or options.record) and (options.compare or options.loader == "torch"):
         raise CommandError("--html and --record are for a run with our loader alone.")
+    if not options.module and not os.path.isfile(path := os.path.abspath(options.program[0])):
+        raise CommandError(f"can't open file {path!r}: there is no such file.")
     if options.compare and not options.folder:
         from .turns import compare
 

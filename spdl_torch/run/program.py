@@ -11,8 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..command_options import CommandError
-
 _NOT_THE_USERS = (str(Path(__file__).parent), "<frozen ")
 
 while_it_runs = ExitStack()
@@ -26,11 +24,8 @@ def run_program(words: list[str], *, is_module: bool) -> None:
 
     What it raises comes through, SystemExit and Ctrl-C as well; Python then shows a traceback
     without the frames from here.
-    Raises: CommandError: there is no such script.
     """
     path = os.path.abspath(words[0])
-    if not is_module and not os.path.isfile(path):
-        raise CommandError(f"can't open file {path!r}: there is no such file.")
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
     # Children of multiprocessing look there for the program.

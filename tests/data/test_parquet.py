@@ -426,6 +426,9 @@ def test_errors_say_what_to_do(folder, tmp_path):
         Parquet([])
     with pytest.raises(ValueError, match=r"0\.parquet has no column 'y', it has 'n', 'x', 'text'"):
         Parquet(folder, ["y"])
+    for columns in ([], ["n", "n"]):
+        with pytest.raises(ValueError, match="columns must be names that differ, at least one"):
+            Parquet(folder, columns)
     with pytest.raises(TypeError, match="a list of names, got 'n'"):
         Parquet(folder, "n")
     with pytest.raises(ValueError, match="batch_size must be >= 1 or None, got 0"):

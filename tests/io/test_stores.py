@@ -23,7 +23,7 @@ from _videos import KINDS, write_video
 from hypothesis import given, strategies as st
 
 from spdl_torch import DataLoader
-from spdl_torch.data.sources import Files, TarShards
+from spdl_torch.data.sources import Files, Parquet, TarShards
 from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.errors import SourceChangedError
 from spdl_torch.io import Reader, load_video
@@ -440,6 +440,30 @@ def test_file_that_changes_between_two_ranges_is_an_error(size, etags, web):
         file.seek(3 * MIB)
         with pytest.raises(SourceChangedError, match=r"/a\.bin: changed while it was read"):
             file.read(10)
+
+
+@pytest.mark.parametrize("etags", [True, False])
+def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, etags):
+    """By the version that the server gives: strong tags, or dates."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+
+    def put(first, date):
+        content = io.BytesIO()
+        table = pa.table({"n": range(first, first + 400)})
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(table, content, row_group_size=100, **options)
+        web.put("a.parquet", content.getvalue())
+        web.store.etags = etags
+        web.store.dates["/bucket/a.parquet"] = f"Wed, {date} Oct 2015 07:28:00 GMT"
+
+    put(0, 21)
+    source = Parquet(web.url("a.parquet"))
+    assert source[0]["n"] == 0
+    put(1000, 22)
+    for read in (lambda: source[150], lambda: list(source)):
+        with pytest.raises(SourceChangedError, match=r"a\.parquet: changed after its footer"):
+            read()
 
 
 # --- copies of shards -------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import textwrap
 
 import _warm
 import pytest
+import torch
 
 from spdl_torch.__main__ import main
 from spdl_torch.run.ending import _edit
@@ -329,6 +330,8 @@ def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, mo
     ],
 )
 def test_command_that_cannot_run_says_why(words, message, capsys):
-    """With status 2."""
+    """With status 2; torch's loader stays where it is."""
+    before = torch.utils.data.DataLoader
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
+    assert torch.utils.data.DataLoader is before

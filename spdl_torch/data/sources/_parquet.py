@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spdl_torch.errors import DecodeError, SourceChangedError
-from spdl_torch.io._cache.folders import file_stamp
+from spdl_torch.io._cache.folders import file_stamp, hash_of
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES
 from spdl_torch.scopes import scope
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+_Stamp = tuple[int, int | None]
 
 _ENDINGS = (".parquet", ".parq", ".pq")
 _NUM_THREADS = 16  # that read the footers of remote files
@@ -262,18 +264,20 @@ class Parquet(StreamSource[dict[str, Any]]):
         """Open a file, for one thread. Raises: SourceChangedError: it is not that of the footer."""
         name, (footer, stamp) = self._urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
-            if now != stamp:
+            if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
+                cache = self._files.cache
+                kept = "" if cache is None else f", or has an old copy in {cache}"
                 raise SourceChangedError(
-                    f"{name}: changed after its footer was read. Make the Parquet again, and write "
-                    "new content under a new name."
+                    f"{name}: changed after its footer was read{kept}. Make the Parquet again, and "
+                    "write new content under a new name."
                 )
             yield opened
 
     @scope
     def _open(
         self, name: str, files: ShardFiles, footer: pq.FileMetaData | None = None
-    ) -> Iterator[tuple[pq.ParquetFile, int]]:
-        """Open a file; with it comes a number that is another when the file is another."""
+    ) -> Iterator[tuple[pq.ParquetFile, _Stamp]]:
+        """Open a file; with it comes its stamp."""
         try:
             import pyarrow.parquet as pq
         except ImportError as error:
@@ -284,7 +288,7 @@ class Parquet(StreamSource[dict[str, Any]]):
             source: Any = name
             if is_url(name) or files.cache is not None:
                 source = stack.enter_context(files.open(name, seekable=True))
-            stamp = source.seek(0, os.SEEK_END) if is_url(name) else file_stamp(name)
+            stamp = _stamp_of(name, source)
             is_far = is_url(name) and files.cache is None
             opened = pq.ParquetFile(source, metadata=footer, pre_buffer=is_far)
             yield stack.enter_context(opened), stamp
@@ -305,11 +309,11 @@ class Parquet(StreamSource[dict[str, Any]]):
                 "by position before shuffle(), or ListSource(parquet).shuffle(seed)."
             )
 
-    def _read_footers(self) -> list[tuple[pq.FileMetaData, int]]:
+    def _read_footers(self) -> list[tuple[pq.FileMetaData, _Stamp]]:
         """Read the footers of all files, with the stamps of these."""
         files = replace(self._files, cache=None)  # a footer alone is not worth a copy of the file
 
-        def footer_of(name: str) -> tuple[pq.FileMetaData, int]:
+        def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
             with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
                 return opened.metadata, stamp
 
@@ -323,6 +327,11 @@ class Parquet(StreamSource[dict[str, Any]]):
         another type."""
         first = self._footers[0][0].schema.to_arrow_schema()
         names = tuple(first.names if wanted is None else wanted)
+        if not names or len({*names}) < len(names):
+            raise ValueError(
+                f"Parquet: columns must be names that differ, at least one, got {list(names)} "
+                f"of {self._urls[0]}."
+            )
         for file, (footer, _) in zip(self._urls, self._footers, strict=True):
             schema = footer.schema.to_arrow_schema()
             for name in names:
@@ -338,6 +347,16 @@ class Parquet(StreamSource[dict[str, Any]]):
                         f"{self._urls[0]}. Write them with one type, or leave the column out."
                     )
         return names
+
+
+def _stamp_of(name: str, source: Any) -> _Stamp:
+    """Return two numbers that are others when the file is another; None = of a copy, whose version
+    is not known."""
+    if not is_url(name):
+        return file_stamp(name), None
+    version = getattr(source.raw, "version", None)
+    known = None if version is None else hash_of(repr(sorted(version.items())))
+    return source.seek(0, os.SEEK_END), known
 
 
 @scope
