@@ -11,10 +11,6 @@ import pytest
 import torch
 from _folders import HELPERS
 
-# What each of these says of torch's own allocator, streams and events is said of a stand-in for
-# them by the other tests of this folder, in every run.
-pytestmark = pytest.mark.long
-
 REQUIRED = "SPDL_TORCH_REQUIRE_CUDART"
 
 HOST_DEFINES = """
@@ -114,6 +110,7 @@ def test_other_device_is_asked_for_nothing(facts):
     assert facts["calls_without_a_device"] > 0
 
 
+@pytest.mark.long
 def test_check_gpu_runs_as_a_whole(checked):
     """Every group; what needs a kernel is skipped and says so, and the rest passes."""
     lines = [line for line in checked if not line.startswith("#")]
