@@ -89,6 +89,7 @@ SAMPLES = [
     torch.tensor(True),
     torch.tensor(1.5, dtype=torch.bfloat16),
     torch.zeros(0, 3),
+    torch.empty((2, 0, 3), dtype=torch.uint16),
     torch.tensor([1 + 2j]),
     torch.rand(3, requires_grad=True),
     torch.rand(1, 3).expand(4, 3),

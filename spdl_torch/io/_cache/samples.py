@@ -63,8 +63,11 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce plain tensors and arrays to their memory, and everything else as pickle does."""
-        if is_plain_tensor(value) and value.numel():
-            return self._of_tensor(value)
+        if is_plain_tensor(value):
+            if value.numel():
+                return self._of_tensor(value)
+            # torch's own pickles of empty tensors cannot be read for every dtype.
+            return _empty_tensor, (value.dtype, tuple(value.shape), value.stride())
         if type(value) is np.ndarray and value.nbytes and not value.dtype.hasobject:
             return self._of_array(value)
         return NotImplemented
@@ -95,3 +98,7 @@ def _tensor_from(
     content: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Tensor:
     return torch.frombuffer(content, dtype=dtype).as_strided(shape, strides)
+
+
+def _empty_tensor(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
