@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ...engine.channel import Channel, ChannelClosed
@@ -19,15 +20,17 @@ def fetched_ahead(urls: Sequence[str], fetch: Callable[[str], object], count: in
     What fails is left to whoever reads the shard. Threads end with the iteration, after what they
     are fetching.
     """
-    todo = Channel[str](max(1, len(urls)))
+    todo, coming = Channel[str](max(1, len(urls))), iter(urls[1:])
     threads = ThreadGroup(todo.close)
     try:
-        for number, url in enumerate(urls):
-            for each in urls[number + 1 if number == 0 else number + count : number + count + 1]:
+        if (num_threads := min(count, len(urls) - 1)) > 0:
+            run = partial(_fetch_all, todo, fetch)
+            threads.spawn_all([("shards", run)] * num_threads)
+        for each in islice(coming, count - 1):
+            todo.put(each)
+        for url in urls:
+            for each in islice(coming, 1):
                 todo.put(each)
-            if number == 0:
-                run = partial(_fetch_all, todo, fetch)
-                threads.spawn_all([("shards", run)] * min(count, len(urls) - 1))
             yield url
     finally:
         todo.close()

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import Reader, is_url
@@ -31,15 +31,17 @@ from spdl_torch.io._tar import TarReader
 from ._shard import every_sample, grouped_samples, key_and_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ._shard import ShardFiles
+
+T = TypeVar("T")
 
 _FORMAT = "spdl_torch tar index"
 _VERSION = 1
 _BLOCK = 512
 _END = bytes(1024)
-_NUM_THREADS = 16  # that read the indexes of remote shards
+_NUM_THREADS = 16  # that read the indexes or footers of remote files
 
 
 _SAMPLE_COLUMNS = ("key", "offset", "size", "num_files")
@@ -209,7 +211,8 @@ class IndexedSamples:
         self._num_bytes: list[int] = []
         self._offsets, self._sizes = array("q"), array("q")
         self._first_files, self._crc32s = array("q", [0]), array("I")
-        for index in _load_all(urls, files.storage_options):
+        load = partial(load_index, read=Reader(storage_options=files.storage_options))
+        for index in read_each(load, urls):
             self._add(index)
 
     def __len__(self) -> int:
@@ -323,10 +326,9 @@ def pieces(
             yield number, low, high
 
 
-def _load_all(urls: Sequence[str], storage_options: Mapping[str, Any]) -> Iterator[TarIndex]:
-    load = partial(load_index, read=Reader(storage_options=storage_options))
+def read_each(read: Callable[[str], T], urls: Sequence[str]) -> list[T]:
+    """Return what ``read`` returns for each file, on several threads if one is behind a URL."""
     if not any(map(is_url, urls)):
-        yield from map(load, urls)
-        return
+        return [*map(read, urls)]
     with ThreadPoolExecutor(_NUM_THREADS) as executor:
-        yield from executor.map(load, urls)
+        return [*executor.map(read, urls)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from array import array
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, groupby
@@ -23,7 +22,7 @@ from spdl_torch.shown_text import counted
 from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized
 from ._base import check_start, random_of, seed_of
 from ._files import find_files, nothing_found
-from ._index import pieces
+from ._index import pieces, read_each
 from ._shard import ShardFiles
 from ._stream import Mix, StreamSource
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _Stamp = tuple[int, int | None]
 
 _ENDINGS = (".parquet", ".parq", ".pq")
-_NUM_THREADS = 16  # that read the footers of remote files
 _READ_BYTES = 8 << 20  # that are decoded at once, about
 _MOST_ROWS = 1 << 16  # and rows
 
@@ -145,7 +143,7 @@ class Parquet(StreamSource[dict[str, Any]]):
     def __getitems__(self, positions: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read the items at these positions. With torch's ``default_collate``, rows become a batch
         without passing through rows. Raises: as ``[position]``."""
-        self._check_order()
+        self._check_positions()
         length, size = len(self), self._batch_size
         places = np.array(positions, np.int64)
         outside = (places < -length) | (places >= length)
@@ -302,13 +300,6 @@ class Parquet(StreamSource[dict[str, Any]]):
         num_rows = int(_READ_BYTES * group.num_rows // max(1, group.total_byte_size))
         return max(1, min(_MOST_ROWS, num_rows))
 
-    def _check_order(self) -> None:
-        if self._mix is not None:
-            raise TypeError(
-                "Parquet: the order of a shuffled source is known only while it is read. Take rows "
-                "by position before shuffle(), or ListSource(parquet).shuffle(seed)."
-            )
-
     def _read_footers(self) -> list[tuple[pq.FileMetaData, _Stamp]]:
         """Read the footers of all files, with the stamps of these."""
         files = replace(self._files, cache=None)  # a footer alone is not worth a copy of the file
@@ -317,10 +308,7 @@ class Parquet(StreamSource[dict[str, Any]]):
             with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
                 return opened.metadata, stamp
 
-        if not any(map(is_url, self._urls)):
-            return [*map(footer_of, self._urls)]
-        with ThreadPoolExecutor(_NUM_THREADS) as executor:
-            return [*executor.map(footer_of, self._urls)]
+        return read_each(footer_of, self._urls)
 
     def _common_columns(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the columns. Raises: ValueError: a file does not have them, or with

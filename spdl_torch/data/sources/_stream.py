@@ -70,6 +70,15 @@ class StreamSource(DataSource[T_co]):
         """
         return self._with(_mix=Mix(seed, buffer_size, f"{type(self).__name__}.shuffle"))
 
+    def _check_positions(self) -> None:
+        """Refuse to take an item by position where the order is not known. Raises: TypeError."""
+        if self._mix is not None:
+            raise TypeError(
+                f"{type(self).__name__}: the order of a shuffled source is known only while it is "
+                "read. Take items by position before shuffle(), or "
+                "ListSource(source).shuffle(seed)."
+            )
+
     def _shown_parts(self) -> str:
         return "".join(f", shard({index}, {count})" for index, count in self._parts)
 

@@ -130,11 +130,7 @@ class TarShards(StreamSource[dict[str, Any]]):
             the sample is damaged; OSError: it cannot be read.
         """
         indexed = self._with_index("cannot read at random")
-        if self._mix is not None:
-            raise TypeError(
-                "TarShards: the order of a shuffled source is known only while it is read. Take "
-                "samples by position before shuffle(), or ListSource(shards).shuffle(seed)."
-            )
+        self._check_positions()
         first, end = self._bounds(len(indexed))
         place = position + (end if position < 0 else first)
         if not first <= place < end:
