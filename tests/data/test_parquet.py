@@ -263,7 +263,7 @@ def test_nulls_are_none_and_change_nothing_beside_them(tmp_path):
     (batch,) = Parquet(tmp_path, batch_size=3)
     assert same(batch["n"], [row["n"] for row in rows])
     loader = DataLoader(Parquet(tmp_path, ["n"]), batch_size=3)
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match="NoneType") as caught:
         list(loader)
     assert "sample 1 of it is unlike most: sample['n'] is NoneType" in caught.value.__notes__[0]
 

@@ -295,7 +295,7 @@ def test_error_of_flush_says_that_it_is_of_flush():
 
     builder = PipelineBuilder().add_source([1, 2, 3]).aggregate(Failing()).add_sink()
     pipeline = builder.build(max_failures=0)
-    with pytest.raises(PipelineFailure) as caught, pipeline.auto_stop():
+    with pytest.raises(PipelineFailure, match="aggregate") as caught, pipeline.auto_stop():
         list(pipeline)
     (error,) = caught.value.exceptions
     assert error.__notes__ == [
