@@ -53,7 +53,7 @@ class EpochIterator(_BaseDataLoaderIter):
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super().__init__)
             self._base = BaseSeed(int(self._base_seed))
-            if resume is not None and not resume.base.is_new:
+            if resume is not None and not resume.drew_base_seed:
                 draw_again_from(loader, redrawn.states)
             self._begin_epoch(loader, resume, redrawn)
 
@@ -63,7 +63,7 @@ class EpochIterator(_BaseDataLoaderIter):
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super()._reset)
             self._base = self._base.following()
-            if resume is not None and resume.base.is_new:
+            if resume is not None and resume.drew_base_seed:
                 self._base = BaseSeed(drawn_base_seed(loader.generator))
             self._begin_epoch(loader, resume, redrawn)
 
@@ -74,7 +74,7 @@ class EpochIterator(_BaseDataLoaderIter):
         position = loader._state.position
         if resume is not None:
             position.num_epochs_begun = resume.epoch + resume.finished
-            if not resume.base.is_new:
+            if not resume.drew_base_seed:
                 self._base = resume.base
         within = None if resume is None or resume.finished else resume
         tolerance = self._tolerance(loader)
@@ -151,7 +151,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _skip_to(self, resume: ResumeState, order: Order) -> None:
         """Skip what the trainer has already received."""
-        if self._auto_collation and not all(map(is_packed_batch, resume.sampler.pending)):
+        if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )

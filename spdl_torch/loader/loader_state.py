@@ -145,7 +145,7 @@ class LoaderPosition:
         resume, own = ResumeState.checked(state), loader._index_sampler
         if resume.sampler_epoch is not None:
             set_sampler_epoch(own, resume.sampler_epoch)
-        elif resume.sampler.state is None and (keeper := keeper_of_unknown_epoch(own)):
+        elif resume.sampler is None and (keeper := keeper_of_unknown_epoch(own)):
             warn(_UNKNOWN_EPOCH.format(type(keeper).__name__))
         if has_passes(loader.dataset):
             loader.dataset._forget_named_epoch()

@@ -6,6 +6,7 @@ loader has changed.
 
 from __future__ import annotations
 
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.failures import describe
@@ -32,6 +33,35 @@ def is_whole_number(value: Any, least: int = 0) -> bool:
 def is_flag(value: Any) -> bool:
     """Return whether this is a bool, and not a number that counts as one."""
     return isinstance(value, bool)
+
+
+NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
+OPTIONAL_NUMBER = Field(
+    "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
+)
+AT_LEAST_ONE = Field("a whole number >= 1", lambda value: is_whole_number(value, 1))
+FLAG = Field("true or false", is_flag)
+ANYTHING = Field("anything", lambda _: True)
+DICT = Field("a dict", lambda value: isinstance(value, dict))
+
+
+def list_of(what: str, fits: Callable[[Any], bool] = ANYTHING.fits) -> Field:
+    """Return the condition of a list, or of a tuple, all of whose elements meet another."""
+    return Field(
+        f"a list of {what}",
+        lambda value: isinstance(value, list | tuple) and all(map(fits, value)),
+    )
+
+
+def saved(condition: Field, **default: Any) -> Any:
+    """Return a field of a dataclass that is a field of the state, with the same name. ``default``:
+    as for ``dataclasses.field``."""
+    return field(**default, metadata={"condition": condition})
+
+
+def conditions_of(kind: Any) -> dict[str, Field]:
+    """Return the conditions of a dataclass's ``saved`` fields, by their names."""
+    return {each.name: each.metadata["condition"] for each in fields(kind)}
 
 
 def check_version(state: Mapping[str, Any], latest: int, owner: str) -> None:

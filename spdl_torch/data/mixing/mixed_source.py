@@ -17,7 +17,7 @@ from ...loader.checkpoint.user_state import (
     state_of,
 )
 from ...loader.error_notes import add_thread_note
-from ...loader.state_fields import Field, check_fields, check_version, is_whole_number
+from ...loader.state_fields import ANYTHING, NUMBER, Field, check_fields, check_version
 from ..sources._base import DataSource, check_start
 from ..sources._stream import Stream
 from .plan import MixturePlan
@@ -373,10 +373,9 @@ def _may_keep_state(source: object) -> bool:
     return isinstance(source._items, IterableDataset) or keeps_state(source._items)
 
 
-_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
 _FIELDS = {
-    "version": _NUMBER,
-    "position": _NUMBER,
+    "version": NUMBER,
+    "position": NUMBER,
     "sources": Field(
         "a dict of dicts",
         lambda value: (
@@ -385,6 +384,6 @@ _FIELDS = {
     ),
 }
 _SOURCE_FIELDS = {
-    **dict.fromkeys(("num_passes", "num_items", "num_left"), _NUMBER),
-    "state": Field("anything", lambda _: True),
+    **dict.fromkeys(("num_passes", "num_items", "num_left"), NUMBER),
+    "state": ANYTHING,
 }

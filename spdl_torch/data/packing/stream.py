@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from ...loader.checkpoint.source_behind import source_behind
 from ...loader.checkpoint.user_state import ended_early
 from ...loader.sampling.sharding import worker_shard
-from ...loader.state_fields import Field, check_fields, check_version, is_whole_number
+from ...loader.state_fields import NUMBER, check_fields, check_version
 from ..dataset import PipelineDataset
 from ..sources import as_source
 from .collate import Document, PackCollate
@@ -188,8 +188,7 @@ class _GroupedItems:
             raise ended_early("next_group", self._stream, number, begun.next_group)
 
 
-_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
-_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), _NUMBER)
+_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), NUMBER)
 
 
 def _check_whole(items: Any) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from ..sampling.sampler_chain import nested_samplers, num_ranks
-from ..state_fields import Field, is_flag, is_whole_number
+from ..state_fields import AT_LEAST_ONE, Field, is_flag, list_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -145,10 +145,7 @@ def _is_number(value: Any) -> bool:
 _NUMBER = Field("a whole number or null", _is_number)
 _FLAG = Field("true, false or null", lambda value: value is None or is_flag(value))
 _TEXT = Field("text or null", _is_text)
-_TEXTS = Field(
-    "a list of text",
-    lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
-)
+_TEXTS = list_of("text", _is_text)
 PIPELINE_FIELDS = {"source": _TEXT, "length": _NUMBER, "stages": _TEXTS}
 """The fields of ``made_by`` in a pipeline's state."""
 FIELDS = {
@@ -159,7 +156,7 @@ FIELDS = {
     "sampler_seed": _NUMBER,
     "seed": _NUMBER,
     "batch_size": _NUMBER,
-    "ranks": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
+    "ranks": AT_LEAST_ONE,
     "rng": _TEXT,
     "persistent_workers": _FLAG,
 }

@@ -260,10 +260,10 @@ class Order:
                 epoch=self.epoch,
                 epoch_seed=self.epoch_seed,
                 finished=True,
-                base=self.base.following(is_new=not self.persistent),
                 sampler_epoch=self.sampler_epoch,
-                sampler=SamplerState(None if self.drawing is None else self.drawing.at_end()),
+                sampler=None if self.drawing is None else self.drawing.at_end(),
                 generators=tuple(map(encoded, generators)),
+                **self.base.following(is_new=not self.persistent)._asdict(),
                 workers=self._at_end(),
             )
         so_far = self._so_far()
@@ -285,10 +285,10 @@ class Order:
             num_samples=self.start + so_far.local_samples * self.world,
             ahead=so_far.ahead,
             sampler_epoch=self.sampler_epoch,
-            sampler=sampler,
+            **sampler._asdict(),
             order=checksum_of(self._last_before(so_far.num_in_order)),
             generators=tuple(map(encoded, self.generators)),
-            base=self.base,
+            **self.base._asdict(),
             workers=so_far.workers,
             next_worker=so_far.next_worker,
         )

@@ -9,12 +9,23 @@ items that were already handed out are thrown away.
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...engine.ops import OpKind
-from ..state_fields import Field, check_fields, check_version, is_flag, is_whole_number
+from ..state_fields import (
+    ANYTHING,
+    AT_LEAST_ONE,
+    DICT,
+    FLAG,
+    NUMBER,
+    OPTIONAL_NUMBER,
+    check_fields,
+    check_version,
+    conditions_of,
+    saved,
+)
 from .made_by import PIPELINE_FIELDS
 from .user_state import give_state
 
@@ -30,23 +41,23 @@ _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassState:
-    """The checked contents of a state."""
+    """The checked contents of a state: its fields are those of the state."""
 
-    epoch: int
-    finished: bool
+    epoch: int = saved(NUMBER)
+    finished: bool = saved(FLAG)
     """Whether the loop saw the end: the next pass then starts from the beginning."""
-    begun: bool = True
+    begun: bool = saved(FLAG, default=True)
     """Whether a pass has ever begun."""
-    num_items: int = 0
+    num_items: int = saved(NUMBER, default=0)
     """The number of items handed out on this rank."""
-    num_source: int | None = None
+    num_source: int | None = saved(OPTIONAL_NUMBER, default=None)
     """The number of items of this rank's part of the source in those; None = unknown."""
-    world: int = 1
-    source: Any = None
+    world: int = saved(AT_LEAST_ONE, default=1)
+    source: Any = saved(ANYTHING, default=None)
     """The source's own state, if it keeps one and was asked."""
-    num_after: int = 0
+    num_after: int = saved(NUMBER, default=0)
     """The number of source items since ``source`` was taken."""
-    made_by: dict[str, Any] = field(default_factory=dict)
+    made_by: dict[str, Any] = saved(DICT, default_factory=dict)
     """The source and stages that the state is of; {} = not known."""
 
     @classmethod
@@ -55,7 +66,8 @@ class PassState:
         check_version(state, _VERSION, "PipelineDataset")
         values = copy.deepcopy({**state})
         del values["version"]
-        check_fields(values, _FIELDS, tuple(_FIELDS), "PipelineDataset")
+        conditions = conditions_of(cls)
+        check_fields(values, conditions, conditions, "PipelineDataset")
         check_fields(values["made_by"], PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
         resume = cls(**values)
         if resume.num_after > (resume.num_source or 0):
@@ -94,23 +106,6 @@ class PassState:
                 )
             )
         return total
-
-
-_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
-_FLAG = Field("true or false", is_flag)
-_FIELDS = {
-    "epoch": _NUMBER,
-    "finished": _FLAG,
-    "begun": _FLAG,
-    "num_items": _NUMBER,
-    "num_source": Field(
-        "a whole number >= 0 or null", lambda value: value is None or is_whole_number(value)
-    ),
-    "world": Field("a whole number >= 1", lambda value: is_whole_number(value, 1)),
-    "source": Field("anything", lambda _: True),
-    "num_after": _NUMBER,
-    "made_by": Field("a dict", lambda value: isinstance(value, dict)),
-}
 
 
 def items_per_output(stages: Sequence[StageSpec]) -> int | None:

@@ -112,7 +112,7 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
     the named epoch begins as it would have after a ``break``.
     """
     generators = list(resume.generators)
-    if resume.base.is_new and loader.generator is not None and len(generators) > 1:
+    if resume.drew_base_seed and loader.generator is not None and len(generators) > 1:
         # Samplers with set_epoch draw from the epoch's number, so the epoch drew its base seed
         # alone from this generator: repeat that draw.
         own = torch.Generator()
@@ -123,22 +123,22 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
         resume,
         finished=True,
         generators=tuple(generators),
-        base=resume.base.following(is_new=not loader.persistent_workers),
-        sampler=SamplerState(),
+        **resume.base.following(is_new=not loader.persistent_workers)._asdict(),
+        **SamplerState()._asdict(),
         workers=(),
     )
 
 
 def _restore_samplers(loader: Any, resume: ResumeState) -> None:
     samplers = list(nested_samplers(loader._index_sampler))
-    if resume.sampler.state is not None:
+    if resume.sampler is not None:
         sampler = stateful_sampler(samplers)
         if sampler is None:
             raise ValueError(
                 "load_state_dict: sampler holds the state of a sampler that keeps one, but this "
                 "loader's sampler does not. Make the loader as it was then."
             )
-        give_state(sampler, resume.sampler.state, "sampler")
+        give_state(sampler, resume.sampler, "sampler")
     for each in samplers:
         if callable(getattr(each, "start_at", None)) and not resume.finished:
             try:
@@ -159,10 +159,10 @@ def drawing_of(
     from .made_by import length_of
 
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler))
-    if resume is None or resume.finished or resume.sampler.state is None:
+    if resume is None or resume.finished or resume.sampler is None:
         return draw(length_of(index_sampler))
-    saved = resume.sampler
-    return draw(saved.left, pending=map(_unpacked, saved.pending), restored=saved.state)
+    pending = map(_unpacked, resume.pending)
+    return draw(resume.sampler_left, pending=pending, restored=resume.sampler)
 
 
 def skipped(
@@ -182,7 +182,7 @@ def skipped(
     Raises: ValueError: the state's position is not between two batches here, or the sampler gives
         other indices before it.
     """
-    if resume.sampler.state is not None or any(hasattr(s, "start_at") for s in samplers):
+    if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
         return resume.num_samples, 0, ()
     world, _ = shard_of(samplers[0])
     target, rest = divmod(resume.num_samples, world)
@@ -224,7 +224,7 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
         epoch_seed=0,
         finished=True,
         sampler_epoch=epoch_of(samplers[0]),
-        sampler=SamplerState(None if sampler is None else state_of(sampler)),
+        sampler=None if sampler is None else state_of(sampler),
         generators=tuple(map(encoded, generators)),
     )
 

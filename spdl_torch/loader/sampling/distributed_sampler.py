@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DistributedSampler as TorchDistributedSampler, Sampler
 
-from ..state_fields import Field, check_fields, is_flag, is_whole_number
+from ..state_fields import FLAG, NUMBER, Field, check_fields
 from .sharding import OwnRank, Shard, check_tail
 
 if TYPE_CHECKING:
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from .sharding import Tail
 
 _VERSION = 1  # of the state
-_NUMBER = Field("a whole number >= 0 of 64 bits", is_whole_number)
 _STATE_FIELDS = {
-    "version": _NUMBER,
-    "epoch": _NUMBER,
+    "version": NUMBER,
+    "epoch": NUMBER,
     "seed": Field("a whole number", lambda value: type(value) is int),
-    "shuffle": Field("true or false", is_flag),
-    "length": _NUMBER,
-    "num_consumed": _NUMBER,
+    "shuffle": FLAG,
+    "length": NUMBER,
+    "num_consumed": NUMBER,
 }
 _CHUNK = 4096  # indices that become Python ints at once
 
