@@ -402,7 +402,7 @@ class DataLoader(BaseLoader[T_co]):
     def _ends_empty_tail(self) -> bool:
         """Return whether the last epoch was resumed after its last batch."""
         order = self._state.position.order
-        return order is not None and order.nothing_left
+        return order is not None and order.looked_ahead.nothing_left
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,

@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import PipelineFailure
-from .checkpoint.epoch_start import BaseSeed
+from .checkpoint.epoch_start import BaseSeed, EpochStart, LookAhead
 from .checkpoint.last_indices import tell_order
-from .checkpoint.order import END, Order
+from .checkpoint.order import END, HandedOut, Order, next_index
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
@@ -36,9 +36,10 @@ from .rng.keys import StreamKey, epoch_seed
 from .sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Sequence, Sized
 
     from .base_loader import BaseLoader
+    from .checkpoint.drawing import Drawing
     from .checkpoint.resume_state import Redrawn
     from .checkpoint.saved_state import ResumeState
 
@@ -82,34 +83,53 @@ class EpochIterator(_BaseDataLoaderIter):
         if tolerance is not None:
             self._skipped = SkippedSamples(loader.error_budget, tolerance)
         self._begun_from = self._worker_states(resume)
-        order = self._new_order(loader, resume, redrawn)
-        number = order.epoch if order.sampler_epoch is None else order.sampler_epoch
+        sampler, sampler_epoch = self._index_sampler, epoch_of(self._index_sampler)
+        start = self._epoch_start(loader, resume, redrawn, sampler_epoch)
+        drawing = drawing_of(sampler, self._sampler_iter, resume)
+        if drawing is not None:
+            self._sampler_iter = drawing
+        so_far = HandedOut(workers=self._known_of_workers(resume, position.order))
+        streams_seed, looked_ahead = start.epoch_seed, LookAhead()
+        number = start.epoch if sampler_epoch is None else sampler_epoch
         if within is not None:
-            self._go_to(within, order, loader, redrawn)
-        streams_seed = order.epoch_seed
-        if within is not None and loader.rng == "worker":
-            streams_seed = within.seed_of_rest()
+            start, num_skipped = self._skip_to(within, start)
+            looked_ahead = self._look_ahead(within, drawing, loader, redrawn)
+            sampler_epoch = epoch_of(sampler)  # it may be set at the first index
+            so_far = so_far._replace(
+                local_samples=num_skipped,
+                ahead=frozenset(within.ahead),
+                next_worker=within.next_worker,
+            )
+            is_drawn_again = loader.rng == "sample"
+            streams_seed = within.epoch_seed if is_drawn_again else within.seed_of_rest()
+        ranks = shard_of(sampler)
         self._key = StreamKey(
-            streams_seed,
-            order.start,
-            *shard_of(self._index_sampler),
-            epoch=number,
-            is_seeded=loader.seed is not None,
+            streams_seed, start.first, *ranks, epoch=number, is_seeded=loader.seed is not None
         )
-        self._order = position.order = order
+        self._order = position.order = Order(
+            start,
+            so_far,
+            drawing=drawing,
+            sampler_epoch=sampler_epoch,
+            looked_ahead=looked_ahead,
+            is_wanted=position.is_collected(inline=self._num_workers == 0),
+        )
 
-    def _new_order(
-        self, loader: BaseLoader[Any], resume: ResumeState | None, redrawn: Redrawn
-    ) -> Order:
-        """Return the order of an epoch that begins at its first sample."""
+    def _epoch_start(
+        self,
+        loader: BaseLoader[Any],
+        resume: ResumeState | None,
+        redrawn: Redrawn,
+        sampler_epoch: int | None,
+    ) -> EpochStart:
+        """Return what an epoch begins with at its first sample, and count it as begun."""
         position, sampler = loader._state.position, self._index_sampler
-        before, sampler_epoch = position.order, epoch_of(sampler)
-        number = position.num_epochs_begun
+        before, number = position.order, position.num_epochs_begun
         position.num_epochs_begun += 1
         seed = self._base.epoch_seed
         if loader.seed is not None:
             seed = epoch_seed(loader.seed, number if sampler_epoch is None else sampler_epoch)
-        order = Order(
+        return EpochStart(
             sampler=sampler,
             in_batches=self._auto_collation,
             world=shard_of(sampler)[0],
@@ -119,63 +139,56 @@ class EpochIterator(_BaseDataLoaderIter):
             generators=redrawn.states,
             persistent=bool(loader.persistent_workers),
             keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
-            before=() if tell_order(sampler) else None,
-            left_before=() if before is None or resume else before.left_of_resumed,
-            num_resumed=tuple(worker.num_items for worker in self._begun_from),
             begins_late=inspect.isgenerator(self._sampler_iter),
-            drawing=drawing_of(sampler, self._sampler_iter, resume),
-            sampler_epoch=sampler_epoch,
-            workers=self._known_of_workers(resume, before),
-            is_wanted=position.is_collected(inline=self._num_workers == 0),
+            left_before=() if before is None or resume else before.left_of_resumed,
+            last=() if tell_order(sampler) else None,
         )
-        if order.drawing is not None:
-            self._sampler_iter = order.drawing
-        return order
 
-    def _go_to(
-        self, resume: ResumeState, order: Order, loader: BaseLoader[Any], redrawn: Redrawn
-    ) -> None:
-        """Go on within an epoch, where ``resume`` stands."""
-        order.epoch_seed, order.begins_late = resume.epoch_seed, False
-        order.next_worker, order.ahead = resume.next_worker, set(resume.ahead)
-        order.loaded_before = frozenset(resume.ahead)
-        if not order.workers:  # else the workers skip in their own iterables
-            self._skip_to(resume, order)
-        is_before_order = redrawn.is_before_order(resume)
-        if not self._num_workers:  # else indices are drawn ahead anyway
-            order.before_first = [each.get_state() for each in generators_of(loader)[1:]]
-        order.nothing_left = not self._has_first_index(order)
-        if is_before_order:
-            redrawn.trainers = torch.get_rng_state()
-        order.sampler_epoch = epoch_of(self._index_sampler)  # it may be set at the first index
+    def _skip_to(self, resume: ResumeState, start: EpochStart) -> tuple[EpochStart, int]:
+        """Skip what the trainer has already received. Return what the rest of the epoch begins
+        with, and the number of this rank's samples that were skipped.
 
-    def _skip_to(self, resume: ResumeState, order: Order) -> None:
-        """Skip what the trainer has already received."""
+        Workers with their own iterables skip in those.
+        """
+        start = start._replace(epoch_seed=resume.epoch_seed, begins_late=False)
+        if self._begun_from:
+            return start, 0
         if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
             raise ValueError(
                 "load_state_dict: pending must be a list of batches, a list of indices each."
             )
         samplers = list(nested_samplers(self._index_sampler))
-        order.start, num_skipped, last = skipped(
-            self._sampler_iter, resume, samplers, order.count, in_batches=self._auto_collation
+        first, num_skipped, last = skipped(
+            self._sampler_iter, resume, samplers, start.count, in_batches=self._auto_collation
         )
-        order.samples_drawn = order.local_samples = num_skipped
-        if order.before is not None:
-            order.before = last
+        return start._replace(first=first, last=None if start.last is None else last), num_skipped
 
-    def _has_first_index(self, order: Order) -> bool:
-        """Draw the first index ahead; return whether there is one.
+    def _look_ahead(
+        self,
+        resume: ResumeState,
+        drawing: Drawing | None,
+        loader: BaseLoader[Any],
+        redrawn: Redrawn,
+    ) -> LookAhead:
+        """Draw the first index ahead, to go on where ``resume`` stands.
 
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
-        if order.drawing is not None:  # its own state says where it stands, and nothing is drawn
-            return not order.drawing.is_over
-        first = order.next_index(self._sampler_iter)
-        if first is END:
-            return False
-        self._sampler_iter = itertools.chain((first,), self._sampler_iter)
-        return True
+        is_before_order = redrawn.is_before_order(resume)
+        # With workers, indices are drawn ahead anyway.
+        own = () if self._num_workers else generators_of(loader)[1:]
+        before = [generator.get_state() for generator in own]
+        if drawing is not None:  # its own state says where it stands, and nothing is drawn
+            nothing_left = drawing.is_over
+        else:
+            first = next_index(self._sampler_iter, self._index_sampler, 0)
+            nothing_left = first is END
+            if not nothing_left:
+                self._sampler_iter = itertools.chain((first,), self._sampler_iter)
+        if is_before_order:
+            redrawn.trainers = torch.get_rng_state()
+        return LookAhead(nothing_left, before)
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """Return how far each worker's iterable advances before its first batch; [] = map-style."""
@@ -195,15 +208,15 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _known_of_workers(
         self, resume: ResumeState | None, before: Order | None
-    ) -> list[WorkerState]:
+    ) -> tuple[WorkerState, ...]:
         """Return the states of the workers' iterables before the first batch.
 
         For persistent workers without a state to resume, it is how the previous epoch left them.
         """
-        known = self._begun_from
+        known: Sequence[WorkerState] = self._begun_from
         if resume is None and self._base.num_epochs and before is not None and known:
             known = before.left_to_next() or known
-        return list(known)
+        return tuple(known)
 
     def _begin_sampler(self, loader: BaseLoader[Any], begin: Callable[[Any], None]) -> None:
         """Have torch begin an epoch, with ``iter(sampler)``; note on an error that it came from

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 
 from ..engine import stall
 from ..errors import PipelineStopped
-from .backends.jobs import Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
+from .backends.jobs import NO_BATCHES, Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
 from .backends.load_spec import Draws, LoadSpec
 from .dealing import Dealing
 from .delivery import open_device_stage, pinned
@@ -171,10 +171,6 @@ class LoaderIterator(EpochIterator):
         self._stats.skipped = self._skipped
         if self._tuner is not None:
             self._tuner.begin()
-        self._num_given = self._num_received = 0
-        # Received and not handed out: it waits here while the next jobs are given out, so that an
-        # error of the sampler, which comes first, does not cost the loop this batch.
-        self._held: Result | None = None
         self._dealing = Dealing(
             max(1, self._num_workers),
             self._begun_from,
@@ -233,7 +229,7 @@ class LoaderIterator(EpochIterator):
                 handed = self._hold()
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Told, Over
-                result, self._held = self._held, None
+                result = self._dealing.release()
                 handed = result if type(result) is Loaded and self._skipped is None else None
                 if handed is None:
                     handed = self._judged(result)
@@ -256,10 +252,10 @@ class LoaderIterator(EpochIterator):
         before it: an error of the sampler, or the end."""
         instead: Told | Over | None = None
         try:
-            if self._held is None:
+            if self._dealing.held is None:
                 if not self._has_workers and (instead := self._fill()) is not None:
                     return instead
-                if self._num_received == self._num_given:
+                if self._dealing.all_received:
                     return self._end_epoch()
                 instead = self._keep(self._backend.take(self._timeout or stall.STALL_SECONDS))
                 if instead is not None:
@@ -276,11 +272,8 @@ class LoaderIterator(EpochIterator):
             result = self._receive_late()
         if isinstance(result, Over) or (isinstance(result, Failed) and result.ends):
             return self._lose(result.error)
-        self._held = result
-        self._num_received += 1
-        if type(result) is Exhausted:
-            self._dealing.has_ended(result.number)
-        elif self._start.first_seconds is None and not isinstance(result, NoBatch):
+        self._dealing.receive(result)
+        if self._start.first_seconds is None and type(result) not in NO_BATCHES:
             self._start.had_first()
         if self._tuner is not None:
             self._tuner.after(getattr(result, "batch", None))
@@ -294,10 +287,7 @@ class LoaderIterator(EpochIterator):
         dealing = self._dealing
         if self._tuner is not None:
             dealing.max_outstanding = self._tuner.max_outstanding
-        while self._num_given - self._num_received < dealing.max_outstanding:
-            worker = dealing.next_worker(None if self._held is None else self._held.number)
-            if worker is None:
-                break
+        while (worker := dealing.next_worker()) is not None:
             try:
                 taken = self._stats.draws.time(self._order.draw, self._sampler_iter)
             except Exception as error:  # the sampler's own
@@ -308,9 +298,7 @@ class LoaderIterator(EpochIterator):
         return None
 
     def _give(self, index: Any, first: int, batch: int, worker: int, *, wants_state: bool) -> None:
-        number = self._num_given
-        self._dealing.given[number] = worker, batch
-        self._num_given = number + 1
+        number = self._dealing.give(worker, batch)
         error = self._backend.give(Given(number, index, first, wants_state, worker))
         if error is not None:  # pickle's, or that of the index's own __reduce__
             where = f"in sending a worker what the sampler ({names_of(self._index_sampler)}) gave"
@@ -331,7 +319,7 @@ class LoaderIterator(EpochIterator):
         return f"DataLoader timed out after {self._timeout} seconds. {self._at_work()}"
 
     def _at_work(self) -> str:
-        awaited = self._num_received if self._in_order else None
+        awaited = self._dealing.num_received if self._in_order else None
         which = "any batch" if awaited is None else f"batch {awaited}"
         return f"Waiting for {which}. {self._backend.at_work(awaited)}"
 
@@ -347,12 +335,12 @@ class LoaderIterator(EpochIterator):
 
     def _note(self, result: Any) -> None:
         """Record ``result`` as handed out, so a state taken now continues after it."""
-        worker, number = self._dealing.given.pop(result.number)
+        worker, number = self._dealing.hand_out(result.number)
         if not self._iterable:
             self._order.handed(number)
         elif result.progress is not None:
             is_end = isinstance(result, Exhausted)
-            note = self._order.ended if is_end else self._order.handed_by
+            note = self._order.reached if is_end else self._order.handed_by
             note(worker, result.progress)
 
     def ask_ended(self, workers: Sequence[int]) -> None:
@@ -365,8 +353,7 @@ class LoaderIterator(EpochIterator):
         for _ in workers:
             if (instead := self._hold()) is not None:
                 raise instead.error
-            result, self._held = self._held, None
-            self._note(result)
+            self._note(self._dealing.release())
 
     def _lose(self, error: BaseException) -> Over:
         """End the epoch with an error, after which it is over; or as closed by another thread.
@@ -380,7 +367,7 @@ class LoaderIterator(EpochIterator):
         """End the epoch: no batch is left. Let go of what has made the batches."""
         order = self._order
         if order.is_short:
-            warn(_SHORT.format(type(self._dataset).__name__, sum(order.left_before)))
+            warn(_SHORT.format(type(self._dataset).__name__, sum(order.start.left_before)))
         if order.own is not None and order.workers[0].keeper != "dataset":
             order.own = None  # nothing of the iterator outlives the epoch
         if self._tuner is not None:

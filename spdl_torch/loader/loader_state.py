@@ -161,7 +161,7 @@ class LoaderPosition:
         it, and a sampler may draw from a generator for it, even to find that there is none.
         """
         if self.order is not None:
-            states = self.order.before_first
+            states = self.order.looked_ahead.before
             for generator, state in zip(generators_of(loader)[1:], states, strict=False):
                 generator.set_state(state)
 
@@ -219,7 +219,7 @@ def _warn_counted(dataset: object, order: Order) -> None:
         "once before training.",
         type(dataset).__name__,
         order.num_counted,
-        ", and is exact only if all its epochs are alike" if order.base.num_epochs else "",
+        ", and is exact only if all its epochs are alike" if order.start.base.num_epochs else "",
     )
 
 

@@ -76,7 +76,8 @@ class InlineWorker(Backend):
     def _keep_state_of(self, items: Items, order: Order) -> None:
         # Nothing is loaded ahead, so the iterable is asked for its state when the loader is. Keep
         # the state's owner only: what dropping the iterator has to end must not outlive it.
-        order.workers[0] = beginning = items.progress(wanted=False)
+        beginning = items.progress(wanted=False)
+        order.reached(0, beginning)
         if beginning.keeper is not None:
             order.own = items.own_state
         if self._streams is not None:

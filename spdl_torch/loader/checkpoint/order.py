@@ -1,14 +1,13 @@
-"""The order of one epoch: what it began with, what was drawn of it, and what the loop has had; from
-which a loader's state is made."""
+"""The order of one epoch: what was drawn of it, and what the loop has had of that; from which a
+loader's state is made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..error_notes import add_thread_note
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
-from .epoch_start import BaseSeed, SamplerState
+from .epoch_start import SamplerState
 from .last_indices import NUM_LAST, checksum_of, last_of
 from .resume_state import encoded, packed_index
 from .user_state import WorkerState
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
+    from .epoch_start import EpochStart, LookAhead
     from .last_indices import LastIndices
     from .saved_state import ResumeState
     from .user_state import OwnState
@@ -27,101 +27,74 @@ END = object()
 """In place of an index that there is not."""
 
 
-class _SoFar(NamedTuple):
-    """The part of the order that changes with every batch."""
+class HandedOut(NamedTuple):
+    """What the loop has had of an epoch."""
 
-    num_in_order: int
+    num_in_order: int = 0
     """The number of this iterator's batches before the first that was not handed out."""
-    local_samples: int
-    """The number of this rank's samples in those."""
-    handed: tuple[int, ...]
-    """The batches handed out before their turn, perhaps with some that are in order by now."""
-    workers: tuple[WorkerState, ...]
-    next_worker: int
-
-    @property
-    def ahead(self) -> tuple[int, ...]:
-        """The batches handed out before their turn, counted from the first that was not."""
-        numbers = (number - self.num_in_order for number in self.handed)
-        return tuple(sorted(number for number in numbers if number >= 0))
+    local_samples: int = 0
+    """The number of this rank's samples in those, and in what a resumed iterator has skipped."""
+    ahead: frozenset[int] = frozenset()
+    """The batches handed out before their turn: at first those of the resumed state, drawn or not,
+    then also this iterator's."""
+    workers: tuple[WorkerState, ...] = ()
+    """The states of the workers' iterables; () = map-style."""
+    next_worker: int = 0
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class Order:
     """The order of one epoch. The iterator writes it, on the trainer's thread; the loader reads it.
     It does not refer to the iterator, so dropping that ends its threads.
 
-    The first fields say what the epoch began with, and a state says it again as long as it runs.
+    Args:
+        start: what the epoch began with.
+        so_far: what the loop has had of it before this iterator's first batch.
+        drawing: the indices of a sampler that keeps its own state; None = it keeps none.
+        looked_ahead: see ``LookAhead``.
+        is_wanted: whether states are wanted: those of iterables are taken after every batch. An
+            iterable without a state counts its items, and resuming makes them again.
     """
 
-    sampler: Any
-    """The sampler that gives the index of each batch."""
-    in_batches: bool
-    """Whether it gives the indices of a batch at once."""
-    world: int
-    """The number of ranks that share it."""
-    epoch: int
-    """The number of epochs begun before this one."""
-    epoch_seed: int
-    base: BaseSeed
-    generators: list[torch.Tensor]
-    persistent: bool
-    keeps_datasets: bool
-    """Whether later epochs use the same dataset objects."""
-    start: int = 0
-    """The number of samples on all ranks before this iterator's first."""
-    before: LastIndices | None = None
-    """The last indices before this iterator's first; None = they say nothing of its order."""
-    nothing_left: bool = False
-    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
-    before_first: list[torch.Tensor] = field(default_factory=list)
-    """The user's generators before the first index was drawn ahead, to go on within an epoch; [] =
-    nothing was drawn ahead that may have to be drawn again."""
-    left_before: tuple[int, ...] = ()
-    """The number of items that the resumed epoch before this one had left; see
-    ``left_of_resumed``."""
-    num_resumed: tuple[int, ...] = ()
-    """The number of items of each worker before the state with which the epoch began."""
-    loaded_before: frozenset[int] = frozenset()
-    """The batches that were received out of order before the state was taken: they are not loaded
-    again."""
-    begins_late: bool = False
-    """Whether the sampler's generator begins at its first index. Without workers that may be long
-    after ``iter()``, so the epoch given last to ``set_epoch()`` counts."""
+    def __init__(
+        self,
+        start: EpochStart,
+        so_far: HandedOut,
+        *,
+        drawing: Drawing | None,
+        sampler_epoch: int | None,
+        looked_ahead: LookAhead,
+        is_wanted: bool,
+    ) -> None:
+        self.start = start
+        self.looked_ahead = looked_ahead
+        self.drawing = drawing
+        self.sampler_epoch = sampler_epoch
+        self.is_wanted = is_wanted
+        self.own: OwnState | None = None
+        """The state of an iterable loaded on the trainer's thread. Nothing is prefetched there, so
+        it is asked when the loader is."""
+        self.finished = False
+        """Whether the loop has seen the end."""
+        self._num_drawn = 0  # batches of the sampler
+        self._samples_drawn = so_far.local_samples  # this rank's up to the end of those
+        # The drawn batches that were not handed out in order, and the last ones that were: by their
+        # numbers, ascending, this rank's samples up to the batch's end, and its index or the end
+        # of it.
+        self._drawn: dict[int, tuple[int, Any]] = {}
+        self._begun_from = so_far
+        # Now, before the last batch, and before the last two (None = there were none). It is
+        # written by one assignment at the end of a step, so that Ctrl-C finds the step done or not.
+        self._so_far: tuple[HandedOut, HandedOut | None, HandedOut | None] = so_far, None, None
 
-    drawing: Drawing | None = None
-    """The indices of a sampler that keeps its own state."""
-    sampler_epoch: int | None = None
-    num_drawn: int = 0
-    """The number of batches drawn from the sampler."""
-    samples_drawn: int = 0
-    """The number of this rank's samples in those, and in what a resumed iterator has skipped."""
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The states of the workers' iterables; () = map-style."""
+        return self._so_far[0].workers
 
-    workers: list[WorkerState] = field(default_factory=list)
-    """The states of the workers' iterables; [] = map-style."""
-    next_worker: int = 0
-    is_wanted: bool = False
-    """Whether states are wanted: those of iterables are taken after every batch. An iterable
-    without a state counts its items, and resuming makes them again."""
-    own: OwnState | None = None
-    """The state of an iterable loaded on the trainer's thread. Nothing is prefetched there, so it
-    is asked when the loader is."""
-    local_samples: int = 0
-    """The number of samples handed out on this rank, up to the first batch that was not."""
-    ahead: set[int] = field(default_factory=set)
-    """The batches handed out before their turn: at first those of the resumed state, drawn or
-    not, then also this iterator's."""
-    finished: bool = False
-    """Whether the loop has seen the end."""
-    _num_in_order: int = 0
-    _drawn: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """The drawn batches that were not handed out in order, and the last ones that were. Keys are
-    batch numbers, ascending; values the samples of this rank up to the batch's end, and its index,
-    or the end of it."""
-    _before: tuple[Any, ...] | None = None
-    """The fields of the ``_SoFar`` before the last batch was handed out."""
-    _before_two: tuple[Any, ...] | None = None
-    """The same, before the last two."""
+    @property
+    def next_worker(self) -> int:
+        """The worker whose turn it is."""
+        return self._so_far[0].next_worker
 
     def draw(self, indices: Iterator[Any]) -> tuple[Any, int, int] | None:
         """Return the next of the sampler's ``indices``, the position of its first sample in the
@@ -129,86 +102,67 @@ class Order:
 
         The end is a value: StopIteration would not differ from one that user code lets escape.
         """
-        if self.begins_late and not self.num_drawn:
-            self.sampler_epoch = epoch_of(self.sampler)
+        start = self.start
+        if start.begins_late and not self._num_drawn:
+            self.sampler_epoch = epoch_of(start.sampler)
         while True:
-            number, first = self.num_drawn, self.samples_drawn
-            index = self.next_index(indices)
+            number, first = self._num_drawn, self._samples_drawn
+            index = next_index(indices, start.sampler, number)
             if index is END:
                 return None
-            if self.in_batches and hasattr(index, "__next__"):
+            if start.in_batches and hasattr(index, "__next__"):
                 index = list(index)
-            end = self.samples_drawn = first + self.count(index)
-            self.num_drawn = number + 1
+            end = self._samples_drawn = first + start.count(index)
+            self._num_drawn = number + 1
             if self.drawing is not None:
                 # Without a call in between, so that Ctrl-C finds it here or there.
                 self._drawn[number] = end, index
                 self.drawing.given = ()
-            elif not self.workers:  # these report their own progress
+            elif not self._so_far[0].workers:  # these report their own progress
                 # A copy: the dataset gets the list, and may change it.
-                is_list = self.in_batches and type(index) is list
+                is_list = start.in_batches and type(index) is list
                 self._drawn[number] = end, index[-NUM_LAST:] if is_list else index
-            if number not in self.loaded_before:
+            # What was received out of order before the state was taken is not loaded again.
+            if number not in self._begun_from.ahead:
                 return index, first, number
-
-    def next_index(self, indices: Iterator[Any]) -> Any:
-        """Return the next of the sampler's ``indices``, which it cannot change; END = none is left.
-        An error has a note that it came from the sampler."""
-        try:
-            return unshared(next(indices, END))
-        except BaseException as error:
-            where = f"in the sampler ({names_of(self.sampler)})"
-            add_thread_note(error, where, f"asked for batch {self.num_drawn}")
-            raise
-
-    def count(self, index: Any) -> int:
-        """Return the number of samples of an index."""
-        if not self.in_batches:
-            return 1
-        try:
-            return len(index)
-        except TypeError:  # a slice, for __getitems__
-            return 1
 
     def handed(self, number: int) -> None:
         """Record that the trainer received a map-style batch, or the error in its place."""
-        if self.ahead:
-            self._advance()
         drawn = self._drawn
-        while (oldest := next(iter(drawn), number)) < self._num_in_order - NUM_LAST:
+        now, before, _ = self._so_far
+        while (oldest := next(iter(drawn), number)) < now.num_in_order - NUM_LAST:
             del drawn[oldest]
-        now = self._num_in_order, self.local_samples, tuple(self.ahead), (), 0
-        self._before, self._before_two = now, self._before
-        if number == self._num_in_order and not self.ahead:
-            # A single statement, which Ctrl-C cannot split: there is no call inside it.
-            self.local_samples, self._num_in_order = drawn[number][0], number + 1
-            return
-        self.ahead |= {number}  # likewise; ``_so_far`` advances
+        if number == now.num_in_order and not now.ahead:
+            following = HandedOut(number + 1, drawn[number][0])
+        else:
+            following = self._settled(now._replace(ahead=now.ahead | {number}))
+        self._so_far = following, now, before
 
-    def _advance(self) -> None:
-        """Advance past the batches that were handed out in order.
-
-        Ctrl-C may come between any two lines here and in ``handed``: every line leaves a state
-        from which another call completes the step, and ``_so_far`` makes that call.
-        """
-        while (number := self._num_in_order) in self.ahead and number in self._drawn:
-            self.local_samples, self._num_in_order = self._drawn[number][0], number + 1
-            self.ahead.discard(number)
+    def _settled(self, so_far: HandedOut) -> HandedOut:
+        """Return the same with the batches in order counted as such that are in order by now."""
+        number, samples, ahead = so_far.num_in_order, so_far.local_samples, so_far.ahead
+        while number in ahead and number in self._drawn:
+            samples, number = self._drawn[number][0], number + 1
+        if number == so_far.num_in_order:
+            return so_far
+        left = frozenset(each for each in ahead if each >= number)
+        return so_far._replace(num_in_order=number, local_samples=samples, ahead=left)
 
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """Record that the trainer received a batch, or an error, of this worker's iterable."""
-        now, following = self._so_far(), (worker + 1) % len(self.workers)
-        self._before, self._before_two = now, self._before
-        self.workers[worker], self.next_worker = state, following  # as in ``handed``
+        now, before, _ = self._so_far
+        following = (worker + 1) % len(now.workers)
+        self._so_far = _with(now, worker, state)._replace(next_worker=following), now, before
 
-    def ended(self, worker: int, state: WorkerState) -> None:
-        """Record the end of this worker's iterable."""
-        self.workers[worker] = state
+    def reached(self, worker: int, state: WorkerState) -> None:
+        """Record where this worker's iterable begins or ends, or what it says when it is asked."""
+        now, before, before_two = self._so_far
+        self._so_far = _with(now, worker, state), before, before_two
 
     def unknown_ends(self) -> list[int]:
         """Return the workers whose dataset outlives this finished epoch with a state that nobody
         has asked for."""
-        if not (self.finished and self.keeps_datasets):
+        if not (self.finished and self.start.keeps_datasets):
             return []
         return [
             number
@@ -223,15 +177,13 @@ class Order:
         """
         if self.workers or self.sampler_epoch is None:
             return None
-        number, samples = self._num_in_order, self.local_samples
-        while number in self.ahead and number in self._drawn:  # as ``_advance`` will
-            samples, number = self._drawn[number][0], number + 1
-        return self.sampler_epoch, self.start + samples * self.world
+        so_far = self._settled(self._so_far[0])
+        return self.sampler_epoch, self.start.num_samples(so_far.local_samples)
 
     @property
     def is_vague(self) -> bool:
         """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
-        has_begun_alike = self.own is not None or self.base.num_epochs == 0 or self.finished
+        has_begun_alike = self.own is not None or self.start.base.num_epochs == 0 or self.finished
         return not has_begun_alike and any(
             each.keeper == "dataset" and each.state is None and not each.num_items
             for each in self.workers
@@ -254,100 +206,114 @@ class Order:
         """
         from .saved_state import ResumeState
 
-        before = (None, self._before, self._before_two)[num_back]
-        if self.finished and not before:
+        start, before = self.start, self._so_far[num_back] if num_back else None
+        if self.finished and before is None:
             return ResumeState(
-                epoch=self.epoch,
-                epoch_seed=self.epoch_seed,
+                epoch=start.epoch,
+                epoch_seed=start.epoch_seed,
                 finished=True,
                 sampler_epoch=self.sampler_epoch,
                 sampler=None if self.drawing is None else self.drawing.at_end(),
                 generators=tuple(map(encoded, generators)),
-                **self.base.following(is_new=not self.persistent)._asdict(),
+                **start.base.following(is_new=not start.persistent)._asdict(),
                 workers=self._at_end(),
             )
-        so_far = self._so_far()
-        if before:
-            so_far = _SoFar(*before)
-        elif self.own is not None:
-            so_far = so_far._replace(workers=self._asked_now())
+        so_far = self._settled(before or self._so_far[0])
+        if before is None and self.own is not None:
+            so_far = so_far._replace(workers=(self._asked_now(self.own),))
         _raise_failures(so_far.workers)
-        sampler = SamplerState()
-        if self.drawing is not None:
-            sampler = self.drawing.now()
-            drawn = [index for n, (_, index) in self._drawn.items() if n >= so_far.num_in_order]
-            pending = (*drawn, *sampler.pending)
-            sampler = sampler._replace(pending=tuple(map(packed_index, pending)))
+        number = so_far.num_in_order
         return ResumeState(
-            epoch=self.epoch,
-            epoch_seed=self.epoch_seed,
+            epoch=start.epoch,
+            epoch_seed=start.epoch_seed,
             finished=False,
-            num_samples=self.start + so_far.local_samples * self.world,
-            ahead=so_far.ahead,
+            num_samples=start.num_samples(so_far.local_samples),
+            ahead=tuple(sorted(each - number for each in so_far.ahead)),
             sampler_epoch=self.sampler_epoch,
-            **sampler._asdict(),
-            order=checksum_of(self._last_before(so_far.num_in_order)),
-            generators=tuple(map(encoded, self.generators)),
-            **self.base._asdict(),
+            **self._sampler_at(number)._asdict(),
+            order=checksum_of(self._last_before(number)),
+            generators=tuple(map(encoded, start.generators)),
+            **start.base._asdict(),
             workers=so_far.workers,
             next_worker=so_far.next_worker,
         )
 
+    def _sampler_at(self, number: int) -> SamplerState:
+        """Return the sampler's state before batch ``number``: it is further, and the indices since
+        then are pending."""
+        if self.drawing is None:
+            return SamplerState()
+        sampler = self.drawing.now()
+        drawn = (index for each, (_, index) in self._drawn.items() if each >= number)
+        pending = tuple(map(packed_index, (*drawn, *sampler.pending)))
+        return sampler._replace(pending=pending)
+
     def _last_before(self, number: int) -> LastIndices:
         """Return the last indices before batch ``number``; () if they say nothing."""
-        if self.before is None or self.drawing is not None or self.workers:
+        if self.start.last is None or self.drawing is not None or self.workers:
             return ()
         drawn = [index for each, (_, index) in self._drawn.items() if each < number]
-        last = last_of(drawn[-NUM_LAST:], in_batches=self.in_batches)
-        return (*self.before, *last)[-NUM_LAST:]
+        last = last_of(drawn[-NUM_LAST:], in_batches=self.start.in_batches)
+        return (*self.start.last, *last)[-NUM_LAST:]
 
     @property
     def left_of_resumed(self) -> tuple[int, ...]:
         """The number of items that each worker made in an epoch that was resumed in its middle, and
         whose datasets stay; () = this is another one."""
-        if not (self.finished and self.keeps_datasets and any(self.num_resumed)):
+        begun_from = [worker.num_items for worker in self._begun_from.workers]
+        if not (self.finished and self.start.keeps_datasets and any(begun_from)):
             return ()
-        pairs = zip(self.workers, self.num_resumed, strict=True)
+        pairs = zip(self.workers, begun_from, strict=True)
         return tuple(worker.num_items - num_before for worker, num_before in pairs)
 
     @property
     def is_short(self) -> bool:
         """Whether this whole epoch has just the items that the resumed one before it had left."""
         here = tuple(worker.num_items for worker in self.workers)
-        return bool(here) and here == self.left_before
+        return bool(here) and here == self.start.left_before
 
-    def left_to_next(self) -> list[WorkerState]:
+    def left_to_next(self) -> tuple[WorkerState, ...]:
         """Return the states that the workers' datasets keep for the next epoch, where known."""
-        is_known = self.finished and self.keeps_datasets
-        return [
+        is_known = self.finished and self.start.keeps_datasets
+        return tuple(
             each._replace(num_items=0, num_after=0, ended=False)
             if is_known and (each.of_dataset or each.keeper == "dataset")
             else WorkerState(keeper=each.keeper)  # an iterator's state ends with its epoch
             for each in self.workers
-        ]
+        )
 
     def _at_end(self) -> tuple[WorkerState, ...]:
         """Return the states that the datasets keep for the next epoch; () if their copies end with
         this one."""
-        if not self.keeps_datasets:
+        if not self.start.keeps_datasets:
             return ()
         if self.own is not None:
-            self.workers = list(self._asked_now())
+            self.reached(0, self._asked_now(self.own))
         left = self.left_to_next()
         _raise_failures(left)
-        return tuple(left) if any(worker.of_dataset for worker in left) else ()
+        return left if any(worker.of_dataset for worker in left) else ()
 
-    def _asked_now(self) -> tuple[WorkerState, ...]:
-        assert self.own is not None, "guaranteed by the callers"
+    def _asked_now(self, own: OwnState) -> WorkerState:
         (worker,) = self.workers
-        self.own.ask(worker.num_items, ended=worker.ended, now=True)
-        self.own.warn_of_lost(worker.num_items)
-        return (self.own.reached(worker.num_items, ended=worker.ended),)
+        own.ask(worker.num_items, ended=worker.ended, now=True)
+        own.warn_of_lost(worker.num_items)
+        return own.reached(worker.num_items, ended=worker.ended)
 
-    def _so_far(self) -> _SoFar:
-        self._advance()
-        handed, workers = tuple(self.ahead), tuple(self.workers)
-        return _SoFar(self._num_in_order, self.local_samples, handed, workers, self.next_worker)
+
+def next_index(indices: Iterator[Any], sampler: Any, number: int) -> Any:
+    """Return the next of a sampler's ``indices``, that of batch ``number``, which it cannot change;
+    END = none is left. An error has a note that it came from the sampler."""
+    try:
+        return unshared(next(indices, END))
+    except BaseException as error:
+        add_thread_note(error, f"in the sampler ({names_of(sampler)})", f"asked for batch {number}")
+        raise
+
+
+def _with(so_far: HandedOut, worker: int, state: WorkerState) -> HandedOut:
+    workers = list(so_far.workers)
+    workers[worker] = state
+    return so_far._replace(workers=tuple(workers))
 
 
 def _raise_failures(workers: Sequence[WorkerState]) -> None:
