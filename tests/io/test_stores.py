@@ -22,7 +22,7 @@ from _stores import HttpStore, S3Store
 from _videos import KINDS, write_video
 from hypothesis import given, strategies as st
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data.sources import Files, Parquet, TarShards
 from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.errors import SourceChangedError
@@ -616,6 +616,36 @@ def test_copies_make_room_while_others_do(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(read, range(16))] == [[*range(160)]] * 16
+
+
+@pytest.mark.parametrize("way", ["loader", "processes", "pipeline"])
+def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_path, way):
+    """And the bytes that came: in a loader's figures over all workers, in a remark of this
+    process."""
+    size = len(shard_of(20))
+    for number in range(3):
+        path = tmp_path / f"{number}.tar"
+        path.write_bytes(shard_of(20, first=20 * number))
+        web.put(path.name, path.read_bytes())
+        web.put(f"{number}.index.json", scan_tar(str(path)).to_json())
+    urls = [web.url(f"{number}.tar") for number in range(3)]
+    source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
+    assert source.loading_remarks() == ()
+    told = "Of the 60 times that this process opened a shard in"
+    if way == "pipeline":
+        loader = PipelineDataset(PipelineBuilder().add_source(source).add_sink())
+        told = "Of the 3 times that this process opened a shard in"
+        assert len(list(loader)) == 60
+    else:
+        in_processes = {"num_workers": 2, "multiprocessing_context": "fork"}
+        options = in_processes if way == "processes" else {}
+        loader = DataLoader(source, batch_size=20, collate_fn=list, **options)
+        assert len(list(loader)) == 3
+        counts = loader.snapshot().data
+        assert counts.pop("shards/wait_ms") >= 0
+        assert counts == {"shards/found": 57, "shards/awaited": 3, "shards/bytes": 3 * size}
+    remarks = [each for each in loader.report().verdict.remarks if "opened a shard in" in each]
+    assert [each.startswith(told) for each in remarks] == [True] * (way != "processes")
 
 
 @pytest.mark.parametrize("options", [{"max_bytes": 5}, {"cache": "x", "max_bytes": 0}])

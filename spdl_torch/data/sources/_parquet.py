@@ -167,6 +167,15 @@ class Parquet(StreamSource[dict[str, Any]]):
         """The names of the columns that are read."""
         return self._columns
 
+    def loading_counts(self) -> dict[str, int]:
+        """Return how often this process found a shard in ``cache`` and how often it waited for one,
+        the bytes that it downloaded, and the milliseconds of its waits; {} without ``cache``."""
+        return self._files.counts()
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark for a loader's report: the same in words."""
+        return self._files.remarks()
+
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""
         check_start(self, start)
@@ -263,8 +272,8 @@ class Parquet(StreamSource[dict[str, Any]]):
         name, (footer, stamp) = self._urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
             if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
-                cache = self._files.cache
-                kept = "" if cache is None else f", or has an old copy in {cache}"
+                copies = self._files.copies
+                kept = "" if copies is None else f", or has an old copy in {copies.folder}"
                 raise SourceChangedError(
                     f"{name}: changed after its footer was read{kept}. Make the Parquet again, and "
                     "write new content under a new name."
@@ -284,10 +293,10 @@ class Parquet(StreamSource[dict[str, Any]]):
             ) from error
         with ExitStack() as stack:
             source: Any = name
-            if is_url(name) or files.cache is not None:
+            if is_url(name) or files.copies is not None:
                 source = stack.enter_context(files.open(name, seekable=True))
             stamp = _stamp_of(name, source)
-            is_far = is_url(name) and files.cache is None
+            is_far = is_url(name) and files.copies is None
             opened = pq.ParquetFile(source, metadata=footer, pre_buffer=is_far)
             yield stack.enter_context(opened), stamp
 
@@ -302,7 +311,7 @@ class Parquet(StreamSource[dict[str, Any]]):
 
     def _read_footers(self) -> list[tuple[pq.FileMetaData, _Stamp]]:
         """Read the footers of all files, with the stamps of these."""
-        files = replace(self._files, cache=None)  # a footer alone is not worth a copy of the file
+        files = replace(self._files, copies=None)  # a footer alone is not worth a copy of the file
 
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
             with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):

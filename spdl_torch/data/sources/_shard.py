@@ -1,38 +1,26 @@
-"""One shard: its file, whole and in part, its copy on a local disk, and the samples in it."""
+"""One shard: its file, whole and in part, and the samples in it."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-import logging
 import os
 import re
-import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spdl_torch.errors import DecodeError
-from spdl_torch.io._cache.folders import (
-    HAS_LOCKS,
-    NO_ROOM,
-    file_stamp,
-    hash_of,
-    is_at,
-    locked,
-    open_in,
-    open_own_folder,
-)
+from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 
 from ._ahead import fetched_ahead
+from ._copies import ShardCopies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-_logger = logging.getLogger("spdl_torch.data")
 
 _BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _RANGE_BYTES = 1 << 24  # read in one request; of more, a few megabytes at a time
@@ -46,17 +34,11 @@ _HEADER_BYTES = 512
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """Opens shards: from where they are or, with ``cache``, from copies in that folder.
-
-    A copy is downloaded under the name ``x.part``, which whoever needs it meanwhile waits for, and
-    then gets its own name: what has that is whole. While copies are larger than ``max_bytes``, the
-    one that was opened longest ago is removed.
-    """
+    """Opens shards: from where they are or from their copies, if ``copies`` are kept."""
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     storage_options: Mapping[str, Any] = field(default_factory=dict)
-    cache: str | None = None
-    max_bytes: int | None = None
+    copies: ShardCopies | None = None
     ahead: int = 0
 
     @classmethod
@@ -76,18 +58,29 @@ class ShardFiles:
             )
         if ahead < 0:
             raise ValueError(f"{who}: ahead must be >= 0, got {ahead!r}.")
-        kept = None if cache is None else os.path.abspath(os.fspath(cache))
-        return cls(RetryPolicy(retries), storage_options, kept, max_bytes, ahead)
+        copies = None
+        if cache is not None and HAS_LOCKS:
+            copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
+        return cls(RetryPolicy(retries), storage_options, copies, ahead)
 
     def each(self, urls: Sequence[str]) -> Iterator[str]:
         """Yield the shards that are read one after the other, while the next ones are fetched."""
-        if self.cache is None or not self.ahead:
+        if self.copies is None or not self.ahead:
             return iter(urls)
         return fetched_ahead(urls, self._fetch, self.ahead)
 
     def _fetch(self, url: str) -> None:
-        if (copy := self._copy(url, self.policy)) is not None:
+        if (copy := self._copy(url, self.policy, ahead=True)) is not None:
             copy.close()
+
+    def counts(self) -> dict[str, int]:
+        """Return how often this process found a shard's copy, and waited for it; {} = there are to
+        be none."""
+        return {} if self.copies is None else self.copies.counts()
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return the same as a line for a report."""
+        return () if self.copies is None else self.copies.remarks()
 
     def open(self, url: str, *, seekable: bool = False) -> BinaryIO:
         """Open a shard to be read from front to back, or anywhere. Raises: OSError."""
@@ -119,62 +112,16 @@ class ShardFiles:
         file.seek(first)
         return file
 
-    def _copy(self, url: str, policy: RetryPolicy | None) -> BinaryIO | None:
+    def _copy(
+        self, url: str, policy: RetryPolicy | None, *, ahead: bool = False
+    ) -> BinaryIO | None:
         """Open the copy of a shard; None: there are to be none, or its disk is full."""
-        if self.cache is None or not HAS_LOCKS:
+        if self.copies is None:
             return None
         options = sorted((name, repr(value)) for name, value in self.storage_options.items())
         key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
-        name = f"{key:016x}.tar"
-        try:
-            folder = open_own_folder(os.path.join(self.cache, "shards"))
-            while True:
-                with contextlib.suppress(FileNotFoundError):
-                    file = open_in(folder, name, 0)
-                    os.utime(file)
-                    return open(os.dup(file), "rb", _BUFFER_BYTES)
-                self._download(url, folder, name, policy)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            _logger.warning("%s: not kept in %s: %s", url, self.cache, error.strerror)
-            return None
-
-    def _download(self, url: str, folder: int, name: str, policy: RetryPolicy | None) -> None:
-        """Make a copy, or wait until another thread or process has made or left it."""
-        unfinished = f"{name}.part"
-        part = open_in(folder, unfinished)
-        with locked(part):
-            # Another may have given it the shard's name meanwhile, and it may be gone since.
-            if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
-                return
-            try:
-                with (
-                    open_resuming(url, policy, self.storage_options) as source,
-                    open(part, "wb", closefd=False) as copy,
-                ):
-                    copy.truncate()  # what a killed process has left
-                    shutil.copyfileobj(source, copy, 1 << 20)
-                self._make_room(folder, os.fstat(part).st_size)
-                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
-                raise
-
-    def _make_room(self, folder: int, size: int) -> None:
-        if self.max_bytes is None:
-            return
-        copies: dict[str, os.stat_result] = {}
-        for name in os.listdir(folder):
-            if name.endswith(".tar"):
-                with contextlib.suppress(FileNotFoundError):  # others make room, too
-                    copies[name] = os.stat(name, dir_fd=folder)
-        for name in sorted(copies, key=lambda name: copies[name].st_mtime_ns):
-            if size + sum(there.st_size for there in copies.values()) <= self.max_bytes:
-                break
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            del copies[name]
+        download = partial(open_resuming, url, policy, self.storage_options)
+        return self.copies.open(url, key, download, ahead=ahead)
 
 
 def read_samples(

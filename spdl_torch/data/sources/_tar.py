@@ -148,6 +148,15 @@ class TarShards(StreamSource[dict[str, Any]]):
         this process."""
         return self._files.policy.num_retries
 
+    def loading_counts(self) -> dict[str, int]:
+        """Return how often this process found a shard in ``cache`` and how often it waited for one,
+        the bytes that it downloaded, and the milliseconds of its waits; {} without ``cache``."""
+        return self._files.counts()
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark for a loader's report: the same in words."""
+        return self._files.remarks()
+
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th sample on.
 

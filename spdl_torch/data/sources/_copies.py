@@ -1,0 +1,137 @@
+"""Copies of whole shards in a folder on a local disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_logger = logging.getLogger("spdl_torch.data")
+
+_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
+_VISIBLE_SECONDS = 0.1
+
+
+class _Counts(NamedTuple):
+    """What one thread has counted."""
+
+    found: int = 0
+    """How often a shard was there that was to be read."""
+    awaited: int = 0
+    """How often it was not."""
+    bytes: int = 0
+    """The bytes downloaded, also ahead."""
+    wait_ms: int = 0
+    """The time until those were there."""
+
+
+class ShardCopies:
+    """The copies in a folder, which threads and processes of the machine share.
+
+    A copy is downloaded under the name ``x.part``, which whoever needs it meanwhile waits for, and
+    then gets its own name: what has that is whole. While copies are larger than ``max_bytes``, the
+    one that was opened longest ago is removed.
+    """
+
+    def __init__(self, folder: str, max_bytes: int | None) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+        self._counts: dict[int, _Counts] = {}  # by thread: without a lock, for forks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder, self._max_bytes)
+
+    def open(
+        self, url: str, key: int, download: Callable[[], BinaryIO], *, ahead: bool
+    ) -> BinaryIO | None:
+        """Open the copy of a shard that is found by ``key``, downloaded if it is not there; None =
+        the disk is full. ``ahead``: nobody waits for it."""
+        name = f"{key:016x}.tar"
+        began_ns, was_there = perf_counter_ns(), True
+        try:
+            folder = open_own_folder(os.path.join(self.folder, "shards"))
+            while True:
+                with contextlib.suppress(FileNotFoundError):
+                    file = open_in(folder, name, 0)
+                    os.utime(file)
+                    if not ahead:
+                        took_ms = (perf_counter_ns() - began_ns) // 1_000_000
+                        self._count(*((1, 0) if was_there else (0, 1, 0, took_ms)))
+                    return open(os.dup(file), "rb", _BUFFER_BYTES)
+                was_there = False
+                self._download(download, folder, name)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _logger.warning("%s: not kept in %s: %s", url, self.folder, error.strerror)
+            return None
+
+    def counts(self) -> dict[str, int]:
+        """Return what this process has counted, by the names of a loader's ``data``."""
+        sums = map(sum, zip(_Counts(), *self._counts.values(), strict=True))
+        return {f"shards/{name}": count for name, count in zip(_Counts._fields, sums, strict=True)}
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return the line for a report: what was there, what was awaited, and for how long."""
+        found, awaited, num_bytes, wait_ms = self.counts().values()
+        if not found + awaited:
+            return ()
+        line = (
+            f"Of the {found + awaited} times that this process opened a shard in {self.folder}, it "
+            f"was there {found} times. {num_bytes / 1e6:.0f} MB were downloaded"
+        )
+        if wait_ms < _VISIBLE_SECONDS * 1000:
+            return (f"{line}.",)
+        return (
+            f"{line}, and reading waited {wait_ms / 1000:.2g} s for that: more shards come at once "
+            "with a larger ahead=, and stay for the next epoch where max_bytes= has room for them.",
+        )
+
+    def _count(self, *numbers: int) -> None:
+        thread, new = threading.get_ident(), _Counts(*numbers)
+        pairs = zip(self._counts.get(thread, _Counts()), new, strict=True)
+        self._counts[thread] = _Counts(*map(sum, pairs))
+
+    def _download(self, download: Callable[[], BinaryIO], folder: int, name: str) -> None:
+        """Make a copy, or wait until another thread or process has made or left it."""
+        unfinished = f"{name}.part"
+        part = open_in(folder, unfinished)
+        with locked(part):
+            # Another may have given it the shard's name meanwhile, and it may be gone since.
+            if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
+                return
+            try:
+                with download() as source, open(part, "wb", closefd=False) as copy:
+                    copy.truncate()  # what a killed process has left
+                    shutil.copyfileobj(source, copy, 1 << 20)
+                size = os.fstat(part).st_size
+                self._make_room(folder, size)
+                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
+                raise
+            self._count(0, 0, size)
+
+    def _make_room(self, folder: int, size: int) -> None:
+        if self._max_bytes is None:
+            return
+        copies: dict[str, os.stat_result] = {}
+        for name in os.listdir(folder):
+            if name.endswith(".tar"):
+                with contextlib.suppress(FileNotFoundError):  # others make room, too
+                    copies[name] = os.stat(name, dir_fd=folder)
+        for name in sorted(copies, key=lambda name: copies[name].st_mtime_ns):
+            if size + sum(there.st_size for there in copies.values()) <= self._max_bytes:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            del copies[name]
