@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_right
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -23,7 +23,6 @@ from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from .codec import tick_until
 from .decode import (
-    CheckFailedError,
     ascending,
     decode_wanted,
     every_frame,
@@ -34,7 +33,7 @@ from .facts import facts_of
 from .filters import FilterChain
 from .frames import rgb_view
 from .opening import MediaFile
-from .packets import BACK_SECONDS, VideoPackets, last_duration
+from .packets import VideoPackets, last_duration
 from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
@@ -210,17 +209,10 @@ def _load_clip(
         video = Video(*opened, file.name)
         info = facts_of(video)
         moments = _moments_of(sampler(info))
-        for back in BACK_SECONDS if video.is_fast else ():
-            try:
-                packets = VideoPackets(video, _spans_of(moments), back=back)
+        if video.is_fast:
+            with contextlib.suppress(UnsureError):
+                packets = VideoPackets(video, _spans_of(moments))
                 return fill(_near(packets, moments, info, num_threads), video, len(moments))
-            except CheckFailedError as error:
-                if error.is_last:
-                    break
-            except UnsureError:
-                break
-        if not (video.is_fast or video.has_moved):
-            return fill(_from_first(video, moments, info, num_threads), video, len(moments))
     with file.open() as opened:
         video = Video(*opened, file.name)
         return fill(_from_first(video, moments, info, num_threads), video, len(moments))
@@ -257,7 +249,7 @@ def _near(
     for row, moment in sorted(enumerate(moments), key=lambda each: each[1]):
         place = max(0, bisect_right(times, tick_until(moment, tick)) - 1)
         rows.setdefault(place, []).append(row)
-    with closing(decode_wanted(packets, list(rows), num_threads)) as decoded:
+    with contextlib.closing(decode_wanted(packets, list(rows), num_threads)) as decoded:
         yield from zip(decoded, rows.values(), strict=True)
 
 

@@ -66,12 +66,6 @@ class VideoCodec:
         )
 
     @property
-    def has_delay_of_one(self) -> bool:
-        """Whether each frame comes out one packet after its place in the order of display, as in
-        MPEG up to 4 part 2 with B-frames."""
-        return self.reorder_depth == 1 and self.name in MPEG
-
-    @property
     def tick(self) -> Fraction:
         """The seconds of one tick of a timestamp."""
         return Fraction(*self.time_base)

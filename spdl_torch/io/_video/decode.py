@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -49,17 +48,6 @@ _SLOW_FRAMES = 1000
 _was_said = threading.Event()
 
 
-class CheckFailedError(UnsureError):
-    """Other frames came out than the packets had promised.
-
-    is_last: whether decoding had begun at the first packet, so that further back there is none.
-    """
-
-    def __init__(self, message: str, *, is_last: bool) -> None:
-        super().__init__(message)
-        self.is_last = is_last
-
-
 def decode_wanted(
     packets: VideoPackets,
     wanted: Sequence[int] | None,
@@ -71,9 +59,9 @@ def decode_wanted(
     Each has its time as its pts. Only a decoder with a configuration leaves frames out. Close the
     iterator, or run it to its end.
 
-    Raises: CheckFailedError: begin further back; DecodeError: the data is damaged where it matters;
-        IndexError: there is no such place; ValueError: FFmpeg does not know what ``config`` asks
-        for.
+    Raises: UnsureError: the fast way did not go right; DecodeError: the data is damaged where it
+        matters; IndexError: there is no such place; ValueError: FFmpeg does not know what
+        ``config`` asks for.
     """
     with packets.decoder(num_threads, config) as context, decode_errors(packets.source):
         if packets.is_fast:
@@ -99,10 +87,30 @@ def _fast(
         expected = {number: times[number] for number in numbers}
         try:
             yield from _checked(packets, context, start, expected, left, config)
-        except (FFmpegError, UnsureError) as error:
-            is_last = start == 0 and packets.is_from_first
-            raise CheckFailedError(str(error), is_last=is_last) from error
+        except FFmpegError as error:
+            raise UnsureError(f"{packets.source}: {error}.") from error
         context.flush_buffers()
+
+
+def _runs(packets: VideoPackets, times: dict[int, int]) -> list[tuple[int, list[int]]]:
+    """Return where to begin decoding, and the numbers of the packets that are wanted from there.
+
+    times: of the wanted frames, by the packets with which they come out.
+    """
+    labels = packets.labels
+    entries = [number for number, label in enumerate(labels) if label.is_entry]
+    runs: list[tuple[int, list[int]]] = []
+    for number in sorted(times):
+        place = bisect_right(entries, number) - 1
+        # Frames displayed before an entry may refer to those before it.
+        while place > 0 and (labels[entries[place]].pts or 0) > times[number]:
+            place -= 1
+        start, numbers = entries[place], [number]
+        if runs and start <= runs[-1][1][-1]:
+            before, others = runs.pop()
+            start, numbers = min(start, before), [*others, number]
+        runs.append((start, numbers))
+    return runs
 
 
 def _checked(
@@ -115,81 +123,33 @@ def _checked(
 ) -> Iterator[VideoFrame]:
     """Yield the wanted frames from an entry on, after a keyframe, in their order, and all of them.
 
-    times: of the wanted frames, by the packets with which they come out.
+    The frames that nobody needs are skipped.
+
+    times: of the wanted frames, by their packets.
     left: these times, and those that are wanted after them, in the order of display.
     Raises: UnsureError: the frames are not so.
     """
+    error = UnsureError(f"{packets.source}: other frames come out than its packets promise.")
+    skips = config is None and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
     is_sure, missing = False, set(times.values())
-    for time, frame in _from_entry(packets, context, start, times, config):
-        is_sure = is_sure or frame.key_frame
-        if time is None or time not in missing:
-            continue
-        # A configured decoder may leave out frames; that is for the configuration to say.
-        is_next = config is not None or time == next(left, None)
-        if not (is_sure and is_next) or frame.is_corrupt:
-            break
-        missing.remove(time)
-        frame.pts, frame.time_base = time, packets.time_base
-        yield frame
-    else:
-        if config is not None or not missing:
-            return
-    at = float(min(missing) * packets.time_base)
-    raise UnsureError(
-        f"{packets.source}: the frame at {at:.3f} s does not come out of its decoder as its "
-        "packets promise."
-    )
-
-
-def _runs(packets: VideoPackets, times: dict[int, int]) -> list[tuple[int, list[int]]]:
-    """Return where to begin decoding, and the numbers of the packets that are wanted from there.
-
-    times: of the wanted frames, by the packets with which they come out.
-    """
-    own = [label.dts if packets.is_counted else label.pts for label in packets.labels]
-    entries = [k for k, label in enumerate(packets.labels) if label.is_entry]
-    back = packets.back / packets.time_base
-    runs: list[tuple[int, list[int]]] = []
-    for number in sorted(times):
-        place = bisect_right(entries, number) - 1
-        # Frames displayed before an entry may refer to those before it.
-        while place > 0 and (own[entries[place]] or 0) > times[number] - back:
-            place -= 1
-        start = entries[max(0, place)]
-        if runs and start <= runs[-1][1][-1]:
-            start, numbers = min(start, runs[-1][0]), runs.pop()[1]
-            numbers.append(number)
-            runs.append((start, numbers))
-        else:
-            runs.append((start, [number]))
-    return runs
-
-
-def _from_entry(
-    packets: VideoPackets,
-    context: VideoCodecContext,
-    start: int,
-    wanted: dict[int, int],
-    config: DecodeConfig | None,
-) -> Iterator[tuple[int | None, VideoFrame]]:
-    """Yield what comes out from an entry on until the last wanted frame, with its time."""
-    may_skip = config is None and context.thread_count == 1 and not packets.is_counted
-    skips = may_skip and packets.codec.name in _KNOWS_NONREF
-    for number in range(start, max(wanted) + 1):
-        packet = packets.packets[number] if number < len(packets.packets) else None
+    for number, packet in enumerate([*packets.packets[start : max(times) + 1], None], start):
         if packet is not None and packet.is_corrupt:
-            raise UnsureError(f"{packets.source}: its container calls a packet damaged.")
-        if skips:
-            context.skip_frame = "DEFAULT" if number in wanted else "NONREF"
-        frames = context.decode(packet)
-        if packets.is_counted:
-            time = packets.labels[-1].dts if packet is None else packets.labels[number].pts
-            # Each comes out as the next packet goes in; where two do, nobody knows which is which.
-            yield from ((time if len(frames) == 1 else None, frame) for frame in frames)
-        else:
-            yield from ((frame.pts, frame) for frame in frames)
-    if not packets.is_counted:
-        yield from ((frame.pts, frame) for frame in context.decode(None))
+            raise error
+        if packet is not None and skips:
+            context.skip_frame = "DEFAULT" if number in times else "NONREF"
+        for frame in context.decode(packet):
+            is_sure = is_sure or frame.key_frame
+            if frame.pts not in missing:
+                continue
+            # A configured decoder may leave out frames; that is for the configuration to say.
+            is_next = config is not None or frame.pts == next(left, None)
+            if not (is_sure and is_next) or frame.is_corrupt:
+                raise error
+            missing.remove(frame.pts)
+            frame.time_base = packets.time_base
+            yield frame
+    if missing and config is None:
+        raise error
 
 
 def _in_order(
@@ -277,24 +237,17 @@ def _untimed(
 ) -> Iterator[tuple[VideoFrame, bool]]:
     """Yield the same frames with the times that containers and counting give; None: no time."""
     is_damaged, damaged = _may_lack_references(first, codec), set()
-    fed: deque[int] = deque(maxlen=2 if codec.has_delay_of_one else None)
-    last = -math.inf
+    fed: deque[int] = deque()
     for packet in itertools.chain([first], others, [None]):
-        if packet is not None and packet.is_corrupt:
-            damaged.add(packet.pts)
-        if packet is not None and is_counted:
+        if packet is not None:
             fed.append(packet.dts or 0)
+            if packet.is_corrupt:
+                damaged.add(packet.pts)
         for frame in context.decode(packet):
             is_corrupt = frame.is_corrupt or frame.pts in damaged
             is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
-            if is_counted:
-                if not codec.has_delay_of_one:
-                    time = fed.popleft() if fed else None
-                else:  # each comes out as the next packet goes in
-                    time = fed[-1] if packet is None else fed[0]
-                # Where two come out at once, counting goes on.
-                frame.pts = time if time is not None and time > last else None
-                last = last if time is None else time
+            if is_counted:  # the first frame on the screen has the first packet's time, and so on
+                frame.pts = fed.popleft() if fed else None
             yield frame, is_damaged
 
 

@@ -16,10 +16,10 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._config import RGB24
 from .._storage import room_for
-from .decode import CheckFailedError, decode_wanted
+from .decode import decode_wanted
 from .filters import FilterChain
 from .packets import ImagePackets
-from .reading import no_frame
+from .reading import UnsureError, no_frame
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -233,7 +233,7 @@ def _decode(
     num_frames: int = -1,
     num_threads: int = 1,
 ) -> list[VideoFrame]:
-    """Decode the frames at some indices, or all: from further back where the check fails."""
+    """Decode the frames at some indices, or all: from the first packet on where the check fails."""
     most = num_frames if num_frames >= 0 else None
     while True:
         chain = FilterChain(
@@ -242,8 +242,8 @@ def _decode(
         try:
             with closing(decode_wanted(packets, indices, num_threads, config)) as decoded:
                 return list(itertools.islice(chain.run(decoded), most))
-        except CheckFailedError as error:
-            packets.fall_back(is_last=error.is_last)
+        except UnsureError:
+            packets.fall_back()
 
 
 def convert_frames(

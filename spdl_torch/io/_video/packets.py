@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 MOST_UNEVEN = 1.5
 """A step from packet to packet of more than so many others is not their rounding."""
 
-BACK_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""How much earlier than necessary to begin at each try of the fast way."""
-
 _KINDS_BESIDE = get_args(PktSideDataT)
 _beside: Any = PacketSideData  # its arguments are missing in PyAV's stubs
 
@@ -45,7 +42,6 @@ class Label(NamedTuple):
     """What a container and a packet's header say of a frame, before anything was decoded."""
 
     pts: int | None
-    """Where frames are counted: of the frame that comes out as this packet goes in."""
     dts: int | None
     duration: int
     is_key: bool
@@ -86,19 +82,17 @@ class VideoPackets:
         video: Video,
         spans: Sequence[tuple[float, float]],
         timestamp: tuple[float, float] | None = None,
-        back: float = 0.0,
         bsf: str | None = None,
-        again: Callable[[float], VideoPackets] | None = None,
+        again: Callable[[], VideoPackets] | None = None,
     ) -> None:
         """Read what the frames in some spans of time need, or everything.
 
         Args:
-            video: open, at its first packet or where another try has left it.
+            video: open, at its first packet.
             spans: in seconds, ascending and apart.
             timestamp: the window, if it is one.
-            back: how much earlier than necessary to begin, in seconds; inf closes the fast way.
             bsf: FFmpeg's description of bitstream filters for the packets.
-            again: reads the same from further back.
+            again: reads the same from the first packet on.
 
         Raises: UnsureError: the fast way ends here; ValueError: FFmpeg refuses ``bsf``.
         """
@@ -109,11 +103,9 @@ class VideoPackets:
         """The window in seconds, or None."""
         self.is_counted = video.is_counted
         """Whether frames are counted, for the container has no times (AVI, raw streams)."""
-        self.is_whole = math.isinf(spans[0][0])
-        """Whether these are all packets of the video."""
-        self.back = back if video.is_fast else math.inf
-        found = video.near(spans, back) if self.is_fast else video.from_first(spans[-1][1])
-        self.is_from_first = bool(found) and found[0] is video.first
+        self.is_fast = video.is_fast
+        """Whether the packets say which frames there are, and decoding may begin at any entry."""
+        found = video.near(spans) if self.is_fast else video.from_first(spans[-1][1])
         self.packets = found if bsf is None else filter_packets(found, video.stream, bsf)
         """PyAV's packets."""
         self.labels = [Label.of(packet, self.codec) for packet in self.packets]
@@ -126,43 +118,26 @@ class VideoPackets:
         self._lock = threading.Lock()
         self._shown: list[tuple[int, int]] | None = None
         if self.is_fast:
-            self._check()
-            self._shown = self._frames_of_packets()
+            self._shown = self._promised(is_from_first=found[:1] == [video.first])
 
-    @property
-    def is_fast(self) -> bool:
-        """Whether the packets say which frames there are, and decoding may begin at any entry."""
-        return not math.isinf(self.back)
+    def _promised(self, *, is_from_first: bool) -> list[tuple[int, int]]:
+        """Return ``shown`` as the packets say it.
 
-    def _check(self) -> None:
-        """Raise an UnsureError where the packets do not tell which frame is displayed when."""
+        Raises: UnsureError: they do not tell which frame is displayed when.
+        """
         if not self.labels or not self.labels[0].is_entry:
             raise UnsureError(f"{self.source}: it begins with no keyframe.")
         dts = [label.dts for label in self.labels if label.dts is not None]
         if any(later < earlier for earlier, later in pairwise(dts)):
             raise UnsureError(f"{self.source}: its times go back.")
-        if self.is_counted:
-            return
-        shown = [label for label in self.labels if label.is_shown]
-        times = {label.pts for label in shown if label.pts is not None}
-        if len(times) < len(shown):
+        displayed = [(label.pts, n) for n, label in enumerate(self.labels) if label.is_shown]
+        shown = sorted((time, number) for time, number in displayed if time is not None)
+        if len({time for time, _ in shown}) < len(displayed):
             raise UnsureError(f"{self.source}: it has packets without a time of their own.")
-        if self.is_from_first and min(times, default=0) < (self.labels[0].pts or 0):
+        (low, high), first = self.ticks_of_window, self.labels[0].pts or 0
+        if is_from_first and shown and shown[0][0] < first:
             raise UnsureError(f"{self.source}: it begins with frames that refer to others before.")
-
-    def _frames_of_packets(self) -> list[tuple[int, int]]:
-        """Return ``shown`` as the packets say it."""
-        labels = self.labels
-        first = (labels[0].dts if self.is_counted else labels[0].pts) or 0
-        shown = [
-            (label.pts, number)
-            for number, label in enumerate(labels)
-            if label.is_shown and label.pts is not None and label.pts >= first
-        ]
-        if self.is_counted and labels[-1].dts is not None:
-            shown.append((labels[-1].dts, len(labels)))  # which comes out at the end
-        shown.sort()
-        low, high = self.ticks_of_window
+        low = max(low, first)
         return shown[bisect_left(shown, (low, -1)) : bisect_left(shown, (high, -1))]
 
     @property
@@ -188,26 +163,21 @@ class VideoPackets:
         """The display times of the window's frames, in ticks."""
         return [time for time, _ in self.shown]
 
-    def fall_back(self, *, is_last: bool) -> None:
-        """Begin further back, after what came out did not pass the check; at last, or if
-        ``is_last``, at the first packet.
+    def fall_back(self) -> None:
+        """Leave the fast way, after what came out did not pass the check.
 
         Raises: UnsureError: the packets are those of a window, and cannot be read again.
         """
-        further = [back for back in BACK_SECONDS if back > self.back]
-        back = math.inf if is_last or not further else further[0]
         with self._lock:
-            if not self.is_whole:
-                if self._again is None:
-                    raise UnsureError(
-                        f"{self.source}: its packets do not tell the frames of the window, and "
-                        "cannot be read again here: demux all of it, without a timestamp."
-                    )
-                read = self._again(back)
-                self.__dict__.update({**read.__dict__, "_lock": self._lock})
-            elif math.isinf(back):
-                self._shown = None
-            self.back = back
+            if self.timestamp is None:
+                self.is_fast, self._shown = False, None
+            elif self._again is not None:
+                self.__dict__.update({**self._again().__dict__, "_lock": self._lock})
+            else:
+                raise UnsureError(
+                    f"{self.source}: its packets do not tell the frames of the window, and cannot "
+                    "be read again here: demux all of it, without a timestamp."
+                )
 
     @scope
     def decoder(
@@ -338,7 +308,7 @@ class ImagePackets(VideoPackets):
     """The encoded packet of one image, decoded as stored: nothing puts it upright."""
 
     def __init__(self, video: Video, bsf: str | None) -> None:
-        super().__init__(video, [(-math.inf, math.inf)], back=math.inf, bsf=bsf)
+        super().__init__(video, [(-math.inf, math.inf)], bsf=bsf)
         self._upright = []
 
 

@@ -53,8 +53,14 @@ class Video:
     """
 
     def __init__(
-        self, container: InputContainer, stream: AudioStream | VideoStream, name: str
+        self,
+        container: InputContainer,
+        stream: AudioStream | VideoStream,
+        name: str,
+        *,
+        is_fast: bool = True,
     ) -> None:
+        """Take a container that was just opened; ``is_fast=False`` closes the fast way."""
         # FFmpeg would invent display times where the container has none; they are wrong where two
         # B-frames follow each other.
         container.flags &= ~_GENERATE_PTS
@@ -79,12 +85,10 @@ class Video:
         is_whole = is_listed and 0 < stream.frames == len(stream.index_entries)
         self.has_list = is_whole or self.is_matroska
         """Whether the container lists its packets, all of them."""
-        can_tell = not self.is_counted or self.codec.has_delay_of_one
-        self.is_fast = self.has_list and can_tell and tells_keyframes(self.codec)
+        can_tell = self.has_list and not self.is_counted and tells_keyframes(self.codec)
+        self.is_fast = is_fast and can_tell
         """Whether the fast way is open."""
-        self.has_moved = False
-        """Whether others than the packets from the first on come next."""
-        self._before: int | None = None
+        self._has_moved = False  # whether others than the packets from the first on come next
 
     def __iter__(self) -> Iterator[Packet[Any]]:
         return self
@@ -97,23 +101,12 @@ class Video:
         self.first.pts = self.first.dts = 0  # some formats give it no time
         self._packets = iter([self.first])
 
-    def time_of(self, packet: Packet[Any]) -> int:
-        """Return when a packet's frame is displayed, in ticks; the earliest time if it is counted.
-
-        Raises: UnsureError: the packet has no time.
-        """
-        time = packet.dts if self.is_counted else packet.pts
-        if time is None:
-            raise UnsureError(f"{self.name}: it has packets without a time.")
-        return time
-
-    def near(self, spans: Sequence[tuple[float, float]], back: float) -> list[Packet[Any]]:
+    def near(self, spans: Sequence[tuple[float, float]]) -> list[Packet[Any]]:
         """Return the packets that the frames displayed in some spans need, from entries on.
 
         Args:
             spans: starts and ends in seconds, ascending and apart. The frames displayed at a start
                 and at an end are included.
-            back: how much earlier than necessary to begin, in seconds.
 
         Raises: UnsureError: no way leads to an entry.
         """
@@ -121,16 +114,13 @@ class Video:
         seen = set()
         for start, end in spans:
             if not math.isinf(start):
-                self._seek(tick_until(start - back, self.codec.tick))
-            ticks = to_ticks(end, self.codec.tick)
-            for packet in self._until(ticks, most=2 if self.is_counted else _MOST_AHEAD):
+                self._seek(tick_until(start, self.codec.tick))
+            for packet in self._until(to_ticks(end, self.codec.tick)):
                 # The way from an entry far back may begin in the span before.
-                identity = packet.pos, packet.pts, packet.dts if self.is_counted else packet.size
+                identity = packet.pos, packet.pts, packet.size
                 if identity not in seen:
                     seen.add(identity)
                     found.append(packet)
-                if self.is_counted:  # each frame comes out when the next packet goes in
-                    packet.pts, self._before = self._before, packet.dts
         return found
 
     def from_first(self, end: float) -> list[Packet[Any]]:
@@ -151,7 +141,7 @@ class Video:
         """Yield the packets to the end. Raises: DecodeError: their times go back, as in several
         videos glued together."""
         last: int | None = None
-        self.has_moved = True
+        self._has_moved = True
         for packet in self:
             if packet.dts is not None:
                 if last is not None and packet.dts < last:
@@ -161,7 +151,7 @@ class Video:
 
     def land(self, target: int) -> bool:
         """Go on from where FFmpeg's seek to a time, in ticks, leads; return False if it fails."""
-        self.has_moved, self._before = True, None  # also if it fails
+        self._has_moved = True  # also if it fails
         try:
             self.container.seek(min(target, _LATEST), stream=self.stream)
         except (FFmpegError, OSError):
@@ -185,18 +175,19 @@ class Video:
     def _seek(self, start: float) -> None:
         """Continue from an entry that is displayed at ``start`` (in ticks) or before, or from the
         first packet."""
-        lowest = min(self.time_of(self.first), self.first.dts or 0)
+        first = self.first.pts or 0
+        lowest = min(first, self.first.dts or 0)
         step = max(1, round(_FIRST_STEP_SECONDS / self.codec.tick))
-        target = int(min(start, _LATEST)) if start > self.time_of(self.first) else lowest
+        target = int(min(start, _LATEST)) if start > first else lowest
         while target > lowest and self.land(target):
             for packet in self._until(start, most=0):
-                if is_entry(packet, self.codec) and self.time_of(packet) <= start:
+                if packet.pts is not None and packet.pts <= start and is_entry(packet, self.codec):
                     self._packets = itertools.chain([packet], self._packets)
                     return
             # Containers seek by dts, and some to any packet. So the entry found may be displayed
             # too late, or none may come before ``start``: look further back, in growing steps.
             target, step = target - step, 2 * step
-        if not self.has_moved:
+        if not self._has_moved:
             return
         # FFmpeg does not find a first packet that the container does not mark as a keyframe, and
         # lands on any other then, also where it says that it has failed.

@@ -50,25 +50,23 @@ def demux_video(
         ValueError: FFmpeg has no such format, or refuses ``bsf``.
     """
     window = None if timestamp is None else window_of(timestamp)
-    packets = _read(MediaFile(src, demux_config, name), window, bsf, 0.0)
+    packets = _read(MediaFile(src, demux_config, name), window, bsf)
     if packets.is_fast and not len(packets):
         raise no_frame(packets.source, window)
     return packets
 
 
 def _read(
-    file: MediaFile, window: tuple[float, float] | None, bsf: str | None, back: float
+    file: MediaFile, window: tuple[float, float] | None, bsf: str | None, *, is_fast: bool = True
 ) -> VideoPackets:
-    """Read the fast way; where that ends, from the first packet on."""
-    again = None if window is None else partial(_read, file, window, bsf)
-    spans = [window or (-math.inf, math.inf)]
+    """Read the fast way; where that is closed, from the first packet on."""
+    again = partial(_read, file, window, bsf, is_fast=False)
     try:
         with file.open() as opened:
-            return VideoPackets(Video(*opened, file.name), spans, window, back, bsf, again)
+            video = Video(*opened, file.name, is_fast=is_fast)
+            return VideoPackets(video, [window or (-math.inf, math.inf)], window, bsf, again)
     except UnsureError:
-        if math.isinf(back):
-            raise
-    return _read(file, window, bsf, math.inf)
+        return again()
 
 
 def demux_image(
@@ -94,7 +92,7 @@ def demux_image(
     # From memory: of a path FFmpeg would take "%03d" for a number, and "*" for any name.
     file = MediaFile(read_source(src), demux_config, name or source_name(src))
     with file.open() as opened:
-        video = Video(*opened, file.name)
+        video = Video(*opened, file.name, is_fast=False)
         video.keep_first()
         return ImagePackets(video, bsf)
 
