@@ -51,24 +51,11 @@ class DecodeConfig:
         object.__setattr__(self, "num_threads", 0 if threads == "auto" else int(threads))
 
 
-def demux_config(
-    format: str | None = None,
-    format_options: Mapping[str, str] | None = None,
-    buffer_size: int = 8096,
-) -> DemuxConfig:
-    """Return the options for opening a container, for ``demux_config=``; :class:`DemuxConfig`
-    describes the arguments.
-    """
-    return DemuxConfig(format, format_options, buffer_size)
+demux_config = DemuxConfig
+"""The options for opening a container, for ``demux_config=``."""
 
-
-def decode_config(
-    decoder: str | None = None, decoder_options: Mapping[str, str] | None = None
-) -> DecodeConfig:
-    """Return the choice of a decoder, for ``decode_config=``; :class:`DecodeConfig` describes the
-    arguments.
-    """
-    return DecodeConfig(decoder, decoder_options)
+decode_config = DecodeConfig
+"""The choice of a decoder, for ``decode_config=``."""
 
 
 def _check_options(where: str, options: Mapping[str, str] | None) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -18,7 +17,6 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._config import RGB24
 from .._sizes import check_size, fitted_size
-from .._source import source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from .codec import tick_until
@@ -37,7 +35,7 @@ from .packets import VideoPackets, last_duration
 from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from av.video.frame import VideoFrame
 
@@ -111,17 +109,9 @@ def load_clip(
         ValueError: the sampler returns no moments, or one that is not finite; ``storage`` is too
             small.
     """
-    _check(width, height, pix_fmt, resize, "load_clip")
-    if device_config is not None:
-        check_device_config(device_config, "load_clip")
-    room = partial(room_for, storage=storage)
-    clip = _load_clip(src, sampler, (width, height), resize, num_threads, room)
-    return _sent(clip, device_config)
-
-
-def _sent(clip: Clip, config: CUDAConfig | None) -> Clip:
-    """Return the clip with its frames on the device, if one was given."""
-    return clip if config is None else replace(clip, frames=to_device(clip.frames, config))
+    options = width, height, pix_fmt, resize, num_threads, storage, device_config
+    clips = _load([src], sampler, "load_clip", *options)
+    return Clip(clips.frames[0], clips.timestamps[0])
 
 
 def load_clip_batch(
@@ -152,59 +142,87 @@ def load_clip_batch(
     Raises: as :func:`load_clip`; DecodeError: the clips differ in size or number of frames;
         ValueError: no sources.
     """
-    _check(width, height, pix_fmt, resize, "load_clip_batch")
-    if device_config is not None:
-        check_device_config(device_config, "load_clip_batch")
-    if not srcs:
-        raise ValueError("load_clip_batch: srcs must hold at least one video, got none.")
-    size = width, height
-    rows = _Rows(len(srcs), partial(room_for, storage=storage))
-    times = [
-        _load_clip(src, sampler, size, resize, num_threads, partial(rows.take, k, src)).timestamps
-        for k, src in enumerate(srcs)
-    ]
-    return _sent(Clip(rows.whole, torch.stack(times)), device_config)
+    options = width, height, pix_fmt, resize, num_threads, storage, device_config
+    return _load(srcs, sampler, "load_clip_batch", *options)
 
 
-class _Rows:
-    """The memory of a batch of clips. The first clip's shape is that of all."""
-
-    def __init__(self, num_clips: int, room: _Room) -> None:
-        self._batch: Tensor | None = None
-        self._num_clips = num_clips
-        self._room = room
-
-    @property
-    def whole(self) -> Tensor:
-        """The batch, once a row was taken for each clip."""
-        assert self._batch is not None, "guaranteed by _load_clip: it has taken every row"
-        return self._batch
-
-    def take(self, row: int, src: Source, shape: tuple[int, ...]) -> Tensor:
-        """Return the memory of one clip. Raises: DecodeError: its shape is another one."""
-        if self._batch is None:
-            self._batch = self._room((self._num_clips, *shape))
-        if shape != self._batch.shape[1:]:
-            raise DecodeError(
-                f"{source_name(src)}: a clip of shape {shape} does not go with those before, of "
-                f"{tuple(self._batch.shape[1:])}. Give width and height, and a sampler that always "
-                "returns as many moments."
-            )
-        return self._batch[row]
-
-
-def _load_clip(
-    src: Source,
+def _load(
+    srcs: Sequence[Source],
     sampler: ClipSampler,
-    size: _Size,
+    where: str,
+    width: int | None,
+    height: int | None,
+    pix_fmt: str,
     resize: str,
     num_threads: int,
-    room: _Room,
+    storage: Storage | None,
+    device_config: CUDAConfig | None,
 ) -> Clip:
-    """Load one clip: near its moments where that is sure, and else by a decode from the first
-    packet on, which is what exact means."""
-    file = MediaFile(src)
-    fill = partial(_filled, resize=_Resize(size, resize, num_threads, file.name), room=room)
+    """Load the clips of a batch, one after the other."""
+    check_size(width, height, where)
+    if resize not in ("swscale", "antialias"):
+        raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
+    if pix_fmt != "rgb24":
+        raise UnsupportedOptionError(
+            f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
+            f"decode_packets and convert_frames for other formats."
+        )
+    if device_config is not None:
+        check_device_config(device_config, where)
+    if not srcs:
+        raise ValueError(f"{where}: srcs must hold at least one video, got none.")
+    batch = _Batch(len(srcs), (width, height), resize, num_threads, storage)
+    times = [_load_clip(MediaFile(src), sampler, batch) for src in srcs]
+    frames = batch.frames if device_config is None else to_device(batch.frames, device_config)
+    return Clip(frames, torch.stack(times))
+
+
+class _Batch:
+    """A batch of clips, which are put into it one after the other."""
+
+    def __init__(
+        self,
+        num_clips: int,
+        size: tuple[int | None, int | None],
+        resize: str,
+        num_threads: int,
+        storage: Storage | None,
+    ) -> None:
+        self.frames: Tensor
+        """uint8, (N, T, H, W, 3); the first frame's size is that of all."""
+        self.num_threads = num_threads
+        """Those of a decoder, and of the filters."""
+        self._size, self._resize, self._storage = size, resize, storage
+        self._num_clips, self._num_done = num_clips, 0
+
+    def add(self, shown: Iterator[_Shown], video: Video, num_moments: int) -> Tensor:
+        """Put in the frames of one clip, resized; return their times.
+
+        Raises: DecodeError: their shape is not that of those before.
+        """
+        resize = _Resize(self._size, self._resize, self.num_threads, video.name)
+        times = torch.empty(num_moments, dtype=torch.float64, device="cpu")
+        for frame, rows in shown:
+            times[rows] = float(frame.pts or 0)
+            image = resize(frame)
+            shape = num_moments, *image.shape
+            if not hasattr(self, "frames"):
+                self.frames = room_for((self._num_clips, *shape), self._storage)
+            if shape != self.frames.shape[1:]:
+                raise DecodeError(
+                    f"{video.name}: the frames change from {tuple(self.frames.shape[1:])} to "
+                    f"{shape}. Give width and height, and a sampler that always returns as many "
+                    "moments."
+                )
+            for row in rows:
+                self.frames[self._num_done, row].copy_(image)
+        self._num_done += 1
+        return times * float(video.codec.tick)
+
+
+def _load_clip(file: MediaFile, sampler: ClipSampler, batch: _Batch) -> Tensor:
+    """Load one clip into the batch, and return its times: near its moments where that is sure, and
+    else by a decode from the first packet on, which is what exact means."""
     with file.open() as opened:
         video = Video(*opened, file.name)
         info = facts_of(video)
@@ -212,10 +230,12 @@ def _load_clip(
         if video.is_fast:
             with contextlib.suppress(UnsureError):
                 packets = VideoPackets(video, _spans_of(moments))
-                return fill(_near(packets, moments, info, num_threads), video, len(moments))
+                return batch.add(
+                    _near(packets, moments, info, batch.num_threads), video, len(moments)
+                )
     with file.open() as opened:
         video = Video(*opened, file.name)
-        return fill(_from_first(video, moments, info, num_threads), video, len(moments))
+        return batch.add(_from_first(video, moments, info, batch.num_threads), video, len(moments))
 
 
 def _moments_of(sampled: Sequence[float] | Tensor) -> list[float]:
@@ -291,45 +311,6 @@ def _check_end(moment: float, end: float, info: VideoInfo) -> None:
         )
 
 
-def _check(width: int | None, height: int | None, pix_fmt: str, resize: str, where: str) -> None:
-    check_size(width, height, where)
-    if resize not in ("swscale", "antialias"):
-        raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
-    if pix_fmt != "rgb24":
-        raise UnsupportedOptionError(
-            f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
-            f"decode_packets and convert_frames for other formats."
-        )
-
-
-def _filled(
-    shown: Iterator[_Shown], video: Video, num_moments: int, *, resize: _Resize, room: _Room
-) -> Clip:
-    """Put the frames, resized, into the rows of one tensor."""
-    batch: Tensor | None = None
-    times = torch.empty(num_moments, dtype=torch.float64, device="cpu")
-    for frame, rows in shown:
-        times[rows] = float(frame.pts or 0)
-        image = resize(frame)
-        if batch is None:
-            batch = room((num_moments, *image.shape))
-        if image.shape != batch.shape[1:]:
-            raise DecodeError(
-                f"{video.name}: the frames change from {tuple(batch.shape[1:])} to "
-                f"{tuple(image.shape)}. Give width and height."
-            )
-        for row in rows:
-            batch[row].copy_(image)
-    assert batch is not None, "guaranteed: every frame was shown, of at least one"
-    return Clip(batch, times * float(video.codec.tick))
-
-
-_Size: TypeAlias = tuple[int | None, int | None]
-"""Width and height in pixels; None: derived from the other one, or the video's."""
-_Room: TypeAlias = "Callable[[tuple[int, ...]], Tensor]"
-"""Gets a shape, returns memory of it: uint8, contiguous."""
-
-
 _Shown: TypeAlias = "tuple[VideoFrame, list[int]]"
 """A frame, and the rows of the clip that it fills."""
 
@@ -337,7 +318,9 @@ _Shown: TypeAlias = "tuple[VideoFrame, list[int]]"
 class _Resize:
     """Makes an image of a frame: uint8, shape (H, W, 3)."""
 
-    def __init__(self, size: _Size, resize: str, num_threads: int, name: str) -> None:
+    def __init__(
+        self, size: tuple[int | None, int | None], resize: str, num_threads: int, name: str
+    ) -> None:
         self._size = None if resize == "swscale" else size
         width, height = (-1 if pixels is None else pixels for pixels in size)
         by_filter = resize == "swscale" and size != (None, None)
