@@ -6,11 +6,14 @@ What breaks a rule is listed with file and line.
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.util
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
-from _house import ROOT, cycles, modules, room_of
+from _folders import ROOT
 from packaging.version import Version
 
 import spdl_torch
@@ -18,90 +21,80 @@ import spdl_torch
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
-    *(
-        "shown_text",
-        "errors",
-        "scopes",
-        "late_imports",
-        "left_out",
-        "lazy_names",
-        "whole_files",
-        "command_options",
-        "progress_bar",
-        "machine",
-        "objects",
-        "engine",
-        "observe",
-        "pipeline",
-        "autotune",
-        "io",
-        "loader",
-        "data",
-        "spdl",
-        "nn",
-    ),
-    *("testing", "facade"),
+    *("shown_text", "errors", "scopes", "late_imports", "left_out", "lazy_names", "whole_files"),
+    *("command_options", "progress_bar", "machine", "objects", "engine", "observe", "pipeline"),
+    *("autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),
     *("measuring", "prepare", "demo", "check_gpu", "run", "__main__"),
 ]
 
-# The same inside of a layer: folders, and files that stand beside them. "__init__" is the layer's
-# face, which hands on the public names.
-ROOMS = {
-    "machine": [
-        "starting",
-        "histogram",
-        "gil",
-        "limits",
-        "thread_times",
-        "garbage",
-        "probes",
-        "readings",
-        "__init__",
-    ],
-    "objects": [
-        "generator_states",
-        "kinds",
-        "members",
-        "datasets",
-        "copies",
-        "__init__",
-    ],
-    "engine": [
-        *("shared", "threads", "stacks", "failures", "ops", "definition", "moments", "timeline"),
-        *("rings", "recorder", "counters", "statistics", "channel", "stall", "loop", "reporter"),
-        *("hooks", "queues", "stage_hooks", "calls", "stage", "async_stage", "source", "run"),
-        "__init__",
-    ],
-    "observe": ["page", "verdict", "store", "plot", "trace", "__init__", "commands"],
-    "pipeline": ["pipeline", "builder", "caching", "__init__"],
-    "io": [
-        *(
-            "_types",
-            "_sizes",
-            "_retry",
-            "_storage",
-            "_cache",
-            "_transfer",
-        ),
-        *("_config", "_remote", "_resuming", "_source", "_tar", "_array"),
-        *("_video", "_image", "__init__"),
-    ],
-    "loader": [
-        *("user_warnings", "error_notes", "state_fields", "rng", "differences", "sampling"),
-        *("checkpoint", "fetching", "stats", "backends", "arguments", "auto_workers"),
-        *("known_parts", "vouching", "placing", "held_up", "loader_state", "base_loader"),
-        *("opening", "dealing", "delivery"),
-        *("epoch_iterator", "iterator", "dataloader", "chosen", "for_trainers", "__init__"),
-    ],
-    "data": [
-        *("sources", "mixing", "caching", "folder", "dataset_state", "dataset", "packing"),
-        *("subprocesses", "__init__"),
-    ],
-}
+
+class Import(NamedTuple):
+    """One module that a file imports, and the line."""
+
+    importer: str
+    imported: str
+    where: str
+    is_free: bool
+    """Whether it may point anywhere: for types alone, and within a layer."""
+
+    def __str__(self):
+        return f"{self.where}: {self.importer} imports {self.imported}"
 
 
-HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "jinja2", "av")
+@functools.cache
+def files():
+    """What stands in each file of the package, by the dotted name of its module."""
+    found = {}
+    for path in sorted((ROOT / "spdl_torch").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = path, ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def all_imports():
+    """Every import of the package, in functions and for types too."""
+    return [each for name, (path, tree) in files().items() for each in imports_in(name, path, tree)]
+
+
+def imports_in(importer, path, tree):
+    """Those of a file."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    blocks = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
+    for_types = {node for block in blocks for each in block.body for node in ast.walk(each)}
+    package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            # `from . import x` may name a module or something in the package.
+            children = {f"{source}.{alias.name}" for alias in node.names}
+            names = {child if child in files() else source for child in children}
+        else:
+            continue
+        where = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
+        for name in sorted(names):
+            is_free = node in for_types and layer_of(importer) == layer_of(name)
+            yield Import(importer, name, where, is_free)
+
+
+def cycles(pairs):
+    """The groups of what imports each other, straight or through one another."""
+    below = {}
+    for importer, imported in pairs:
+        below.setdefault(importer, set()).add(imported)
+    for middle in below:  # Warshall: what can be reached by way of ``middle``
+        for reached in below.values():
+            if middle in reached:
+                reached |= below[middle]
+    return [
+        {other for other in reached if name in below.get(other, ())}
+        for name, reached in below.items()
+        if name in reached
+    ]
 
 
 def layer_of(dotted):
@@ -112,15 +105,15 @@ def layer_of(dotted):
     return parts[1] if len(parts) > 1 else "facade"
 
 
-def imports_of(layer):
-    """Everything that a layer imports, in functions and for types too."""
-    return [i for m in modules().values() if layer_of(m.name) == layer for i in m.imports]
-
-
 def assert_none(faults):
     """Show them all, one a line."""
     faults = [str(fault) for fault in faults]
     assert not faults, "\n".join(["", *faults])
+
+
+def room_of(dotted):
+    """``stage`` of ``spdl_torch.engine.stage``."""
+    return [*dotted.split("."), "__init__"][2]
 
 
 # The facade's public names come from everywhere; test_import_loads_nothing_heavy guards it.
@@ -132,44 +125,42 @@ def test_import_goes_down_the_house(layer):
     """Each layer imports itself and those before it in LAYERS, in functions and for types as
     well."""
     below = {None, *LAYERS[: LAYERS.index(layer) + 1]}
-    assert_none(i for i in imports_of(layer) if layer_of(i.imported) not in below)
+    mine = [each for each in all_imports() if layer_of(each.importer) == layer]
+    assert_none(each for each in mine if layer_of(each.imported) not in below)
 
 
-def test_every_module_is_in_a_layer_and_a_room():
-    """So that the lists above speak of all of them, and of nothing that is gone."""
-    assert {layer_of(name) for name in modules()} == set(LAYERS)
-    for layer, rooms in ROOMS.items():
-        assert {room_of(n) for n in modules() if layer_of(n) == layer} == set(rooms)
+def test_every_module_is_in_a_layer():
+    """So that the list above speaks of all of them, and of nothing that is gone."""
+    assert {layer_of(name) for name in files()} == set(LAYERS)
 
 
-@pytest.mark.parametrize("layer", ROOMS)
-def test_import_goes_down_the_rooms_of_a_layer(layer):
-    """Each room uses those before it in the list, but for types."""
-    order = ROOMS[layer]
-    assert_none(
-        i
-        for i in imports_of(layer)
-        if layer_of(i.imported) == layer
-        and not i.is_free
-        and order.index(room_of(i.imported)) > order.index(room_of(i.importer))
-    )
+@pytest.mark.parametrize("layer", BOUND)
+def test_rooms_of_a_layer_do_not_import_each_other(layer):
+    """Its folders, and the files beside them, have an order in which each uses those before it,
+    but for types."""
+    inside = [i for i in all_imports() if layer_of(i.importer) == layer_of(i.imported) == layer]
+    used = [i for i in inside if not i.is_free and room_of(i.importer) != room_of(i.imported)]
+    for group in cycles((room_of(i.importer), room_of(i.imported)) for i in used):
+        assert_none(i for i in used if {room_of(i.importer), room_of(i.imported)} <= group)
 
 
 def test_no_files_import_each_other():
     """Nor in functions, nor for types across layers: only types may point back, within a layer."""
-    imports = {name: module.imports for name, module in modules().items()}
-    found = cycles(modules())
-    inside = [(group, i) for group in found for name in sorted(group) for i in imports[name]]
-    assert_none(i for group, i in inside if i.imported in group and not i.is_free)
+    used = [i for i in all_imports() if i.imported in files() and not i.is_free]
+    used = [i for i in used if i.importer != i.imported]
+    for group in cycles((i.importer, i.imported) for i in used):
+        assert_none(i for i in used if {i.importer, i.imported} <= group)
 
 
 @pytest.mark.parametrize("layer", ["machine", "engine", "pipeline", "errors"])
 def test_engine_imports_nothing_of_torch(layer):
     """Nor anything else that is not in the standard library."""
     known = {"spdl_torch", *sys.stdlib_module_names}
-    assert_none(i for i in imports_of(layer) if i.imported.split(".")[0] not in known)
+    mine = [each for each in all_imports() if layer_of(each.importer) == layer]
+    assert_none(each for each in mine if each.imported.split(".")[0] not in known)
 
 
+HEAVY = ("torch", "torchvision", "lightning", "matplotlib", "jinja2", "av")
 LIGHT = (
     *("import spdl_torch", "import spdl_torch.pipeline", "import spdl_torch.observe"),
     *("import spdl_torch.autotune", "import spdl_torch.data.sources"),
@@ -214,8 +205,8 @@ def test_public_modules_alone_have_a_list_of_names():
     kinds = ast.Assign | ast.AnnAssign | ast.Expr
     lists = {
         name
-        for name, module in modules().items()
-        for each in module.tree.body
+        for name, (_, tree) in files().items()
+        for each in tree.body
         if isinstance(each, kinds) and ast.unparse(each).startswith(("__all__", "hand_on()"))
     }
     assert lists == public_modules()
