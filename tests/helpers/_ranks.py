@@ -139,6 +139,16 @@ def train(folder, stop_after, kill_at):
     dist.destroy_process_group()
 
 
+def torchrun(folder):
+    """Train on 2 ranks, of which one is lost, as ``torchrun --nproc-per-node 2 --max-restarts 1``
+    does, but that its ranks are forks: they need not import torch."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(1, 1, 2, max_restarts=1, start_method="fork", run_id="ranks", **where)
+    elastic_launch(config, train)(folder, -1, 4)
+
+
 def lightning(folder):
     """Loaders of every kind in one fit, then validation and prediction, with strategy="ddp"."""
     import lightning as pl
@@ -359,6 +369,7 @@ def ray_worker(config):
 PROGRAMS = {
     "shares": shares,
     "train": train,
+    "torchrun": torchrun,
     "lightning": lightning,
     "accelerate": accelerate,
     "fabric": fabric,
