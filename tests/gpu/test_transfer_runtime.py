@@ -98,10 +98,8 @@ def test_loop_goes_on_when_the_device_was_full(facts):
 
 @pytest.mark.parametrize(("seat", "most"), [("none", 5), ("threads", 7), ("persistent", 9)])
 def test_pages_are_locked_once(facts, seat, most):
-    """In four epochs no more than one may need; where nothing is kept, almost all of it in each."""
-    kept, thrown_away = (found[seat] for found in facts["locks"])
-    assert sum(kept) <= most
-    assert seat == "persistent" or min(thrown_away) > 2
+    """In four epochs no more than one may need."""
+    assert sum(facts["locks"][seat]) <= most
 
 
 def test_other_device_is_asked_for_nothing(facts):

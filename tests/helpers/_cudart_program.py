@@ -1,7 +1,6 @@
 """Batches that are read late and dropped at once, with torch's own allocator; see ``_cudart.cpp``.
 
-Prints as JSON how many of them were wrong: as the code is, on machines that differ, and with each
-of its guards out of work.
+Prints as JSON how many of them were wrong, on machines and streams that differ.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.check_gpu.gpu import STREAMS, CudaGpu
 from spdl_torch.engine import threads as thread_group
 from spdl_torch.io import Transfer, batch_storage, transfer_tensor
-from spdl_torch.io._transfer import cuda, kept, readers, slabs, transfer
+from spdl_torch.io._transfer import cuda, slabs
 from spdl_torch.pipeline import PipelineBuilder
 
 if TYPE_CHECKING:
@@ -332,89 +331,6 @@ def wrong():
     return table
 
 
-class Forgetful(slabs.Slab):
-    """Keeps nothing of what is copied from where it is."""
-
-    def busy_until(self, event, sources):
-        super().busy_until(event, ())
-
-
-class FreeWhenUnviewed(readers.Readers):
-    """Asks nobody but those who view it."""
-
-    def _end(self, loan):
-        loan.give_back()
-
-
-def nothing(*args, **kwargs):
-    """In place of a guard."""
-
-
-def fresh():
-    """Readers of its own for each device, of the class that there is now."""
-    return patch.object(cuda, "_readers", {})
-
-
-GUARDS = {
-    "record_stream": ((torch.Tensor, "record_stream", nothing), "packed"),
-    "wait_event": ((torch.cuda.Stream, "wait_event", nothing), "packed"),
-    "Slab.wait": ((slabs.Slab, "wait", nothing), "packed"),
-    "Slab.sources": ((slabs, "Slab", Forgetful), "pinned"),
-    "Slab.sources of subclasses": ((slabs, "Slab", Forgetful), "pinned subclass"),
-    "memory_of": ((transfer, "memory_of", lambda moved: []), "threads, subclass"),
-    "Readers": ((cuda, "Readers", FreeWhenUnviewed), "threads, NamedTuple.to"),
-    "Readers of processes": ((cuda, "Readers", FreeWhenUnviewed), "processes, NamedTuple.to"),
-    "Readers of pipelines": ((cuda, "Readers", FreeWhenUnviewed), "pipeline, moves itself"),
-    "Readers of arrays": ((cuda, "Readers", FreeWhenUnviewed), "processes, array"),
-    "moved whole": ((readers, "_is_moved_whole", lambda *_: True), "pipeline, array"),
-    "moved whole, of processes": (
-        (readers, "_is_moved_whole", lambda *_: True),
-        "processes, array",
-    ),
-    "synchronize": ((transfer.Staged, "synchronize", nothing), "transfer_tensor"),
-    "wait_for_the_late": (
-        (transfer.Staged, "wait_for_the_late", nothing),
-        "transfer_tensor, pinned",
-    ),
-}
-
-
-OF_A_PROMPT_MODEL = ("wait_event",)
-"""Guards against reading too early; all others are against writing too early."""
-
-
-def without():
-    """The same with a guard out of work, which has to be noticed."""
-    table = {}
-    for name, ((owner, attribute, worse), way) in GUARDS.items():
-        switches = {} if name in OF_A_PROMPT_MODEL else FAR
-        with machine(**switches), patch.object(owner, attribute, worse), fresh():
-            table[name] = wrong_of(way)
-            torch.cuda.synchronize()
-    return table
-
-
-class MovesLate:
-    """Moves itself at the hand-over, from memory that is not pinned."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def to(self, device):
-        return type(self)(self.tensor.to(device))
-
-
-def complaint(content):
-    """What torch says when such a batch is received; "" if nothing."""
-    batch = Transfer("cuda").stage(content)
-    try:
-        with no_waiting(allowed=False):
-            batch.receive()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def out_of_memory():
     """What a loop gets on a device that is too small for what it keeps, and how it goes on."""
     torch.cuda.empty_cache()
@@ -454,13 +370,10 @@ def locks_of_epochs(options):
 
 
 def locks():
-    """The same in each seat, and where nothing is kept from one epoch to the next."""
+    """The same without workers, on threads, and in processes that stay."""
     persistent = {**FORKED, "persistent_workers": True}
-    seats = {"none": {"num_workers": 0}, "threads": THREADS, "processes": FORKED}
-    seats["persistent"] = persistent
-    kept_ones = {seat: locks_of_epochs(options) for seat, options in seats.items()}
-    with patch.object(kept.TransferKeeper, "take_back", nothing):
-        return kept_ones, {seat: locks_of_epochs(options) for seat, options in seats.items()}
+    seats = {"none": {"num_workers": 0}, "threads": THREADS, "persistent": persistent}
+    return {seat: locks_of_epochs(options) for seat, options in seats.items()}
 
 
 class away(torch.cuda.device):
@@ -490,9 +403,6 @@ def main():
     facts["locks"] = locks()
     facts["wrong"] = wrong()
     facts["reserved"] = torch.cuda.memory_reserved() / MEBI
-    facts["without"] = without()
-    pageable = torch.ones(1)
-    facts["complaints"] = [complaint(each) for each in (pageable, MovesLate(pageable))]
     facts["out_of_memory"] = out_of_memory()
     print(json.dumps(facts), flush=True)
     end_at_once()  # the stand-in ends with nobody
