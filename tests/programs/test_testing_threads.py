@@ -141,7 +141,7 @@ def test_error_without_threads_is_the_datasets_own():
 )
 def test_idiom_that_threads_can_load_passes(name, tmp_path):
     """Handles on self, what has no position, and what belongs to a thread."""
-    check(IDIOMS[name](tmp_path))
+    check(IDIOMS[name](tmp_path), num_rounds=1)
 
 
 class Noisy(Samples):
@@ -173,7 +173,7 @@ class NoisyStream(IterableDataset):
 )
 def test_safe_dataset_passes(make, batch_size):
     """Random numbers are equal on threads and alone; a dataset needs no end."""
-    assert_thread_safe(make(), batch_size=batch_size, num_batches=20, num_workers=3)
+    assert_thread_safe(make(), batch_size=batch_size, num_batches=20, num_workers=3, num_rounds=2)
 
 
 class Scratch(Samples):
@@ -191,7 +191,7 @@ class Scratch(Samples):
 
 def test_shared_scratch_tensor_is_found_in_each_round():
     """Although few samples use it: threads switch between the calls of one line."""
-    for seed in range(8):
+    for seed in range(4):
         with pytest.raises(AssertionError, match=r"The threads share the contents of dataset\.scr"):
             assert_thread_safe(Scratch(), num_rounds=1, seed=seed)
 
