@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of loading: nothing is left, nothing hangs, no sample comes twice."""
+"""Ctrl-C at any moment of loading: nothing hangs, no sample is lost or comes twice."""
 
 import itertools
 import json
@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 
 import _warm
 import _ways_of_draws
@@ -25,8 +26,7 @@ from spdl_torch.loader.rng.patches import of_thread
 from spdl_torch.machine.starting import start
 from spdl_torch.pipeline import PipelineStopped
 
-HANG_SECONDS = 150
-"""More than the program gives one round, after which it says where it hangs."""
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
@@ -54,14 +54,13 @@ def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
 
 def test_ctrl_c_while_the_first_loader_begins_costs_nothing_later():
     """Wherever it comes among the patches of random functions: the next loader makes the rest."""
-    done = _warm.run(["-W", "ignore", HELPERS / "_interrupted_install.py"], timeout=HANG_SECONDS)
+    done = _warm.run(["-W", "ignore", HELPERS / "_interrupted_install.py"], timeout=150)
     assert done.returncode == 0, done.stderr[-5000:]
     report = json.loads(done.stdout)
     assert report["tried"] >= 10
     assert report["bad"] == []
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 1, "isolation": "thread", "prefetch_factor": 1}]
 )
@@ -107,146 +106,29 @@ class DrawsByItself(Draws):
         return *super().__getitem__(index), torch.rand((), generator=self.generator)
 
 
+@pytest.mark.parametrize("kind", [Draws, DrawsByItself])
 @pytest.mark.parametrize("way", ["key", "unseen, then key"])
-def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, monkeypatch):
+def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, kind, monkeypatch):
     """Wherever it comes while a batch is made: afterwards nothing draws from a sample's stream."""
     _ways_of_draws.take(way, monkeypatch)
-    for kind in (Draws, DrawsByItself):
-        for place in itertools.count(1):
-            dataset = kind(NUM_SAMPLES)
-            iterator = iter(DataLoader(dataset, 4))
+    for place in itertools.count(1, 2):
+        dataset = kind(8)
+        iterator = iter(DataLoader(dataset, 4))
+        next(iterator)
+        before = torch.default_generator.get_state()
+        with suppress(KeyboardInterrupt), AtCall(place) as ctrl_c:
             next(iterator)
-            before = torch.default_generator.get_state()
-            with suppress(KeyboardInterrupt), AtCall(place) as ctrl_c:
-                next(iterator)
-            assert of_thread.streams is None, ctrl_c.where
-            assert not is_led(), ctrl_c.where
-            assert torch.equal(torch.default_generator.get_state(), before), ctrl_c.where
-            own = getattr(dataset, "generator", None)
-            assert own is None or torch.equal(own.get_state(), torch.Generator().get_state())
-            if ctrl_c.where is None:
-                break
-        assert place > 20
-
-
-NUM_SAMPLES = 40
-
-
-def samples_after_ctrl_c(kind, options, place):
-    """All samples of an epoch whose loop goes on after Ctrl-C at that place of a batch's way to it,
-    whether Ctrl-C came, and whether it had ended the iterator."""
-    loader = DataLoader(kind(NUM_SAMPLES), 4, **options)
-    iterator = iter(loader)
-    seen, is_over = next(iterator).tolist(), False
-    try:
-        with AtCall(place) as ctrl_c:
-            # A statement, and no call of next(): no place lies between its end and the loop.
-            for batch in iterator:
-                received = batch
-                break
-        seen += received.tolist()
-    except KeyboardInterrupt:
-        pass  # in a finalizer it is swallowed
-    try:
-        for batch in iterator:
-            seen += batch.tolist()
-    except PipelineStopped:
-        is_over = True
-        loader.load_state_dict(loader.state_dict())
-        for batch in loader:
-            seen += batch.tolist()
-    return sorted(seen), ctrl_c.where, is_over
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [Indices, IndexStream])
-@pytest.mark.parametrize(
-    ("options", "step"),
-    [
-        ({}, 1),
-        ({"num_workers": 2, "isolation": "thread"}, 3),
-        ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 1),
-        ({"num_workers": 2, "isolation": "process"}, 17),
-        pytest.param({"num_workers": 2, "isolation": "process"}, 2, marks=pytest.mark.long),
-    ],
-    ids=["none", "threads", "one job", "processes", "processes, longer"],
-)
-def test_iterator_that_ctrl_c_meets_is_over_or_untouched(kind, options, step):
-    """Wherever it comes while a batch is awaited: the loop goes on with the iterator, or is told
-    and goes on with the state. Each sample comes once. With processes, which take long, the short
-    form looks at every 17th place."""
-    ways = set()
-    for place in itertools.count(1, step):
-        seen, where, is_over = samples_after_ctrl_c(kind, options, place)
-        assert seen == list(range(NUM_SAMPLES)), f"at place {place}: {where}"
-        ways.add(is_over)
-        # A batch that is there already has a shorter way, which may end before this place.
-        if where is None and (is_over or place > 1_000 or True in ways):
+        assert of_thread.streams is None, ctrl_c.where
+        assert not is_led(), ctrl_c.where
+        assert torch.equal(torch.default_generator.get_state(), before), ctrl_c.where
+        own = getattr(dataset, "generator", None)
+        assert own is None or torch.equal(own.get_state(), torch.Generator().get_state())
+        if ctrl_c.where is None:
             break
-    assert True in ways
-    assert_threads_end()
+    assert place > 20
 
 
-def samples_resumed_after_ctrl_c(dataset, options, place):
-    """All samples of an epoch that is resumed by another loader after Ctrl-C at that place of the
-    second batch's way to the loop, and whether Ctrl-C came."""
-    loader = DataLoader(dataset, 4, **options)
-    iterator, seen = iter(loader), []
-    for batch in iterator:
-        seen += batch.tolist()
-        break
-    try:
-        with AtCall(place) as ctrl_c:
-            # A statement, and no call of next(): no place lies between its end and the loop.
-            for batch in iterator:
-                received = batch
-                break
-        seen += received.tolist()
-    except KeyboardInterrupt:
-        pass
-    again = DataLoader(dataset, 4, **options)
-    again.load_state_dict(loader.state_dict())
-    for batch in again:
-        seen += batch.tolist()
-    return sorted(seen), ctrl_c.where
-
-
-class Flawed(Indices):
-    """Every eighth sample fails."""
-
-    def __getitem__(self, index):
-        if index % 8 == 3:
-            raise ValueError(index)
-        return super().__getitem__(index)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [Indices, IndexStream, Flawed])
-@pytest.mark.parametrize(
-    ("options", "step"),
-    [
-        ({}, 1),
-        ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 3),
-        ({"num_workers": 2, "in_order": False, "isolation": "thread"}, 3),
-        ({"num_workers": 2, "isolation": "process"}, 17),
-    ],
-    ids=["none", "thread", "threads, as they come", "processes"],
-)
-def test_state_after_ctrl_c_has_what_the_loop_has_not_had(kind, options, step):
-    """Wherever it comes while a batch is awaited, or counted: resuming gives the rest, each sample
-    once."""
-    expected = list(range(NUM_SAMPLES))
-    if kind is Flawed:
-        expected = [n for n in expected if n % 8 != 3]
-        options = {**options, "on_error": "skip"}
-    with quiet_log():
-        for place in itertools.count(1, step):
-            seen, where = samples_resumed_after_ctrl_c(kind(NUM_SAMPLES), options, place)
-            assert seen == expected, f"at place {place}: {where}"
-            if where is None:
-                break
-    assert place > 10
-    assert_threads_end()
+NUM_SAMPLES, BAD = 24, (3, 11, 19)
 
 
 class KnowsPosition:
@@ -274,59 +156,83 @@ class Upward(KnowsPosition, torch.utils.data.Sampler):
         return NUM_SAMPLES
 
 
-def samples_resumed_of_sampler(options, place):
-    """All samples of an epoch that another loader resumes after Ctrl-C at that place of the second
-    batch's way to the loop, and where it came."""
-    loader = DataLoader(Indices(NUM_SAMPLES), 4, sampler=Upward(), **options)
+class Resumable(KnowsPosition, IndexStream):
+    """An iterable dataset that knows where it stands."""
+
+
+def interrupted(make, place, more=()):
+    """What the loop got until Ctrl-C came at that place of the second batch's way to it, what
+    another loader gives with the state from then, what the iterator itself still gives (None: it is
+    over, and says so), and where Ctrl-C came. ``more``: options of the other loader."""
+    loader = make()
     iterator = iter(loader)
     seen = next(iterator).tolist()
     try:
         with AtCall(place) as ctrl_c:
-            # As above: no place lies between the end of this statement and the loop.
+            # A statement, and no call of next(): no place lies between its end and the loop.
             for batch in iterator:
                 received = batch
                 break
         seen += received.tolist()
     except KeyboardInterrupt:
-        pass
-    again = DataLoader(Indices(NUM_SAMPLES), 4, sampler=Upward(), **options)
+        pass  # in a finalizer it is swallowed
+    again = make(**dict(more))
     again.load_state_dict(loader.state_dict())
-    for batch in again:
-        seen += batch.tolist()
-    return seen, ctrl_c.where
+    resumed = [sample for batch in again for sample in batch.tolist()]
+    try:
+        rest = [sample for batch in iterator for sample in batch.tolist()]
+    except PipelineStopped:
+        rest = None
+    return seen, resumed, rest, ctrl_c.where
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(
-    ("options", "step"),
-    [
-        ({}, 1),
-        ({"num_workers": 1, "isolation": "thread"}, 1),
-        ({"num_workers": 1, "isolation": "process"}, 17),
-    ],
-    ids=["none", "thread", "process"],
-)
-def test_state_after_ctrl_c_with_a_sampler_of_its_own_state(caplog, options, step):
-    """Each sample comes once, wherever it came; but those that the sampler had passed as Ctrl-C
-    came within it, which is said."""
-    numbers_missing = set()
-    for place in itertools.count(1, step):
-        caplog.clear()
-        seen, where = samples_resumed_of_sampler(options, place)
-        assert len(set(seen)) == len(seen), f"twice, at place {place}: {where}"
-        said = "Ctrl-C came while Upward was asked for an index" in caplog.text
-        num_missing = NUM_SAMPLES - len(seen)
-        assert not num_missing or (said and num_missing <= 4), f"at {place}: {where}"
-        numbers_missing.add(num_missing)
-        if where is None:
-            break
-    assert not said
+DATA = {
+    "samples": lambda **options: DataLoader(Indices(NUM_SAMPLES), 4, **options),
+    "stream": lambda **options: DataLoader(IndexStream(NUM_SAMPLES), 4, **options),
+    "flawed": lambda **options: DataLoader(
+        Indices(NUM_SAMPLES, BAD), 4, on_error="skip", **options
+    ),
+    "sampler": lambda **options: DataLoader(Indices(NUM_SAMPLES), 4, sampler=Upward(), **options),
+}
+# With the step from one place to the next: all take long, and those of processes longest.
+WORKERS = {
+    "none": ({}, 2),
+    "thread": ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 2),
+    "threads, as they come": ({"num_workers": 2, "in_order": False, "isolation": "thread"}, 5),
+    "processes": ({"num_workers": 2, "isolation": "process"}, 43),
+}
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_no_sample_is_lost_or_comes_twice_after_ctrl_c(workers, data, caplog):
+    """Wherever it comes while a batch is awaited: the iterator goes on as if it had not, or says
+    that it is over; a state gives what the loop has not had. Of a sampler with a state of its own,
+    what it had passed as Ctrl-C came within it is missing, which the log says."""
+    options, step = WORKERS[workers]
+    expected = [n for n in range(NUM_SAMPLES) if data != "flawed" or n not in BAD]
+    were_over, numbers_missing = set(), set()
+    with quiet_log():
+        for place in itertools.count(1, step):
+            caplog.clear()
+            # Threads go on where processes were, which takes less time.
+            more = {"isolation": "thread"} if options else {}
+            seen, resumed, rest, where = interrupted(
+                lambda **more: DATA[data](**{**options, **more}), place, more
+            )
+            assert rest is None or sorted(seen + rest) == expected, f"at place {place}: {where}"
+            missing = sorted({*expected} - {*seen, *resumed})
+            assert sorted(seen + resumed + missing) == expected, f"twice, at {place}: {where}"
+            said = "Ctrl-C came while Upward was asked for an index" in caplog.text
+            assert not missing or (said and len(missing) <= 4), f"at place {place}: {where}"
+            were_over.add(rest is None)
+            numbers_missing.add(len(missing))
+            if where is None:
+                break
+    assert place > 10
+    assert True in were_over
     assert 0 in numbers_missing
     assert_threads_end()
-
-
-class Resumable(KnowsPosition, IndexStream):
-    """An iterable dataset that knows where it stands."""
 
 
 def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
@@ -335,7 +241,8 @@ def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
     for place in itertools.count(1):
         dataset = Resumable(NUM_SAMPLES)
         caplog.clear()
-        seen, where = samples_resumed_after_ctrl_c(dataset, {}, place)
+        seen, resumed, _, where = interrupted(partial(DataLoader, dataset, 4), place)
+        seen += resumed
         assert len(set(seen)) == len(seen), where
         lost = NUM_SAMPLES - len(seen)
         said = re.findall(r"Resumable, which .* past its items, (\d+) at most", caplog.text)
@@ -363,10 +270,8 @@ def came_at_the_end(kind, place, **options):
         assert loader.state_dict()["finished"]
         return False
     state = loader.state_dict()
-    try:
+    with suppress(PipelineStopped):
         assert list(iterator) == []
-    except PipelineStopped:
-        pass
     loader.load_state_dict(state)
     assert list(loader) == [], f"the end is lost, at place {place}"
     assert len(list(loader)) == 2
@@ -375,17 +280,16 @@ def came_at_the_end(kind, place, **options):
 
 # A file of /proc that Ctrl-C leaves open is closed with its object, and said to be.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [Indices, IndexStream])
 @pytest.mark.parametrize(
-    ("options", "step"),
+    ("kind", "options", "step"),
     [
-        ({}, 2),
-        ({"num_workers": 1, "isolation": "thread"}, 101),
-        ({"num_workers": 1, "isolation": "thread", "persistent_workers": True}, 101),
-        ({"num_workers": 1, "isolation": "process"}, 401),
+        (Indices, {}, 3),
+        (IndexStream, {}, 3),
+        (Indices, {"num_workers": 1, "isolation": "thread"}, 101),
+        (IndexStream, {"num_workers": 1, "isolation": "thread", "persistent_workers": True}, 101),
+        (IndexStream, {"num_workers": 1, "isolation": "process"}, 401),
     ],
-    ids=["none", "thread", "persistent", "process"],
+    ids=["none", "none, stream", "thread", "persistent, stream", "process, stream"],
 )
 def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
     """Wherever it comes before the loop has seen the end: with workers, at some of the places."""
