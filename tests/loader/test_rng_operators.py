@@ -6,7 +6,6 @@ import shutil
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import _ways_of_draws
 import pytest
@@ -185,26 +184,6 @@ def test_samples_that_draw_nothing_are_not_seeded_for_long(way, num_seeded, monk
     assert not {*of_samples} & {seed for batch in batches[num_seeded:] for seed in batch}
 
 
-def exists_on_meta(name):
-    """Whether torch has the operator for the device meta."""
-    try:
-        call(name, device="meta")
-    except NotImplementedError:
-        return False
-    return True
-
-
-ON_META = [name for name in RUNNING if exists_on_meta(name)]
-
-
-def outcome(call, *args):
-    """What a call gives, or how it fails: torch refuses some generators for meta."""
-    try:
-        return [(part.device, part.shape, part.dtype) for part in call(*args)]
-    except (AssertionError, RuntimeError, TypeError) as error:
-        return str(error)
-
-
 class Counting(SampleStreams):
     """Streams that count how often a generator was asked for."""
 
@@ -215,98 +194,27 @@ class Counting(SampleStreams):
         return super().generator()
 
 
+def on_meta(name, generator):
+    """What an operator gives on the device meta, or how it fails: some are not there, and torch
+    refuses some generators."""
+    try:
+        return [(part.device, part.shape, part.dtype) for part in call(name, "meta", generator)]
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        return str(error)
+
+
 def test_operators_on_another_device_are_left_alone():
     """What does not draw on the CPU goes on as it came, with a generator or without: no stream is
     asked for one.
     """
-    assert len(ON_META) > 60
-    streams = Counting(0)
-    for name in ON_META:
-        for each in (call, call_from_python) if name in FROM_PYTHON else (call,):
-            for generator in (None, torch.Generator()):
-                expected = outcome(each, name, "meta", generator)
-                with streams:
-                    assert outcome(each, name, "meta", generator) == expected, name
-    assert streams.num_asked == 0
-
-
-def function_of(name):
-    """The function or method by which Python's code calls an operator, or None."""
-    packet = name.partition(".")[0]
-    return getattr(torch, packet, None) or getattr(torch.Tensor, packet, None)
-
-
-def call_from_python(name, device="cpu", generator=None):
-    args, kwargs = arguments_of(SCHEMAS[name], device)
-    if generator is not None:
-        kwargs["generator"] = generator
-    result = function_of(name)(*args, **kwargs)
-    return list(result) if isinstance(result, tuple) else [result]
-
-
-def is_called_from_python(name):
-    """Whether Python's function takes the operator's arguments, and a generator with them."""
-    if function_of(name) is None:
-        return False
-    try:
-        call_from_python(name, generator=torch.Generator())
-    except TypeError:
-        return False
-    return True
-
-
-FROM_PYTHON = [name for name in RUNNING if is_called_from_python(name)]
-
-
-def test_functions_draw_from_the_samples_stream():
-    """Called as Python's code calls them: the bits of a generator with the sample's seed; one that
-    is named is used, and the process's own stands still.
-    """
-    assert len(FROM_PYTHON) > 40
-    streams, process = Counting(0), torch.get_rng_state()
-    for name in FROM_PYTHON:
-        expected = [
-            call_from_python(name, generator=torch.Generator().manual_seed(KEY.seed(10 + position)))
-            for position in range(3)
-        ]
-        got = drawn_by_samples(streams, partial(call_from_python, name))
-        assert all(map(same, got, expected)), name
-        named = partial(call_from_python, name)
-        got = drawn_by_samples(
-            streams, lambda named=named: named(generator=torch.Generator().manual_seed(5))
-        )
-        again = named(generator=torch.Generator().manual_seed(5))
-        assert all(same(each, again) for each in got), name
-    assert torch.equal(torch.get_rng_state(), process)
-
-
-GIVEN_BY_POSITION = {
-    "poisson": lambda generator: torch.poisson(torch.full((4,), 20.0), generator),
-    "binomial": lambda generator: torch.binomial(
-        torch.full((4,), 9.0), torch.ones(4) / 2, generator
-    ),
-    "rrelu": lambda generator: torch.rrelu(-torch.ones(4), 0.1, 0.9, True, generator),
-    "rrelu_": lambda generator: torch.rrelu_(-torch.ones(4), 0.1, 0.9, True, generator),
-    "gamma": lambda generator: torch._standard_gamma(torch.ones(4), generator),
-    "init": lambda generator: torch.nn.init.uniform_(torch.empty(4), 0, 1, generator),
-    "trunc": lambda generator: torch.nn.init.trunc_normal_(torch.empty(4), 0, 1, -2, 2, generator),
-    "kaiming": lambda generator: torch.nn.init.kaiming_uniform_(
-        *(torch.empty(2, 2), 0, "fan_in", "relu", generator)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GIVEN_BY_POSITION)
-def test_generator_may_be_given_by_its_place(name):
-    """One that is given there is used; None there is none."""
-    draw = GIVEN_BY_POSITION[name]
-    generators = [torch.Generator().manual_seed(KEY.seed(10 + place)) for place in range(3)]
-    streams = Counting(0)
-    drawn = drawn_by_samples(streams, lambda: [draw(None)])
-    assert all(map(same, drawn, [[draw(generator)] for generator in generators]))
-    streams.num_asked = 0
-    given = drawn_by_samples(streams, lambda: [draw(torch.Generator().manual_seed(5))])
-    assert all(same(each, [draw(torch.Generator().manual_seed(5))]) for each in given)
+    streams, num_there = Counting(0), 0
+    for name in RUNNING:
+        for generator in (None, torch.Generator()):
+            expected = on_meta(name, generator)
+            with streams:
+                assert on_meta(name, generator) == expected, name
+        num_there += isinstance(on_meta(name, None), list)
+    assert num_there > 60
     assert streams.num_asked == 0
 
 
@@ -432,22 +340,6 @@ def test_torch_without_the_key_loads_in_processes_and_refuses_threads():
     assert "on 2 threads of the training process: Drawing says thread_safe = True." in whole.stderr
 
 
-def test_default_device_that_was_set_and_taken_back_does_not_matter():
-    """torch 2.9 then cannot say its default device; the bits are those of a program without."""
-
-    def draws():
-        return [torch.rand(3), torch.randperm(7)]
-
-    expected = drawn_by_samples(SampleStreams(0), draws)
-    torch.set_default_device("meta")
-    try:
-        on_meta = drawn_by_samples(SampleStreams(0), lambda: [torch.rand(3)])
-    finally:
-        torch.set_default_device(None)
-    assert all(drawn.device.type == "meta" for [drawn] in on_meta)
-    assert all(map(same, drawn_by_samples(SampleStreams(0), draws), expected))
-
-
 def loaded_inside():
     """What a loader with a worker draws that a sample opens, and what the sample draws after it."""
     inner = DataLoader(Drawing(lambda: torch.rand(2), 4), 2, num_workers=1, isolation="thread")
@@ -475,15 +367,21 @@ def drawn_under_a_mode():
         return torch.cat([torch.empty(2).uniform_(), functional.dropout(torch.ones(64))])
 
 
+def drawn_by_functions():
+    """What functions draw that take no generator."""
+    drawn = (
+        functional.dropout(torch.ones(64)),
+        functional.dropout2d(torch.ones(1, 64, 2, 2)),
+        functional.alpha_dropout(torch.ones(64), training=True),
+        functional.rrelu(-torch.ones(16), training=True),
+        functional.gumbel_softmax(torch.zeros(9)),
+        functional.scaled_dot_product_attention(*torch.ones(3, 1, 2, 4, 8).unbind(), dropout_p=0.5),
+    )
+    return torch.cat([each.flatten() for each in drawn])
+
+
 OUT_OF_SIGHT = {
-    "dropout": lambda: functional.dropout(torch.ones(64)),
-    "feature_dropout": lambda: functional.dropout2d(torch.ones(1, 64, 2, 2)),
-    "alpha_dropout": lambda: functional.alpha_dropout(torch.ones(64), training=True),
-    "rrelu": lambda: functional.rrelu(-torch.ones(16), training=True),
-    "gumbel_softmax": lambda: functional.gumbel_softmax(torch.zeros(9)),
-    "attention": lambda: functional.scaled_dot_product_attention(
-        *torch.ones(3, 1, 2, 4, 8).unbind(), dropout_p=0.5
-    ),
+    "functional": drawn_by_functions,
     "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(torch.zeros(3)),
     "compiled": lambda: compiled(backend="aot_eager")(torch.zeros(64)),
     "by inductor": lambda: compiled()(torch.zeros(64)),
@@ -517,13 +415,15 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("isolation", "numbers"),
-    [("thread", (0, 2, 8)), ("auto", (1, 3))],
-    ids=["threads", "processes"],
+WORKERS = (
+    *({"num_workers": 0}, {"num_workers": 0}),
+    *({"num_workers": number, "isolation": "thread"} for number in (2, 8)),
+    {"num_workers": 2},
 )
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, ())) for n in OUT_OF_SIGHT])
-def test_draw_inside_torch_comes_from_the_samples_stream(name, isolation, numbers):
+def test_draw_inside_torch_comes_from_the_samples_stream(name):
     """Draws made in C++, by compiled functions and under transformations of functions: the same
     for any number of workers, another for each sample, and none taken from the trainer. (Not while
     a function is compiled: torch does so again for threads with another number of their own, so
@@ -533,49 +433,16 @@ def test_draw_inside_torch_comes_from_the_samples_stream(name, isolation, number
     draw()
     torch.set_rng_state(process)
     epochs = []
-    for num_workers in (0, 0, *numbers):
-        loader = DataLoader(
-            *(Drawing(draw, 8), 3),
-            seed=4,
-            num_workers=num_workers,
-            isolation=isolation,
-            worker_init_fn=lambda _: draw(),
-        )
-        epochs.append(torch.cat(list(loader)).reshape(8, -1))
+    for workers in WORKERS:
+        options = {"seed": 4, "worker_init_fn": lambda _: draw(), **workers}
+        epochs.append(torch.cat(list(DataLoader(Drawing(draw, 8), 3, **options))).reshape(8, -1))
         torch.set_rng_state(process)  # what the order took from it
+        assert torch.equal(epochs[0], epochs[-1]), workers
     assert torch.equal(torch.get_rng_state(), process)
-    assert all(torch.equal(epochs[0], epoch) for epoch in epochs)
     assert len(torch.unique(epochs[0], dim=0)) == 8
 
 
-def test_scripted_function_draws_from_the_samples_stream():
-    """TorchScript's interpreter calls the same operators."""
-    plain = drawn_by_samples(
-        SampleStreams(0), lambda: [torch.dropout(torch.ones(64), 0.5, True) + torch.rand(64)]
-    )
-    for _ in range(3):  # the interpreter optimises what it runs again
-        assert all(
-            map(same, drawn_by_samples(SampleStreams(0), lambda: [SCRIPTED(torch.ones(64))]), plain)
-        )
-
-
-def test_error_in_a_sample_leaves_the_thread_as_it_was():
-    """The key and the default generator are put back however the batch ends."""
-    process = torch.get_rng_state()
-    streams = SampleStreams(0)
-
-    def fail():
-        torch.rand(1)
-        raise ValueError("bad sample")
-
-    for _ in range(3):
-        with pytest.raises(ValueError, match="bad sample"):
-            drawn_by_samples(streams, fail)
-        assert not dispatch.is_led()
-        assert torch.equal(torch.get_rng_state(), process)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2, 8])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_error_in_the_middle_of_an_epoch_leaves_streams_and_trainer_alone(num_workers):
     """The batches before it, and those of the next epoch, are what they would have been."""
     fails = False
@@ -607,22 +474,6 @@ def test_error_in_the_middle_of_an_epoch_leaves_streams_and_trainer_alone(num_wo
     torch.set_rng_state(process)
     assert same(got[0] + got[1], expected[0] + expected[1])
     assert not dispatch.is_led()
-
-
-def test_streams_inside_streams_give_back_what_they_found():
-    """A sample that itself loads goes on in its own stream, at any draw."""
-
-    def nested():
-        first = torch.rand(2)
-        inner = SampleStreams(1)
-        drawn_by_samples(inner, lambda: torch.rand(2))
-        drawn_by_samples(inner, lambda: torch.rand(2))
-        return [torch.stack([first, torch.rand(2)])]
-
-    flat = drawn_by_samples(SampleStreams(0), lambda: [torch.stack([torch.rand(2), torch.rand(2)])])
-    streams = SampleStreams(0)
-    for _ in range(2):
-        assert all(map(same, drawn_by_samples(streams, nested), flat))
 
 
 def test_thread_that_user_code_starts_draws_from_the_process():

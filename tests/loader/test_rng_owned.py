@@ -10,15 +10,18 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from _loader_helpers import MixedLoader as DataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from spdl_torch import DataLoader
 from spdl_torch.loader.rng.keys import Purpose, StreamKey
 from spdl_torch.loader.rng.owned import OwnedGenerators
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-WORKERS = (0, 1, 2, 8)
+NONE = {}
+THREADS = {"num_workers": 3, "isolation": "thread"}
+PROCESSES = {"num_workers": 2, "isolation": "process"}
+MANY = {"num_workers": 8, "isolation": "thread"}
 
 
 class Draws:
@@ -110,35 +113,32 @@ def draw_from(part):
     if type(part) is dict:
         part = list(part.values())
     if type(part) in (list, tuple):
-        return next(
-            number for number in map(draw_from, part) if number is not None and number != "none"
-        )
+        return next(number for number in map(draw_from, part) if number is not None)
     return part() if callable(part) and part is not len else None
 
 
-def epochs(dataset, num_workers, num_epochs=2, **options):
+def epochs(dataset, workers=NONE, num_epochs=2, **options):
     """What the samples of some epochs drew, as lists."""
-    loader = DataLoader(dataset, 8, num_workers=num_workers, **options)
+    loader = DataLoader(dataset, 8, **workers, **options)
     return [torch.cat(list(loader)).tolist() for _ in range(num_epochs)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
-    """64 numbers of 64, the same from 0 to 8 workers, others in the next epoch; the seed that the
-    user gave decides them, and the generator itself stands where it stood. (8 processes: below.)
-    """
+    """64 numbers of 64, the same for any workers, others in the next epoch; the seed that the user
+    gave decides them, and the generator itself stands where it stood."""
     dataset = Owner({"transform": Draws(KINDS[kind](3))})
     before = copy.deepcopy(dataset.parts["transform"])
-    expected = epochs(dataset, 0)
+    expected = epochs(dataset)
     assert [len(set(epoch)) for epoch in expected] == [64, 64]
     assert expected[0] != expected[1]
-    for num_workers in (1, 2):
-        torch.manual_seed(num_workers)  # not what they draw from
-        assert epochs(dataset, num_workers, persistent_workers=num_workers == 2) == expected
-    for num_workers in (2, 8):
-        assert epochs(dataset, num_workers, isolation="thread") == expected
-    assert epochs(Owner({"transform": Draws(KINDS[kind](3))}), 1) == expected
-    assert epochs(Owner({"transform": Draws(KINDS[kind](4))}), 1) != expected
+    torch.manual_seed(1)  # not what they draw from
+    if kind in ("random", "pcg64", "torch"):  # one of each library
+        assert epochs(dataset, PROCESSES, persistent_workers=True) == expected
+    assert epochs(dataset, THREADS) == expected
+    assert epochs(dataset, MANY) == expected
+    assert epochs(Owner({"transform": Draws(KINDS[kind](3))})) == expected
+    assert epochs(Owner({"transform": Draws(KINDS[kind](4))})) != expected
     assert before() == dataset.parts["transform"]()
 
 
@@ -146,10 +146,10 @@ def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
 def test_generator_is_found_where_datasets_keep_it(place):
     """In transforms, in lists of them, in partials, methods, dicts and slots."""
     dataset = Owner(PLACES[place](np.random.default_rng(3)))
-    expected = epochs(dataset, 0)
+    assert len(OwnedGenerators(dataset).found) == 1
+    expected = epochs(dataset)
     assert [len(set(epoch)) for epoch in expected] == [64, 64]
-    assert epochs(dataset, 2) == expected
-    assert epochs(dataset, 3, isolation="thread") == expected
+    assert epochs(dataset, THREADS) == expected
 
 
 def test_generator_of_the_dataset_itself_is_each_workers_own():
@@ -164,22 +164,22 @@ def test_generator_of_the_dataset_itself_is_each_workers_own():
             return self.rng.random() + self.rng.random()
 
     dataset = Direct()
-    expected = epochs(dataset, 0)
-    for isolation in (None, "thread"):
-        assert all(epochs(dataset, n, isolation=isolation) == expected for n in WORKERS)
+    expected = epochs(dataset)
+    for workers in (NONE, THREADS, PROCESSES, MANY):
+        assert epochs(dataset, workers) == expected, workers
 
 
 def test_seed_of_the_loader_seeds_generators_without_one():
     """With ``seed=`` nothing depends on what the system gave them."""
-    runs = [
-        epochs(Owner({"a": Draws(random.Random())}), workers, seed=5, isolation=isolation)
-        for workers, isolation in ((0, None), (1, None), (2, None), (8, "thread"))
-    ]
-    assert all(run == runs[0] for run in runs)
-    assert epochs(Owner({"a": Draws(random.Random())}), 1, seed=6) != runs[0]
-    assert epochs(Owner({"a": Draws(random.Random())}), 1) != epochs(
-        Owner({"a": Draws(random.Random())}), 1
-    )
+
+    def run(workers, seed):
+        return epochs(Owner({"a": Draws(random.Random())}), workers, seed=seed)
+
+    expected = run(NONE, 5)
+    for workers in (PROCESSES, MANY):
+        assert run(workers, 5) == expected, workers
+    assert run(NONE, 6) != expected
+    assert run(NONE, None) != run(NONE, None)
 
 
 def test_collate_function_with_a_generator_draws_for_its_batch():
@@ -193,39 +193,10 @@ def test_collate_function_with_a_generator_draws_for_its_batch():
             return torch.tensor([self.rng.random()], dtype=torch.float64)
 
     dataset, collate = Owner({"a": Draws(random.Random(1))}), Mixing()
-    expected = epochs(dataset, 0, collate_fn=collate)
+    expected = epochs(dataset, collate_fn=collate)
     assert len(set(expected[0])) == 8
-    for workers, isolation in ((1, None), (2, None), (8, "thread")):
-        options = {"collate_fn": collate, "isolation": isolation}
-        assert epochs(dataset, workers, **options) == expected
-
-
-class Shuffled(IterableDataset):
-    """Deals out its files after shuffling them with a generator of its own, as many do: that has
-    to be in one state on all workers. Its transform's generator is to differ for each item.
-    """
-
-    def __init__(self):
-        self.rng = random.Random(4)
-        self.transform = Draws(random.Random(5))
-
-    def __iter__(self):
-        info = get_worker_info()
-        first, step = (info.id, info.num_workers) if info else (0, 1)
-        files = list(range(24))
-        self.rng.shuffle(files)
-        for file in files[first::step]:
-            yield torch.tensor([file, self.transform()], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("isolation", [None, "thread"])
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
-def test_iterable_datasets_own_generator_is_left_to_it(num_workers, isolation):
-    """Every item once, whatever the number of workers; each with a draw of its own."""
-    loader = DataLoader(Shuffled(), None, num_workers=num_workers, isolation=isolation)
-    items = torch.stack(list(loader))
-    assert sorted(items[:, 0].tolist()) == list(range(24))
-    assert len(set(items[:, 1].tolist())) == 24
+    for workers in (PROCESSES, MANY):
+        assert epochs(dataset, workers, collate_fn=collate) == expected, workers
 
 
 class Order:
@@ -238,33 +209,41 @@ class Order:
         return [files[place] for place in self.rng.permutation(len(files))]
 
 
-class ShuffledByHelper(Shuffled):
+class Shuffled(IterableDataset):
+    """Deals out its files after shuffling them with generators of its own and of a helper, as many
+    do: those have to be in one state on all workers. Its transform's generator is to differ for
+    each item."""
+
     def __init__(self):
-        super().__init__()
-        self.rng = None
+        self.rng = random.Random(4)
         self.order = Order(np.random.default_rng(4))
+        self.transform = Draws(random.Random(5))
 
     def __iter__(self):
         info = get_worker_info()
-        for file in self.order.of(list(range(24)))[info.id :: info.num_workers]:
-            yield torch.tensor(file)
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        files = self.order.of(list(range(24)))
+        self.rng.shuffle(files)
+        for file in files[first::step]:
+            yield torch.tensor([file, self.transform()], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("isolation", ["thread", "auto"])
-def test_generator_of_an_iterable_datasets_helper_is_left_to_it(isolation):
-    """Every item once, in the order of torch's workers."""
-    options = {"batch_size": 3, "num_workers": 2}
-    batches = list(DataLoader(ShuffledByHelper(), isolation=isolation, **options))
-    torchs = list(torch.utils.data.DataLoader(ShuffledByHelper(), **options))
-    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in torchs]
-    assert sorted(torch.cat(batches).tolist()) == list(range(24))
+@pytest.mark.parametrize("workers", [NONE, THREADS, PROCESSES], ids=["none", "threads", "forked"])
+def test_iterable_datasets_own_generators_are_left_to_it(workers):
+    """Every item once, in the order of torch's workers; each with a draw of its own."""
+    items = torch.stack(list(DataLoader(Shuffled(), None, **workers)))
+    number = {"num_workers": workers.get("num_workers", 0)}
+    torchs = torch.stack(list(torch.utils.data.DataLoader(Shuffled(), None, **number)))
+    assert items[:, 0].tolist() == torchs[:, 0].tolist()
+    assert sorted(items[:, 0].tolist()) == list(range(24))
+    assert len(set(items[:, 1].tolist())) == 24
 
 
 def test_streams_for_each_worker_leave_owned_generators_alone():
     """rng="worker" is torch's rule: what a generator draws follows from its own state."""
     dataset = Owner({"a": Draws(random.Random(3))})
     generator = random.Random(3)
-    assert epochs(dataset, 0, 1, rng="worker") == [[generator.random() for _ in range(64)]]
+    assert epochs(dataset, NONE, 1, rng="worker") == [[generator.random() for _ in range(64)]]
 
 
 def test_generators_of_the_process_are_not_taken_for_owned_ones():
@@ -278,8 +257,7 @@ def test_walk_is_bounded():
     """A structure without end, and one too long to look through, are left."""
     endless = {}
     endless["self"] = [endless]
-    found = OwnedGenerators([endless, {n: [random.Random()] for n in range(10_000)}])
-    assert not found
+    assert not OwnedGenerators([endless, {n: [random.Random()] for n in range(10_000)}])
 
 
 @pytest.mark.parametrize("depth", [10, 3_000])
@@ -330,15 +308,6 @@ def test_dataset_without_generators_keeps_its_quick_attributes():
     assert has_dict(dataset), "the check sees it"
 
 
-def test_quick_look_finds_what_the_walk_finds():
-    """In every place, with a ``__dict__`` that was made or not."""
-    for place in PLACES.values():
-        owner = Owner(place(random.Random(1)))
-        assert len(OwnedGenerators(owner).found) == 1
-    many = Plain(**{f"x{number}": number for number in range(999)}, rng=random.Random(1))
-    assert [path for path, _ in OwnedGenerators(many).found] == ["Plain.rng"]
-
-
 @pytest.mark.parametrize(
     "hold",
     [
@@ -350,9 +319,11 @@ def test_quick_look_finds_what_the_walk_finds():
     ids=["deque", "key", "set", "array"],
 )
 def test_generator_is_found_in_whatever_holds_objects(hold):
-    """A choice of transforms with their probabilities has them as keys."""
+    """A choice of transforms with their probabilities has them as keys; also beside a thousand
+    other attributes."""
     draws = Draws(random.Random(1))
-    ((_, found),) = OwnedGenerators(Plain(steps=hold(draws))).found
+    many = {f"x{number}": number for number in range(999)}
+    ((_, found),) = OwnedGenerators(Plain(**many, steps=hold(draws))).found
     assert found is draws.generator
 
 
