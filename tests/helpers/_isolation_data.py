@@ -183,16 +183,16 @@ def _refuse():
     raise ValueError("this file is not mounted here")
 
 
-class Environment(Dataset):
-    """Shows a variable of its process's environment, and the rank."""
+class Settings(Dataset):
+    """Shows the environment, the rank and the default dtype of its process."""
 
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
         distributed = torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if distributed else os.environ.get("RANK", "none")
-        return os.environ.get("SPDL_TORCH_TEST", "none"), str(rank)
+        rank = torch.distributed.get_rank() if distributed else os.environ.get("RANK")
+        return os.environ.get("SPDL_TORCH_TEST"), rank and int(rank), torch.get_default_dtype()
 
 
 class Holder(Dataset):
@@ -211,18 +211,6 @@ class Holder(Dataset):
 def as_list(samples):
     """Keep samples apart."""
     return samples
-
-
-class Tagged(Dataset):
-    """Shows what worker_init_fn did."""
-
-    tag = "none"
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return self.tag
 
 
 class Ragged(Dataset):

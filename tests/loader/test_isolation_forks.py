@@ -13,14 +13,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from _datasets import Indices
+from _datasets import Indices, Made
 from _forks import fork, outcome
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import RandomSampler
 
-import spdl_torch
 from spdl_torch.loader.backends import fork_rest
 from spdl_torch.loader.backends.activity import Activity
 from spdl_torch.loader.backends.processes import process as child_process, worker_process
@@ -81,7 +80,7 @@ def test_batch_stays_what_it_was_in_a_forked_process():
 
 def test_memory_is_not_held_for_forks_that_are_many():
     """Freed slabs are unmapped: as many are mapped as without forks."""
-    for number, batch in enumerate(isolated(Images(120), 4)):
+    for number, batch in enumerate(isolated(Images(64), 4)):
         with forked(lambda: None) as done:
             del batch
             done()
@@ -109,11 +108,10 @@ def kept():
     del local.kept
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_worker_keeps_what_the_program_keeps_for_its_thread(num_workers, kept):
+def test_worker_keeps_what_the_program_keeps_for_its_thread(kept):
     """The worker is a copy of the thread that asks for batches, as torch's is."""
     for make in (torch_loader, isolated):
-        assert len(list(make(Images(8), 4, num_workers=num_workers))) == 2
+        assert len(list(make(Images(8), 4, num_workers=2))) == 2
 
 
 class Seen(Images):
@@ -161,7 +159,8 @@ def test_loader_runs_in_a_forked_process():
             iter(served(Images(8), 4))
         found = [[bits(batch) for batch in isolated(Images(8), 4, seed=1)]]
         multiprocessing.set_start_method("forkserver", force=True)  # Python's own, from 3.14 on
-        return [*found, [bits(batch) for batch in isolated(Images(8), 4, seed=1)]]
+        one = isolated(Images(8), 4, num_workers=1, seed=1)  # a new Python, which takes seconds
+        return [*found, [bits(batch) for batch in one]]
 
     with forked(load) as found:
         assert found() == [expected, expected]
@@ -253,44 +252,34 @@ def test_persistent_workers_stay_with_the_process_that_started_them(isolation, i
 LOCK = threading.Lock()
 
 
-class Holds(Dataset):
-    """Holds a lock of the process most of the time, as libraries do inside their calls."""
-
-    def __len__(self):
-        return 1_000_000
-
-    def __getitem__(self, index):
-        with LOCK:
-            threading.Event().wait(0.002)
-        return index
+def hold(index):
+    """Hold a lock of the process most of the time, as libraries do inside their calls."""
+    with LOCK:
+        threading.Event().wait(0.002)
+    return index
 
 
-class Needs(Dataset):
-    """Needs that lock in a child, where the thread that held it does not exist."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        is_free = LOCK.acquire(timeout=0.5)
-        if is_free:
-            LOCK.release()
-        return is_free
+def is_free(index):
+    """Whether the lock can be had in a child, where the thread that held it does not exist."""
+    is_free = LOCK.acquire(timeout=0.5)
+    if is_free:
+        LOCK.release()
+    return is_free
 
 
 def num_stuck(num_forks):
     """Return how many of the children found the lock held for ever."""
-    holders = iter(spdl_torch.DataLoader(Holds(), batch_size=2, num_workers=3, isolation="thread"))
+    holders = iter(DataLoader(Made(hold, 1_000_000), batch_size=2, num_workers=3))
     stuck = 0
     for _ in range(num_forks):
         next(holders)
-        stuck += not all(next(iter(spdl_torch.DataLoader(Needs(), batch_size=2, num_workers=1))))
+        stuck += not all(next(iter(isolated(Made(is_free, 2), batch_size=2, num_workers=1))))
     return stuck
 
 
 def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
     """Workers are between two jobs when the process is forked."""
-    assert num_stuck(12) == 0
+    assert num_stuck(6) == 0
 
 
 def test_without_the_rest_it_does(monkeypatch):
@@ -304,17 +293,14 @@ def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
     monkeypatch.setattr(fork_rest, "_LONGEST_SECONDS", 0.05)
     entered, may_end = threading.Event(), threading.Event()
 
-    class Blocks(Holds):
-        def __getitem__(self, index):
-            entered.set()
-            assert may_end.wait(30)
-            return index
+    def block(index):
+        entered.set()
+        assert may_end.wait(30)
+        return index
 
-    iterator = iter(
-        spdl_torch.DataLoader(Blocks(), batch_size=2, num_workers=1, isolation="thread")
-    )
+    iterator = iter(DataLoader(Made(block, 2), batch_size=2, num_workers=1))
     assert entered.wait(30)
-    assert len(list(spdl_torch.DataLoader(Indices(4), num_workers=1, isolation="process"))) == 4
+    assert len(list(isolated(Indices(4), num_workers=1))) == 4
     may_end.set()
     next(iterator)
 

@@ -1,10 +1,12 @@
-"""The parts of isolation="process": batches in slabs, exceptions as bytes."""
+"""The parts of isolation="process": batches in slabs, messages on a wire."""
 
 from __future__ import annotations
 
 import linecache
 import os
 import pickle
+import random
+import resource
 import sys
 import warnings
 from collections import namedtuple
@@ -24,7 +26,7 @@ from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
 from spdl_torch.loader.backends.processes.child import _seed_process
 from spdl_torch.loader.backends.processes.mappings import Mappings
-from spdl_torch.loader.backends.processes.wire import File
+from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
@@ -143,7 +145,7 @@ def test_batches_of_any_form_pass_and_stay():
     passage = Passage(most_held=3)
     kept = []
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(trees, st.booleans())
     def check(tree, keep):
         found = passage(tree)
@@ -162,7 +164,8 @@ def test_batches_of_any_form_pass_and_stay():
 
 
 def test_slab_is_free_when_the_last_view_dies():
-    """A view of a view keeps it; so does an array."""
+    """A view of a view keeps it; so does an array. One that is too small is replaced, and forgotten
+    on both sides."""
     passage = Passage()
     batch = passage([BIG, np.arange(100_000.0)])
     part, array = batch[0][1].reshape(-1)[5:], batch[1][::2]
@@ -174,15 +177,22 @@ def test_slab_is_free_when_the_last_view_dies():
     assert passage.tell_freed() == (0,)
     passage([BIG])
     assert passage.tell_freed() == (0,)  # the same one again
-
-
-def test_slab_that_is_too_small_is_replaced():
-    """And forgotten on both sides."""
-    passage = Passage()
-    for size in (100_000, 200_000, 400_000):
+    for size in (1_000_000, 2_000_000):
         passage(torch.zeros(size))
         passage.tell_freed()
     assert list(regions_of(passage.mappings)) == [2]
+
+
+def test_batch_that_gets_no_further_gives_its_slab_back():
+    """An epoch that was left drops what was ready; a sample may fail after some were made."""
+    writer = SlabWriter()
+    assert [writer.pack(BIG).slab for _ in range(3)] == [0, 0, 0]
+    writer, places = SlabWriter(), set()
+    for _ in range(3):
+        writer.begin()
+        places.add(writer.room(LARGE_BYTES).data_ptr())
+        assert writer.room(LARGE_BYTES - 1) is None
+    assert len(places) == 1
 
 
 @pytest.mark.parametrize("is_made_there", [True, False])
@@ -206,12 +216,6 @@ def test_slabs_have_the_exact_size_of_equal_batches(is_made_there):
     assert sum(sizes) < grown <= sum(sizes) * 9 / 8 + LARGE_BYTES
 
 
-def test_batch_that_was_never_sent_gives_its_slab_back():
-    """An epoch that was left drops what was ready."""
-    writer = SlabWriter()
-    assert [writer.pack(BIG).slab for _ in range(3)] == [0, 0, 0]
-
-
 def test_slab_that_the_child_views_is_not_written_again():
     """A dataset may keep samples that were made in it, or pass them on once more."""
     passage, kept, places = Passage(), [], []
@@ -232,25 +236,12 @@ def test_slab_that_the_child_views_is_not_written_again():
     assert writer.room(LARGE_BYTES).data_ptr() in places
 
 
-def test_batch_that_is_not_packed_sets_its_slab_free():
-    """One whose samples fail after some were made."""
-    writer, places = SlabWriter(), set()
-    for _ in range(3):
-        writer.begin()
-        places.add(writer.room(LARGE_BYTES).data_ptr())
-        assert writer.room(LARGE_BYTES - 1) is None
-    assert len(places) == 1
-
-
 def test_slab_is_a_nameless_file_where_there_is_no_memfd(monkeypatch):
     """As on macOS."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
     passage = Passage()
     found = passage([BIG])
     assert torch.equal(found[0], BIG)
-
-
-# -- exceptions ------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
@@ -300,3 +291,85 @@ def test_indices_that_cannot_be_sent_cost_no_memory():
             break
     assert (found, num_errors) == ([0, 1, 2, 3, *range(4, 80, 2)], 38)
     assert most <= 4
+
+
+# -- the wire --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wires():
+    """Both ends of a wire."""
+    ours, theirs = map(Wire, socket_pair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def all_of(wire):
+    """The messages that have come, with their files."""
+    wire.read()
+    return [(bytes(content), files) for content, files in iter(wire.next, None)]
+
+
+SIZES = [0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000]
+
+
+def test_messages_of_any_size_come_in_order_while_nobody_reads(wires):
+    """Neither side ever waits until the other one reads."""
+    ours, theirs = wires
+    sent = [bytes([n % 256]) * SIZES[n % len(SIZES)] for n in range(60)]
+    for content in sent:
+        ours.send(content)
+    found = []
+    while len(found) < len(sent):
+        found += all_of(theirs)
+        ours.flush()
+    assert found == [(content, []) for content in sent]
+    assert not ours.has_unsent
+
+
+def test_messages_read_in_any_parts_have_their_own_files(wires, tmp_path):
+    """Files come apart from the bytes that they belong to."""
+    ours, theirs = wires
+    draws, sent, found = random.Random(0), [], []
+    for number in range(60):
+        path = (tmp_path / str(number)).as_posix() if draws.random() < 0.3 else None
+        sent.append((draws.choice(SIZES), path))
+        files = [] if path is None else [File(os.open(path, os.O_CREAT | os.O_RDWR))]
+        ours.send(bytes(sent[-1][0]), *files)
+        if draws.random() < 0.3:
+            found += all_of(theirs)
+    while len(found) < len(sent):
+        ours.flush()
+        found += all_of(theirs)
+    for (size, path), (content, files) in zip(sent, found, strict=True):
+        assert (len(content), len(files)) == (size, path is not None)
+        for file in files:
+            assert os.path.samestat(os.fstat(file), os.stat(path))
+            assert not os.get_inheritable(file)
+    ours.close()
+    assert all_of(theirs) == []
+    assert theirs.is_over
+
+
+def test_child_that_is_killed_before_it_read_a_job_is_gone_not_out_of_reach(wires):
+    """The system then says "reset" where it else says that the wire has ended."""
+    ours, theirs = wires
+    ours.send(b"a job")
+    theirs.close()
+    assert all_of(ours) == []
+    assert ours.is_over
+
+
+def test_descriptor_that_this_process_has_no_room_for_is_an_error(wires):
+    """That of any file that could not be opened."""
+    ours, theirs = wires
+    ours.send(bytes(LONG_BYTES + 1))
+    os.close(first_free := os.dup(0))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            all_of(theirs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

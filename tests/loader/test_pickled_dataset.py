@@ -75,9 +75,8 @@ def test_contents_are_those_of_torchs_workers(tmp_path):
         assert mine == expected
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support", "ignore:Sparse invariant checks")
-def test_sparse_tensors_are_those_of_torchs_workers(context):
+def test_sparse_tensors_are_those_of_torchs_workers():
     """Of every layout, small and large."""
     dense = torch.arange(36.0).reshape(6, 6)
     dataset = Layouts(
@@ -91,10 +90,6 @@ def test_sparse_tensors_are_those_of_torchs_workers(context):
         bsc=dense.to_sparse_bsc((2, 3)),
         strided=dense,
     )
-    (expected,) = torch.utils.data.DataLoader(
-        dataset, num_workers=1, collate_fn=as_list, multiprocessing_context="forkserver"
-    )
-    (found,) = spdl_torch.DataLoader(
-        dataset, num_workers=1, collate_fn=as_list, multiprocessing_context=context
-    )
+    (expected,) = loader_of(dataset, torch.utils.data.DataLoader, num_workers=1)
+    (found,) = loader_of(dataset, num_workers=1)
     assert found == expected == [dataset[0]]

@@ -1,0 +1,280 @@
+"""Whoever is killed: the batches are those without workers, or an error says who died, and of what;
+and nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from _datasets import Made
+from _gates import num_fds, until
+from _inside import are_up, children_of, crew_of
+from _isolated import bits, epochs_of, isolated, nothing_left, release_what_has_ended
+from _isolation_data import Crashing, Images, Sized, WhoAmI, as_list
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
+from torch.utils.data import IterableDataset
+
+from spdl_torch.loader.backends.processes import process as child_process, worker_process
+from spdl_torch.observe import tracing
+
+__all__ = ["nothing_left"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+]
+REPLACED = {"seed": 1, "timeout": PATIENCE_SECONDS}
+SERVED = {**REPLACED, "multiprocessing_context": "forkserver"}
+
+
+def children():
+    """The worker processes that live now."""
+    return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+
+
+class DiesOnce(Images):
+    """The process that makes sample 13 first is killed by it."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.mark = Path(folder) / "died"
+
+    def __getitem__(self, index):
+        if index == 13 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog):
+    """With equal bits; the log names the signal and the batches, the report counts it, and the next
+    epoch knows nothing of it."""
+    (tmp_path / "died").touch()
+    expected = epochs_of(DataLoader(DiesOnce(tmp_path), 4, seed=1))
+    (tmp_path / "died").unlink()
+    loader = isolated(DiesOnce(tmp_path), 4, num_workers=3, persistent_workers=True, **REPLACED)
+    assert epochs_of(loader, 1) == expected[:1]
+    (record,) = [each for each in caplog.records if "killed" in each.message]
+    assert "was killed by SIGKILL" in record.message
+    made_again = record.message.rpartition("its batches again: ")[2].rstrip(".").split(", ")
+    assert "3" in made_again  # of samples 12 to 15
+    assert "killed" in str(loader.report())
+    assert epochs_of(loader, 1) == expected[1:]
+    assert "killed" not in str(loader.report())
+
+
+def test_batches_of_a_child_that_something_else_kills_are_made_again():
+    """While it works or waits, by a signal that the system or a person sends."""
+    expected = epochs_of(DataLoader(Images(), 2, seed=1), 1)[0]
+    found = []
+    for number, batch in enumerate(isolated(Images(), 2, **REPLACED)):
+        if number in (0, 4):
+            os.kill(children()[0].pid, signal.SIGKILL)
+        found.append(bits(batch))
+    assert found == expected
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Once called, no child starts before the event that it returns is set."""
+    begin, started = threading.Event(), child_process.start_child
+
+    def late(*args):
+        assert begin.wait(PATIENCE_SECONDS)
+        return started(*args)
+
+    def hold_back():
+        monkeypatch.setattr(worker_process, "start_child", late)
+        return begin
+
+    return hold_back
+
+
+def test_others_make_the_batches_of_a_child_whose_successor_takes_long(held_back, caplog):
+    """One that is not forked may import for seconds. The loop gets all its batches meanwhile, in
+    order and with equal bits, and the successor gets work once it is there."""
+    expected = epochs_of(DataLoader(Images(40), 2, seed=1), 1)[0]
+    batches = iter(isolated(Images(40), 2, num_workers=3, **SERVED))
+    found = [bits(next(batches)) for _ in range(3)]
+    until(lambda: are_up(batches))
+    begin = held_back()
+    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
+    found += [bits(next(batches)) for _ in range(10)]
+    until(lambda: "The others make its batches again: " in caplog.text)
+    assert not children_of(batches)[1].jobs
+    assert crew_of(batches).roster.numbers_at_work() == [0, 2]
+    begin.set()
+    until(lambda: are_up(batches))
+    assert crew_of(batches).roster.numbers_at_work() == [0, 1, 2]
+    assert found + list(map(bits, batches)) == expected
+
+
+def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
+    """What the successor is told waits until it can be told: first what it begins with."""
+    loader = isolated(Images(40), 2, persistent_workers=True, **SERVED)
+    first = next(batches := iter(loader))
+    begin = held_back()
+    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
+    found = [list(map(bits, (first, *batches)))]
+    batches = iter(loader)
+    begin.set()
+    until(lambda: are_up(batches) or crew_of(batches)._look_after())
+    assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
+
+
+def test_log_of_a_killed_child_without_batches_says_so(caplog):
+    """Nothing is made again then, and no number is given."""
+    batches = iter(isolated(Images(40), 4, prefetch_factor=1, **REPLACED))
+    killed = children_of(batches)[1]
+    until(lambda: are_up(batches) and not killed.jobs)
+    os.kill(killed.pid, signal.SIGKILL)
+    until(lambda: len(children()) == 1)
+    assert len(list(batches)) == 10
+    assert " its place; it had no batch to make." in caplog.text
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_batch_that_always_kills_its_child_is_an_error(caplog, method):
+    """After the second child, be it a new one or another, with the indices of the batch; asked
+    again, the iterator has ended."""
+    options = {"timeout": PATIENCE_SECONDS, "multiprocessing_context": method}
+    batches = iter(isolated(Crashing(signal.SIGKILL), 1, **options))
+    named = r"was killed by SIGKILL(.|\n)*next batch was batch 5, indices \[5\]"
+    with pytest.raises(RuntimeError, match=named):
+        list(batches)
+    assert list(batches) == []
+    # The other one may have been killed, too, before the first one's end was logged.
+    until(lambda: "its batches again: 5" in caplog.text)
+    assert caplog.text.count("its batches again: 5") == 1
+
+
+class DyingStream(IterableDataset):
+    """Its third item kills."""
+
+    def __iter__(self):
+        yield from range(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("rng", ["sample", "worker"])
+def test_child_whose_work_depends_on_its_past_is_not_replaced(rng, tmp_path):
+    """An iterable's iterator, and a worker's random stream, are gone with it: an error, no other
+    batches."""
+    dataset = DiesOnce(tmp_path) if rng == "worker" else DyingStream()
+    with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+        list(isolated(dataset, 4, rng=rng))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL.*memory"),
+        (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
+        (35, "was killed by signal 35.*crashed"),  # one of those without a name
+        ("exit", "ended by itself with exit code 3"),
+    ],
+)
+def test_death_of_the_only_child_is_an_error(how, message):
+    """It says how and how to go on; after it the epoch is over."""
+    batches = iter(isolated(Crashing(how), 1, num_workers=1))
+    with pytest.raises(RuntimeError, match=rf"the worker process \(pid \d+\) {message}"):
+        list(batches)
+    assert next(batches, None) is None
+
+
+def test_loader_has_a_new_child_when_the_old_one_was_killed():
+    """Also one with persistent workers; its error comes first."""
+    loader = isolated(WhoAmI(), 1, num_workers=1, collate_fn=as_list, persistent_workers=True)
+    batches = iter(loader)
+    pid = next(batches)[0][0]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+        list(batches)
+    del batches
+    again = [batch[0][0] for batch in loader]
+    assert len(again) == 8
+    assert pid not in again
+
+
+def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
+    """The trainer may open no more files, so it cannot map what the child has written."""
+    batches = iter(isolated(Sized([1] * 4 + [50_000] * 8), 1, num_workers=1))
+    next(batches)  # up to two more are on their way, small ones
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        with pytest.raises(RuntimeError, match=r"could not receive what .*Too many open") as caught:
+            list(batches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+# -- nothing is left -------------------------------------------------------------------------
+
+
+def leave(loader, how):
+    """End an epoch in one of the ways."""
+    batches = iter(loader)
+    next(batches)
+    if how == "end":
+        assert len(list(batches)) == 9
+    elif how == "error":
+        with pytest.raises(ZeroDivisionError, match="division"):
+            sum(len(batch) / 0 for batch in batches)
+    elif how == "break":
+        for _ in batches:
+            break
+    elif how == "close":
+        loader.close()
+        assert children() == []
+    # Else it is dropped.
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_nothing_is_left_however_the_loop_ends(persistent, tmp_path):
+    """No child, thread or descriptor. A trace that is on has the rows of the processes, whoever
+    keeps their iterator."""
+    leave(isolated(Images(40), 4), "end")  # what a first loader opens for good
+    release_what_has_ended()
+    before = num_fds()
+    for how in ("end", "error", "break", "drop", "close"):
+        leave(isolated(Images(40), 4, persistent_workers=persistent), how)
+        gc.collect()
+        assert_threads_end()
+        release_what_has_ended()
+        assert num_fds() == before, how
+    for how in () if persistent else ("end", "drop"):
+        with tracing(tmp_path / "trace.json", level="item"):
+            leave(isolated(Images(40), 4), how)
+        text = (tmp_path / "trace.json").read_text(encoding="utf-8")
+        assert '"worker process[' in text, how  # the other may not have begun
+        gc.collect()
+        assert_threads_end()
+        release_what_has_ended()
+        assert num_fds() == before, how
+
+
+def keep_the_gil(index):
+    """For longer than anybody asks, from the third sample on."""
+    return sum(range(5_000_000)) if index >= 2 else index
+
+
+def test_loop_that_is_left_while_tracing_ends_a_process_that_is_stuck(tmp_path):
+    """Its rows are not waited for."""
+    with tracing(tmp_path / "trace.json"):
+        loader = isolated(Made(keep_the_gil, 9), 1)
+        for _ in loader:
+            break
+        del loader
+    assert_threads_end()
+    until(lambda: children() == [])

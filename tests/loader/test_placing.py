@@ -1,0 +1,183 @@
+"""Workers are threads where that is known to be safe, and processes elsewhere, with the reason."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import multiprocessing
+from functools import lru_cache, partial
+
+import numpy as np
+import pytest
+import torch
+from _inside import placement_of
+from _isolation_data import Images, as_list
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+from torchvision import transforms as T
+from torchvision.datasets.folder import pil_loader
+from torchvision.transforms import functional as F, v2
+
+from spdl_torch import DataLoader, DistributedSampler, ImageFolder
+from spdl_torch.loader import vouching
+from spdl_torch.loader.known_parts import is_stateless
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+
+class Declared(Images):
+    """Says of itself whether threads may use it."""
+
+    def __init__(self, thread_safe):
+        super().__init__(8)
+        self.thread_safe = thread_safe
+
+
+class SaysByProperty(Images):
+    """As a wrapper may that asks what is inside."""
+
+    thread_safe = property(lambda self: True)
+
+
+class RaisesByProperty(Images):
+    """A property that fails says nothing."""
+
+    thread_safe = property(lambda self: {}["thread_safe"])
+
+
+class Later(Dataset):
+    """A class of the package that was written after the table of known ones."""
+
+    __module__ = "spdl_torch.data.later"
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+
+X = torch.arange(8)
+SAFE = Declared(thread_safe=True)
+KNOWN = {
+    "TensorDataset": TensorDataset(X, X),
+    "Subset": Subset(TensorDataset(X), [1, 2, 3]),
+    "ConcatDataset": ConcatDataset([TensorDataset(X), Subset(TensorDataset(X), [4])]),
+    "list": list(range(8)),
+    "range": range(8),
+    "array": np.arange(8),
+    "tensor": X,
+    "declared": SAFE,
+    "Subset of declared": Subset(SAFE, [1, 2, 3]),
+    "ConcatDataset of declared": ConcatDataset([SAFE] * 2),
+    "a property that says so": SaysByProperty(8),
+}
+UNKNOWN = {
+    "a user's class": (Images(8), {}, "Images is not known to be safe on threads"),
+    "Subset of it": (Subset(Images(8), [1, 2]), {}, "Images is not known to be safe"),
+    "a later class of ours": (Later(), {}, "Later is not known to be safe on threads"),
+    "subclass of TensorDataset": (
+        *(type("Mine", (TensorDataset,), {})(X), {}),
+        "Mine is not known to be safe on threads",
+    ),
+    "a property that fails": (RaisesByProperty(8), {}, "RaisesByProperty is not known"),
+    "a part of a StackDataset": (
+        *(StackDataset(a=TensorDataset(X), b=Images(8)), {}),
+        "Images is not known to be safe on threads",
+    ),
+    "declared unsafe": (Declared(thread_safe=False), {}, "says thread_safe = False"),
+    "collate_fn": (range(8), {"collate_fn": as_list}, "collate_fn=as_list is not known"),
+    "worker_init_fn": (range(8), {"worker_init_fn": id}, "worker_init_fn=id is not known"),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_workers_are_threads_where_that_is_known_to_be_safe(kind):
+    """The class is known, or the dataset says so."""
+    placement = placement_of(DataLoader(KNOWN[kind], num_workers=2))
+    assert (placement.num_processes, placement.remedy) == (0, "")
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_workers_are_processes_elsewhere(kind):
+    """The report says why, and what would put them on threads; that does."""
+    dataset, options, reason = UNKNOWN[kind]
+    placement = placement_of(DataLoader(dataset, num_workers=2, **options))
+    assert placement.num_processes == 2
+    assert "in 2 processes: " in str(placement)
+    assert reason in placement.reason
+    if kind != "declared unsafe":
+        assert 'thread_safe = True in the dataset or isolation="thread"' in placement.remedy
+    loader = DataLoader(dataset, num_workers=2, isolation="thread", **options)
+    assert placement_of(loader).num_processes == 0
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(X), Images(8)], ids=["known", "unknown"])
+def test_workers_are_where_the_report_says(dataset):
+    """There are processes, or none."""
+    before = multiprocessing.active_children()  # of a loader that has ended, on a busy machine
+    loader = DataLoader(dataset, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    found = [each for each in multiprocessing.active_children() if each not in before]
+    assert len(found) == loader.report().placement.num_processes
+    assert bool(found) == (type(dataset) is Images)
+    list(batches)
+
+
+def test_our_own_datasets_load_on_threads(tmp_path):
+    """They are made for it, with transforms that keep no state: torchvision's."""
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
+    dataset = ImageFolder(str(tmp_path), transform=T.ToTensor())
+    sampler = DistributedSampler(len(dataset), num_replicas=1, rank=0)
+    loader = DataLoader(dataset, sampler=sampler, num_workers=1)
+    assert placement_of(loader).num_processes == 0
+    dataset.transform = np.array
+    placement = placement_of(DataLoader(Subset(dataset, [0]), num_workers=1))
+    assert placement.num_processes == 1
+    assert "transform=array is not known to be safe on threads" in placement.reason
+
+
+def test_classes_in_the_table_of_known_ones_exist():
+    """Under their names, and with the attributes that are looked at."""
+    for name, parts in vouching.KNOWN.items():
+        module, _, kind = name.rpartition(".")
+        source = inspect.getsource(getattr(importlib.import_module(module), kind))
+        bases = "samples transform target_transform loader"  # torchvision's, of ImageFolder
+        for each in (parts.datasets, parts.collate, *parts.functions, *parts.containers):
+            assert f"self.{each} " in source or f"self.{each}:" in source or each in bases, name
+
+
+LABELS = {"labels": 1}
+STATELESS = {
+    "none": None,
+    "a function of torchvision": F.pil_to_tensor,
+    "a recipe": v2.Compose([v2.RandomResizedCrop(4), v2.ToDtype({torch.Tensor: torch.float32})]),
+    "an older recipe": T.Compose([T.RandomApply([T.ColorJitter(0.1)]), T.Normalize([0.0], [1.0])]),
+    "Sequential": torch.nn.Sequential(v2.AutoAugment(), v2.RandomChoice([v2.Identity()])),
+    "labels found by torchvision": v2.SanitizeBoundingBoxes(),
+    "torchvision's loader": pil_loader,
+}
+KEEPING = {
+    "lambda": T.Lambda(len),
+    "v2's lambda": v2.Compose([v2.RandomOrder([v2.Lambda(len)])]),
+    "labels found by a function": v2.SanitizeBoundingBoxes(labels_getter=LABELS.get),
+    "subclass of Sequential": type("Mine", (torch.nn.Sequential,), {})(v2.Identity()),
+    "subclass of a transform": type("Mine", (v2.Identity,), {})(),
+    "another module": torch.nn.Sequential(torch.nn.BatchNorm2d(3)),
+    "a method": LABELS.get,
+    "a wrapped loader": lru_cache(pil_loader),
+    "partial": partial(F.resize, size=[4]),
+    "forward replaced": v2.Identity(),
+}
+KEEPING["forward replaced"].forward = LABELS.get
+
+
+@pytest.mark.parametrize("kind", [*STATELESS, *KEEPING])
+def test_only_transforms_of_libraries_alone_keep_no_state(kind):
+    """Whatever a function of the user's is inside of may keep some."""
+    assert is_stateless((STATELESS | KEEPING)[kind]) is (kind in STATELESS)
