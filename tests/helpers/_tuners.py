@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from spdl_torch.autotune import tuning
 from spdl_torch.autotune.tuner import Decision, Step
 
 
@@ -33,3 +36,10 @@ class RandomTuner:
             for stage in free
         )
         return Step(counts=counts, decisions=decisions)
+
+
+@pytest.fixture
+def at_random(monkeypatch):
+    """Options of tuning that never rests, in windows so short that every other batch ends one."""
+    monkeypatch.setattr(tuning, "Tuner", RandomTuner)
+    return {"window_seconds": 1e-6, "write": None, "max_threads": 6, "num_cores": 2}

@@ -197,8 +197,9 @@ def test_source_is_named_when_no_stage_is_busy():
     assert not step.counts
 
 
-@pytest.mark.parametrize("seconds", [(0.05, 0.05), (0.05, 0.052, 0.05), (0.002, 0.05, 0.05)])
-@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("seconds", "noise"), [((0.05, 0.052, 0.05), 0.02), ((0.002, 0.05, 0.05), 0.0)]
+)
 def test_equally_slow_stages_rise_in_one_plan(seconds, noise):
     """One alone would gain nothing, and be undone; together they get to the best setting."""
     model = Model([ModelStage(f"s{n}", each) for n, each in enumerate(seconds)], noise=noise)

@@ -12,11 +12,11 @@ import threading
 
 import pytest
 import torch
-from _datasets import BulkData, GatedData, MapData, StreamData, WorkerInfoData
+from _datasets import BulkData, GatedData, Made, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of, no_thread_left
-from _tuners import RandomTuner
+from _tuners import RandomTuner, at_random
 from torch.utils.data import Dataset
 
 from spdl_torch import PipelineDataset
@@ -29,16 +29,9 @@ from spdl_torch.loader.auto_workers import LoaderTuner
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
 from spdl_torch.pipeline import Pipe, PipelineBuilder
 
-__all__ = ["no_thread_left"]
+__all__ = ["at_random", "no_thread_left"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-@pytest.fixture
-def at_random(monkeypatch):
-    """Tuning that never rests, in windows so short that every other batch ends one."""
-    monkeypatch.setattr(tuning_module, "Tuner", RandomTuner)
-    return {"window_seconds": 1e-6, "write": None, "max_threads": 8, "num_cores": 2}
 
 
 def auto(options):
@@ -104,16 +97,12 @@ def test_workers_join_and_leave():
     data = GatedData(200)
     inside, lock = set(), threading.Lock()
 
-    class Counted(Dataset):
-        def __len__(self):
-            return 200
+    def counted(index):
+        with lock:
+            inside.add(threading.get_ident())
+        return data[0] if index < 20 else index
 
-        def __getitem__(self, index):
-            with lock:
-                inside.add(threading.get_ident())
-            return data[0] if index < 20 else index
-
-    loader = DataLoader(Counted(), num_workers=auto({"num_cores": 1, "max_threads": 8}))
+    loader = DataLoader(Made(counted, 200), num_workers=auto({"num_cores": 1, "max_threads": 8}))
     batches = iter(loader)
     assert loader.num_workers == 1
     resize(batches, 4)

@@ -16,25 +16,19 @@ from _inside import children_of, crew_of, give_out, is_tuned, resize, tuning_of
 from _isolated import release_what_has_ended
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
-from _tuners import RandomTuner
+from _tuners import at_random
 from test_autotune_live import Augmented, auto
 from torch.utils.data import Dataset, Subset, get_worker_info
 
-from spdl_torch.autotune import tuning as tuning_module
 from spdl_torch.loader.backends.processes import process as child_process
+
+__all__ = ["at_random"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
 ]
-
-
-@pytest.fixture
-def at_random(monkeypatch):
-    """Tuning that never rests, in windows so short that every other batch ends one."""
-    monkeypatch.setattr(tuning_module, "Tuner", RandomTuner)
-    return {"window_seconds": 1e-6, "write": None, "max_threads": 6, "num_cores": 2}
 
 
 def children():

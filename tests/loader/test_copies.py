@@ -1,13 +1,10 @@
 """Copies of users' objects never run the user's ``__del__``: what they share stays open."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os
 import pickle
 from collections import Counter
-from typing import Any
 
 import pytest
 from _seats import NUM_WORKERS, in_every_seat
@@ -18,15 +15,16 @@ from spdl_torch.objects.copies import deep_copy, shallow_copy
 from spdl_torch.testing import assert_reproducible, assert_thread_safe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+both_copies = pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
 
 
 class Ends:
     """Writes into a file when it ends, in whatever process that is."""
 
-    def __init__(self, log: Any, name: str) -> None:
+    def __init__(self, log, name):
         self.log, self.name = log, name
 
-    def __del__(self) -> None:
+    def __del__(self):
         with open(self.log, "a") as file:
             file.write(f"{self.name} {os.getpid()}\n")
 
@@ -34,34 +32,35 @@ class Ends:
 class Crop(Ends):
     """A transform that ends itself."""
 
-    def __call__(self, value: int) -> int:
+    def __call__(self, value):
         return value
 
 
 class Unpacked(Ends, Dataset):
     """Ends itself, and holds what ends itself: alone, in a list, in a transform."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log):
         super().__init__(log, "dataset")
         self.held = Ends(log, "held")
         self.listed = [Ends(log, "listed")]
         self.transform = Crop(log, "transform")
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         assert type(self) is Unpacked
         return self.transform(index)
 
 
-def ended(log: Any) -> list[str]:
+def ended(log):
+    """What has ended, by name and process."""
     gc.collect()
     return sorted(log.read_text().split("\n")[:-1]) if log.exists() else []
 
 
 @in_every_seat
-def test_what_a_dataset_holds_ends_once_and_after_the_loader(seat: Any, tmp_path: Any) -> None:
+def test_what_a_dataset_holds_ends_once_and_after_the_loader(seat, tmp_path):
     """Copies on threads and in forks come and go with the epochs; only the trainer's own objects
     run __del__. Workers that were given a pickle end what they made of it, as torch's do.
     """
@@ -81,16 +80,13 @@ def test_what_a_dataset_holds_ends_once_and_after_the_loader(seat: Any, tmp_path
     assert in_workers.keys() == (set(names) if seat.pickles else set())
 
 
-def make_loader(dataset: Any) -> Any:
-    return lambda num_workers: DataLoader(dataset, num_workers=num_workers, isolation="thread")
+def check_reproducible(dataset):
+    """As a user does."""
+    assert_reproducible(lambda number: DataLoader(dataset, num_workers=number, isolation="thread"))
 
 
-@pytest.mark.parametrize(
-    "check",
-    [assert_thread_safe, lambda dataset: assert_reproducible(make_loader(dataset))],
-    ids=["assert_thread_safe", "assert_reproducible"],
-)
-def test_a_check_ends_nothing_of_the_dataset(check: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize("check", [assert_thread_safe, check_reproducible])
+def test_a_check_ends_nothing_of_the_dataset(check, tmp_path):
     """The checks of ``spdl_torch.testing`` make copies too."""
     log = tmp_path / "log"
     dataset = Unpacked(log)
@@ -100,12 +96,16 @@ def test_a_check_ends_nothing_of_the_dataset(check: Any, tmp_path: Any) -> None:
     assert len(ended(log)) == 4
 
 
-count: list[str] = []
-subclasses: list[type] = []
+count = []
+
+
+@pytest.fixture(autouse=True)
+def _count_anew():
+    count.clear()
 
 
 class Counted:
-    def __del__(self) -> None:
+    def __del__(self):
         count.append(type(self).__name__)
 
 
@@ -122,31 +122,37 @@ class Keyed(dict, Counted):
     pass
 
 
+announced = []
+
+
 class Announced(Counted):
-    def __init_subclass__(cls, *, name: str = "") -> None:
-        subclasses.append(cls)
+    def __init_subclass__(cls, *, name=""):
+        announced.append(cls)
 
 
 class Stated(Counted):
-    def __getstate__(self) -> Any:
+    def __getstate__(self):
         return vars(self)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state):
         vars(self).update(state)
 
 
-def made(kind: type) -> Any:
+def made(kind):
     value = kind()
     value.x = [1]
     return value
 
 
+def ended_after_collection():
+    gc.collect()
+    return count
+
+
 @pytest.mark.parametrize("kind", [Counted, Slotted, Listed, Keyed, Announced, Stated])
-@pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
-def test_a_copy_ends_silently_and_is_of_its_class(copied: Any, kind: Any) -> None:
+@both_copies
+def test_a_copy_ends_silently_and_is_of_its_class(copied, kind):
     """Its type, state and pickle are those of any copy; nothing is told of a class."""
-    count.clear()
-    subclasses.clear()
     original = made(kind)
     if kind in (Listed, Keyed):
         original.__init__([(1, 2)])
@@ -158,45 +164,37 @@ def test_a_copy_ends_silently_and_is_of_its_class(copied: Any, kind: Any) -> Non
     if kind is not Slotted:
         assert pickle.dumps(own) == pickle.dumps(plain)
     del plain
-    gc.collect()
-    assert count == [kind.__name__], "the plain copy runs it: the control"
+    assert ended_after_collection() == [kind.__name__], "the plain copy runs it: the control"
     del own
-    gc.collect()
-    assert count == [kind.__name__]
+    assert ended_after_collection() == [kind.__name__]
     del original
-    gc.collect()
-    assert count == [kind.__name__] * 2
-    assert subclasses == []
+    assert ended_after_collection() == [kind.__name__] * 2
+    assert announced == []
 
 
-def test_an_original_lives_as_long_as_its_copy() -> None:
+def test_an_original_lives_as_long_as_its_copy():
     """What a copy uses is not ended when the trainer puts another object in its place."""
-    count.clear()
     owner = made(Counted)
     own = deep_copy([owner])
     del owner
-    gc.collect()
-    assert count == []
+    assert ended_after_collection() == []
     del own
-    gc.collect()
-    assert count == ["Counted"]
+    assert ended_after_collection() == ["Counted"]
 
 
 class Fails(Counted):
     """Cannot be copied: what it holds cannot."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.file = open(os.devnull)  # noqa: SIM115  # closed by its own end
 
 
-def test_a_copy_that_fails_ends_silently() -> None:
+def test_a_copy_that_fails_ends_silently():
     """Half of it has no attributes yet, at which __del__ would fail; the memo forgets it."""
-    count.clear()
     values, memo = [made(Counted), Fails()], {}
     with pytest.raises(TypeError, match="pickle"):
         deep_copy(values, memo)
-    gc.collect()
-    assert count == []
+    assert ended_after_collection() == []
     assert memo == {}
     values[1].file.close()
 
@@ -204,18 +202,17 @@ def test_a_copy_that_fails_ends_silently() -> None:
 class Reopens(Counted):
     """Makes its copies itself, each with a resource of its own."""
 
-    def __copy__(self) -> Reopens:
+    def __copy__(self):
         return Reopens()
 
-    def __deepcopy__(self, memo: Any) -> Reopens:
+    def __deepcopy__(self, memo):
         return Reopens()
 
 
-@pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
-def test_a_copy_made_by_its_class_ends_as_any_object(copied: Any) -> None:
+@both_copies
+def test_a_copy_made_by_its_class_ends_as_any_object(copied):
     """It may have opened a file of its own, which nobody else would close."""
-    count.clear()
     original = Reopens()
     copied(original)
-    gc.collect()
-    assert count == ["Reopens"]
+    assert ended_after_collection() == ["Reopens"]
+    assert original

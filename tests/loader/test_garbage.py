@@ -91,17 +91,6 @@ def test_ctrl_c_in_a_collection_is_heard(observed, tmp_path, monkeypatch):
         assert is_heard(monkeypatch)
 
 
-def test_ctrl_c_is_lost_where_python_notes_collections(monkeypatch):
-    """Why no line of Python may run there, and that the test above can fail."""
-    callback = [].append
-    note = lambda phase, info: callback(info)  # noqa: E731
-    gc.callbacks.append(note)
-    try:
-        assert not is_heard(monkeypatch)
-    finally:
-        gc.callbacks.remove(note)
-
-
 def test_runs_are_noted_once_with_what_python_says_of_them():
     """As a callback of Python's is told, and as long as they last."""
     told = []

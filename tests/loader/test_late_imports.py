@@ -22,18 +22,14 @@ def collector():
 def collections_of(make):
     """How many collections ``make`` sets off, of any generation."""
     begun = []
-
-    def note(phase, info):
-        if phase == "start":
-            begun.append(info["generation"])
-
+    note = lambda phase, info: begun.append(phase)  # noqa: E731
     gc.callbacks.append(note)
     try:
         kept = make()
     finally:
         gc.callbacks.remove(note)
     assert kept
-    return len(begun)
+    return begun.count("start")
 
 
 def make_objects():
@@ -41,73 +37,69 @@ def make_objects():
     return [[] for _ in range(20 * gc.get_threshold()[0])]
 
 
-def make_in_block():
-    """The same within the block."""
-    with collected_later():
-        return make_objects()
-
-
 def test_objects_of_an_import_count_as_one_collection():
     """Outside of the block they set off one after the other."""
+
+    def make_in_block():
+        with collected_later():
+            return make_objects()
+
     assert collections_of(make_objects) >= 10
     assert collections_of(make_in_block) <= 1
-
-
-def fail_in_block_within_block():
-    """An import that fails, after one that did not."""
-    with collected_later():
-        with collected_later():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-        raise ImportError("no such module")
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_collector_is_afterwards_as_it_was(is_on):
     """After an error, and after a block within a block, too; a program that switched it off keeps
     it off."""
+
+    def fail_in_block_within_block():
+        with collected_later():
+            with collected_later():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise ImportError("no such module")
+
     (gc.enable if is_on else gc.disable)()
     with pytest.raises(ImportError, match="no such module"):
         fail_in_block_within_block()
     assert gc.isenabled() is is_on
 
 
-def test_collector_is_on_after_the_blocks_of_several_threads():
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_collector_is_on_after_the_blocks_of_several_threads(ends_first):
     """Whichever began first, and whichever ends first."""
-    for ends_first in (True, False):
-        inside, may_end = threading.Event(), threading.Event()
-        thread = threading.Thread(target=import_until, args=(inside, may_end))
-        thread.start()
-        inside.wait()
+    inside, may_end = threading.Event(), threading.Event()
+
+    def import_until():
         with collected_later():
-            assert not gc.isenabled()
-            if ends_first:
-                may_end.set()
-                thread.join()
-        may_end.set()
-        thread.join()
-        assert gc.isenabled()
+            inside.set()
+            may_end.wait()
 
-
-def import_until(inside, may_end):
-    """An import that takes its time."""
+    thread = threading.Thread(target=import_until)
+    thread.start()
+    inside.wait()
     with collected_later():
-        inside.set()
-        may_end.wait()
+        assert not gc.isenabled()
+        if ends_first:
+            may_end.set()
+            thread.join()
+    may_end.set()
+    thread.join()
+    assert gc.isenabled()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_child_that_is_forked_meanwhile_collects():
-    """Nobody in it would switch the collector on."""
+    """Nobody in it would switch the collector on: before, in and after a block of its own."""
+
+    def collects():
+        found = [gc.isenabled()]
+        with collected_later():
+            found.append(gc.isenabled())
+        return [*found, gc.isenabled()]
+
     with collected_later():
         assert found_in_fork(collects) == [True, False, True]
         assert not gc.isenabled()
-
-
-def collects():
-    """Whether it does, before, in and after a block of its own."""
-    found = [gc.isenabled()]
-    with collected_later():
-        found.append(gc.isenabled())
-    return [*found, gc.isenabled()]

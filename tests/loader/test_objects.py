@@ -6,7 +6,6 @@ import collections
 import functools
 import types
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ class Slotted:
 
     __slots__ = ("__private", "first", "second")
 
-    def private(self, value: Any) -> None:
+    def private(self, value):
         """Set the private one."""
         self.__private = value
 
@@ -50,7 +49,7 @@ class Both(Slotted):
 class Frozen:
     """A dataclass."""
 
-    part: Any
+    part: object
 
 
 class Steps(list):
@@ -64,23 +63,23 @@ class Names(dict):
 class Calls:
     """An object with a method."""
 
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part):
         self.part = part
 
-    def method(self) -> None:
+    def method(self):
         """Do nothing."""
 
 
-def closure(part: Any, other: Any) -> Any:
+def closure(part, other):
     """A function with a variable around it and a default argument."""
 
-    def call(default: Any = other) -> Any:
+    def call(default=other):
         return part, default
 
     return call
 
 
-def objects(values: list[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def objects(values, shape):
     """An array of objects."""
     array = np.empty(len(values), dtype=object)
     for number, each in enumerate(values):
@@ -105,7 +104,7 @@ MADE = {
 }
 
 
-def fill(empty: Any, values: list[Any]) -> None:
+def fill(empty, values):
     """Put values where an object keeps them."""
     if isinstance(empty, list | collections.deque):
         empty.extend(values)
@@ -119,12 +118,12 @@ def fill(empty: Any, values: list[Any]) -> None:
 
 
 @st.composite
-def graphs(draw: Any) -> list[Any]:
+def graphs(draw):
     """Objects that refer to each other; those in the end lead to the others."""
     kinds = draw(
         st.lists(st.sampled_from([*EMPTY, *MADE, *range(len(LEAVES))]), min_size=2, max_size=12)
     )
-    found: list[Any] = [draw(st.sampled_from(LEAVES))]
+    found = [draw(st.sampled_from(LEAVES))]
     for kind in kinds:
         if isinstance(kind, int):
             found.append(LEAVES[kind])
@@ -138,7 +137,7 @@ def graphs(draw: Any) -> list[Any]:
     return found
 
 
-def walked(root: Any, **options: Any) -> list[tuple[str, Any]]:
+def walked(root, **options):
     """All that a root leads to, by its text."""
     found = walk([("root", root)], functools.partial(members, **options), 10_000, values=True)
     return [(text_of(way), value) for way, value in found]
@@ -217,7 +216,7 @@ def test_long_container_is_not_entered():
 class Hostile(list):
     """Fails whenever anything of its own is called."""
 
-    def fail(self, *_: Any) -> Any:
+    def fail(self, *_):
         """Raise."""
         raise AssertionError("user code ran")
 
