@@ -204,9 +204,11 @@ def test_loader_has_a_new_child_when_the_old_one_was_killed():
 
 
 def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
-    """The trainer may open no more files, so it cannot map what the child has written."""
+    """The trainer may open no more files, so it cannot map what the child has written. The child
+    is told to end, and not waited for until it is killed."""
     batches = iter(isolated(Sized([1] * 4 + [50_000] * 8), 1, num_workers=1))
     next(batches)  # up to two more are on their way, small ones
+    (child,) = children()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -217,6 +219,7 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert isinstance(caught.value.__cause__, OSError)
+    assert child.exitcode == 0
 
 
 # -- nothing is left -------------------------------------------------------------------------

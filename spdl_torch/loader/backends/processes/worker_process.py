@@ -275,6 +275,8 @@ class WorkerProcess:
         """Wait for a process from which nothing comes any more, and note how it ended."""
         if self._process is None:
             return
+        if self.ending.broken is not None:
+            self.hang_up()  # it lives, and would wait for jobs
         if not self._process.join(_END_SECONDS):
             self._process.kill()
             self._process.join(_END_SECONDS)
