@@ -15,6 +15,11 @@ from spdl_torch import DataLoader
 from spdl_torch.loader.backends.processes.process import reap
 
 
+def children():
+    """The worker processes that live now."""
+    return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+
+
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No thread, no child, no mapping of a slab, no name in /dev/shm outlives a test."""
@@ -22,14 +27,14 @@ def nothing_left():
     SLABS_OF_OTHERS.update(mapped_slabs())
     yield
     assert_threads_end()
-    until(lambda: not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"])
+    until(lambda: not children())
     assert not num_mapped_slabs()
     assert not shared_memory_of(os.getpid()) - named
 
 
 def release_what_has_ended():
     """Release what is left of processes that have ended, as a loader does that begins."""
-    until(lambda: not [c for c in multiprocessing.active_children() if c.name == "spdl-loader"])
+    until(lambda: not children())
     reap(PATIENCE_SECONDS)
 
 

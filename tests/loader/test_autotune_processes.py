@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import select
 import signal
@@ -13,7 +12,7 @@ import pytest
 import torch
 from _gates import num_fds, until
 from _inside import children_of, crew_of, give_out, is_tuned, resize, tuning_of
-from _isolated import release_what_has_ended
+from _isolated import children, release_what_has_ended
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
 from _tuners import at_random
@@ -29,11 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
 ]
-
-
-def children():
-    """The worker processes that live now."""
-    return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
 
 
 def rows(loader):
@@ -52,7 +46,7 @@ def test_batches_are_those_of_any_fixed_number(options, at_random):
     release_what_has_ended()
     before = num_fds()
     torch.manual_seed(5)
-    dataset = Subset(Augmented(), range(60))
+    dataset = Subset(Augmented(), range(40))
     loader = DataLoader(dataset, num_workers=auto(at_random), **options)
     assert is_tuned(loader)
     found, numbers = rows(loader), {decision.to_count for decision in loader.decisions}

@@ -22,7 +22,7 @@ from _folders import HELPERS
 from _forks import found_in_fork
 from _gates import is_running, shared_memory_of, until
 from _inside import are_up, children_of, doing_in, pids_of
-from _isolated import isolated, nothing_left, num_mapped_slabs, served
+from _isolated import children, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images, Leaving, Noting, Waiting
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from torch.utils.data import DataLoader as TorchLoader
@@ -77,13 +77,13 @@ def test_child_can_be_joined_when_it_is_gone():
     """At exit multiprocessing joins, on its own thread, the children of a moment ago."""
     batches = iter(isolated(Images(40), 4))
     next(batches)
-    children = [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
+    workers = children()
     until(partial(are_up, batches))  # one that is not is killed
     del batches
     assert_threads_end()
-    for child in children:
+    for child in workers:
         child.join()
-    assert [child.exitcode for child in children] == [0, 0]
+    assert [child.exitcode for child in workers] == [0, 0]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ and nothing is left."""
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,7 +14,7 @@ import pytest
 from _datasets import Made
 from _gates import num_fds, until
 from _inside import are_up, children_of, crew_of
-from _isolated import bits, epochs_of, isolated, nothing_left, release_what_has_ended
+from _isolated import bits, children, epochs_of, isolated, nothing_left, release_what_has_ended
 from _isolation_data import Crashing, Images, Sized, WhoAmI, as_list
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from torch.utils.data import IterableDataset
@@ -32,11 +31,6 @@ pytestmark = [
 ]
 REPLACED = {"seed": 1, "timeout": PATIENCE_SECONDS}
 SERVED = {**REPLACED, "multiprocessing_context": "forkserver"}
-
-
-def children():
-    """The worker processes that live now."""
-    return [each for each in multiprocessing.active_children() if each.name == "spdl-loader"]
 
 
 class DiesOnce(Images):

@@ -111,7 +111,7 @@ class DrawsByItself(Draws):
 def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, kind, monkeypatch):
     """Wherever it comes while a batch is made: afterwards nothing draws from a sample's stream."""
     _ways_of_draws.take(way, monkeypatch)
-    for place in itertools.count(1, 2):
+    for place in itertools.count(1, 3):
         dataset = kind(8)
         iterator = iter(DataLoader(dataset, 4))
         next(iterator)
@@ -199,7 +199,7 @@ WORKERS = {
     "none": ({}, 2),
     "thread": ({"num_workers": 1, "prefetch_factor": 1, "isolation": "thread"}, 2),
     "threads, as they come": ({"num_workers": 2, "in_order": False, "isolation": "thread"}, 5),
-    "processes": ({"num_workers": 2, "isolation": "process"}, 43),
+    "processes": ({"num_workers": 2, "isolation": "process"}, 61),
 }
 
 
@@ -238,7 +238,7 @@ def test_no_sample_is_lost_or_comes_twice_after_ctrl_c(workers, data, caplog):
 def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
     """Without workers it is asked where it stands, and may be past a batch that Ctrl-C cut off."""
     numbers_lost = set()
-    for place in itertools.count(1):
+    for place in itertools.count(1, 2):
         dataset = Resumable(NUM_SAMPLES)
         caplog.clear()
         seen, resumed, _, where = interrupted(partial(DataLoader, dataset, 4), place)
@@ -287,7 +287,7 @@ def came_at_the_end(kind, place, **options):
         (IndexStream, {}, 3),
         (Indices, {"num_workers": 1, "isolation": "thread"}, 101),
         (IndexStream, {"num_workers": 1, "isolation": "thread", "persistent_workers": True}, 101),
-        (IndexStream, {"num_workers": 1, "isolation": "process"}, 401),
+        (IndexStream, {"num_workers": 1, "isolation": "process"}, 701),
     ],
     ids=["none", "none, stream", "thread", "persistent, stream", "process, stream"],
 )
