@@ -20,6 +20,8 @@ PEERS = {
     "torchcodec": ("torchcodec", "torchcodec"),
     "simplejpeg": ("simplejpeg", "simplejpeg"),
     "grain": ("Grain", "grain"),
+    "datasets": ("Hugging Face datasets", "datasets"),
+    "webdataset": ("WebDataset", "webdataset"),
     "cv2": ("OpenCV", "opencv-python-headless"),
 }
 """Module: the name that people use, and the distribution."""

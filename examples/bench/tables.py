@@ -17,6 +17,7 @@ TABLES = {
     "crop": "photographs, RandomResizedCrop to 224 x 224 and flip as for training",
     "clips": "16 frames out of 2 seconds of a video",
     "array-functions": "npy and npz from bytes in memory, by the functions alone",
+    "sources": "rows and photographs in Parquet files, and shards over HTTP with a cache",
     "tiny": "64 floats of a table, and tokenised text of different lengths",
     "step": "the training step beside a loader",
     "busy-step": "a trainer that wants the interpreter all the time, beside a loader in full swing",
