@@ -139,14 +139,13 @@ def test_any_state_resumes_exactly(kind, stop, place):
     states = [run.state_dict()]
     states += [json.loads(json.dumps(run.state_dict())) for _ in run]
     assert len(states) == len(expected) + 1 > 3
-    for done, state in enumerate(states):
+    for done in range(0, len(states), 1 if seat is NONE else 3):
         again = make()
-        again.load_state_dict(state)
+        again.load_state_dict(states[done])
         assert list(again) == expected[done:], done
 
 
-@pytest.mark.parametrize("stop", ["first", "all"])
-@pytest.mark.parametrize("kind", ["kept", "plain", "all"])
+@pytest.mark.parametrize(("kind", "stop"), [("kept", "first"), ("plain", "all"), ("all", "all")])
 def test_any_item_of_later_passes_resumes_exactly(kind, stop):
     """Alone, in each pass of the pipeline; also where the loop has left the pass before."""
 
@@ -219,7 +218,7 @@ def test_state_after_resuming_knows_streams_that_were_not_drawn_from_again():
         assert list(third) == items[done:], done
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 2])
 def test_state_of_one_rank_serves_all(rank):
     """Where the ranks' parts are equally long: each goes on with its own items."""
 

@@ -6,7 +6,6 @@ import gzip
 import io
 import logging
 import lzma
-import pickle
 import sys
 import tarfile
 from itertools import islice
@@ -280,32 +279,16 @@ def test_shards_are_refused_when_their_names_make_no_sense(shards, urls, error, 
         TarShards(urls)
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 10, 40])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_parts_are_the_whole(shards, shuffled, ranks, workers):
-    """By shards where there are enough, else by samples: every sample once, divided again too."""
-    source = TarShards(shards).shuffle(1, 4) if shuffled else TarShards(shards)
-    source.set_epoch(3)
-    everything = []
-    for rank in range(ranks):
-        part = source.shard(rank, ranks)
-        own = [key for worker in range(workers) for key in keys(part.shard(worker, workers))]
-        assert sorted(own) == sorted(keys(part))
-        everything += own
-    assert sorted(everything) == ALL
-
-
 def test_part_has_shards_of_its_own_when_there_are_enough(shards):
     """No shard is read by two parts."""
     parts = [{sample["__url__"] for sample in TarShards(shards).shard(i, 5)} for i in range(5)]
-    assert [sorted(part) for part in parts] == [
-        ["train-000.tar"],
-        [],
-        ["train-002.tar"],
-        ["train-003.tar"],
-        ["train-004.tar"],
-    ]
+    assert parts == [{f"train-00{i}.tar"} if i != 1 else set() for i in range(5)]
+
+
+def test_order_of_shards_is_shuffled(shards):
+    """Where a buffer of one item shuffles no samples, too."""
+    urls = [sample["__url__"] for sample in TarShards(shards).shuffle(7, 1)]
+    assert urls != sorted(urls)
 
 
 def test_parts_take_turns_when_there_are_more_of_them_than_shards(shards):
@@ -316,33 +299,6 @@ def test_parts_take_turns_when_there_are_more_of_them_than_shards(shards):
     assert all(len({int(key) // 10 for key in part}) == 1 for part in parts)
     three = [keys(source.shard(index, 3)) for index in range(3)]
     assert sorted(map(len, three)) == [4, 5, 5]
-
-
-def test_order_is_another_when_the_epoch_is(shards):
-    """Shards and samples; the same again for the same epoch, after pickling too."""
-    source = TarShards(shards).shuffle(7, 5)
-    orders = []
-    for epoch in range(4):
-        source.set_epoch(epoch)
-        orders.append(tuple(keys(source)))
-        assert tuple(keys(pickle.loads(pickle.dumps(source)))) == orders[-1]
-        assert sorted(orders[-1]) == ALL
-    assert len(set(orders)) == 4
-    in_order = TarShards(shards).shuffle(7, 1)
-    urls = [sample["__url__"] for sample in in_order]
-    assert urls != sorted(urls)
-    assert keys(TarShards(shards)) == ALL
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize(("index", "count"), [(0, 1), (1, 2), (2, 7), (0, 10)])
-def test_iteration_starts_anywhere(shards, shuffled, index, count):
-    """iterate(start) gives what iteration gives from there on."""
-    part = TarShards(shards).shard(index, count)
-    part = part.shuffle(0, 3) if shuffled else part
-    order = list(part)
-    for start in range(20):
-        assert list(part.iterate(start)) == order[start:]
 
 
 def test_contents_are_not_read_when_they_are_passed_over(tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 import io
 import tarfile
+from pathlib import Path
+
+from spdl_torch.data.sources._index import index_path, scan_tar
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -28,6 +31,14 @@ def shard_of(first, size, fields=("jpg", "cls")):
         for n in range(first, first + size)
         for field in fields
     )
+
+
+def write_shard(path, content):
+    """A shard and its index, which is returned."""
+    Path(path).write_bytes(content)
+    index = scan_tar(str(path)).to_json()
+    Path(index_path(str(path))).write_bytes(index)
+    return index
 
 
 def keys(samples):
