@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, replace
 
 from _readings import PipelineStats, StageStats
 
@@ -40,26 +40,13 @@ class _Resource:
         self.free, self.line = count, deque()
 
 
-@dataclass
-class _Counts:
-    busy: float = 0.0
-    cpu: float = 0.0
-    no_core: float = 0.0
-    gil_held: float = 0.0
-    step: float = 0.0
-    made: int = 0
-    taken: int = 0
-    idle: float = 0.0
-    calls: list = field(default_factory=list)
-
-
 class Simulation:
     """Runs until the trainer has had its batches."""
 
     def __init__(self, loader, num_batches, seed=0):
-        self.loader, self.counts, self.now = loader, _Counts(), 0.0
+        self.loader, self.counts, self.calls, self.now = loader, Counter(), [], 0.0
         self._random, self._number = random.Random(seed), itertools.count()
-        self._events, self._ready, self._num_batches = [], 0, num_batches
+        self._events = []
         self._cores = _Resource(loader.num_cores)
         shared = _Resource(1)
         # Batches that may be under way or lie ready, as a loader's prefetch_factor=2 allows.
@@ -68,7 +55,7 @@ class Simulation:
         for _ in range(loader.num_workers):
             self._start(self._worker(_Resource(1) if loader.in_processes else shared))
         self._start(self._trainer())
-        while self.counts.taken < num_batches:
+        while self.counts["taken"] < num_batches:
             self.now, _, process = heapq.heappop(self._events)
             self._advance(process)
 
@@ -100,9 +87,9 @@ class Simulation:
     def _compute(self, seconds):
         asked = self.now
         yield self._cores
-        self.counts.no_core += self.now - asked
+        self.counts["no_core"] += self.now - asked
         yield seconds
-        self.counts.cpu += seconds
+        self.counts["cpu"] += seconds
         self._release(self._cores)
 
     def _worker(self, gil):
@@ -110,7 +97,7 @@ class Simulation:
         while True:
             asked = self.now
             yield self._room
-            counts.idle += self.now - asked
+            counts["idle"] += self.now - asked
             began = self.now
             for _ in range(loader.num_samples):
                 sample_began = self.now
@@ -120,60 +107,62 @@ class Simulation:
                     yield gil
                     since = self.now
                     yield from self._compute(self._time(loader.gil))
-                    counts.gil_held += self.now - since
+                    counts["gil_held"] += self.now - since
                     self._release(gil)
                 if loader.cpu:
                     yield from self._compute(self._time(loader.cpu))
-                counts.calls.append(self.now - sample_began)
-            counts.busy += self.now - began
-            counts.made += 1
+                self.calls.append(self.now - sample_began)
+            counts["busy"] += self.now - began
             self._release(self._batches)
 
     def _trainer(self):
         while True:
             yield self._batches
-            self.counts.taken += 1
+            self.counts["taken"] += 1
             self._release(self._room)
             if self.loader.step:
-                self.counts.step += self.loader.step
+                self.counts["step"] += self.loader.step
                 yield self.loader.step
 
     @property
     def rate(self):
         """Batches a second."""
-        return self.counts.taken / self.now
+        return self.counts["taken"] / self.now
 
 
 def report_of(simulation):
     """Return the report that a loader would make of it."""
     loader, counts, seconds = simulation.loader, simulation.counts, simulation.now
     workers = loader.num_workers
-    calls, times = len(counts.calls), sorted(counts.calls)
+    calls, times = len(simulation.calls), sorted(simulation.calls)
     p50, p90, p99 = (times[int(calls * share)] for share in (0.5, 0.9, 0.99))
-    waited = max(0.0, seconds - counts.step)
+    waited = max(0.0, seconds - counts["step"])
     fetch = StageStats(
         name="fetch",
         concurrency=workers,
         tasks=TaskPerfStats(
-            *(calls, 0, counts.busy / calls, p90, p99, seconds),
-            *(counts.cpu / calls, p50, counts.busy),
+            *(calls, 0, counts["busy"] / calls, p90, p99, seconds),
+            *(counts["cpu"] / calls, p50, counts["busy"]),
         ),
-        queue=QueuePerfStats(seconds, counts.taken, 0.0, 0.0, 0.5, get_wait_time=waited),
+        queue=QueuePerfStats(seconds, counts["taken"], 0.0, 0.0, 0.5, get_wait_time=waited),
         num_dropped=0,
-        busy_ratio=min(1.0, counts.busy / seconds / workers),
-        wait_in_ratio=counts.idle / seconds / workers,
+        busy_ratio=min(1.0, counts["busy"] / seconds / workers),
+        wait_in_ratio=counts["idle"] / seconds / workers,
         wait_out_ratio=0.0,
         thread_time=seconds * workers,
     )
-    is_taken = counts.gil_held > 0.85 * seconds and not loader.in_processes
+    is_taken = counts["gil_held"] > 0.85 * seconds and not loader.in_processes
+    of_threads = {
+        "gil_seconds": 5e-3 if is_taken else 1e-4,
+        "gil_held_ratio": min(1.0, counts["gil_held"] / seconds),
+        "run_delay_ratio": counts["no_core"] / seconds / workers,
+    }
     probes = Probes(
-        gil_seconds=None if loader.in_processes else (5e-3 if is_taken else 1e-4),
-        gil_held_ratio=None if loader.in_processes else min(1.0, counts.gil_held / seconds),
-        run_delay_ratio=None if loader.in_processes else counts.no_core / seconds / workers,
         num_cores=loader.num_cores,
         helper_cores=0.0,
         own_gil=loader.in_processes,
-        cores_used=counts.cpu / seconds,
+        cores_used=counts["cpu"] / seconds,
+        **({} if loader.in_processes else of_threads),
     )
     stats = PipelineStats(seconds, waited / seconds, (fetch,))
     placement = Placement(
@@ -181,6 +170,4 @@ def report_of(simulation):
         num_processes=workers if loader.in_processes else 0,
         reason="simulated",
     )
-    from dataclasses import replace
-
     return replace(make_report(stats, probes, pooled=("fetch",)), placements=(placement,))
