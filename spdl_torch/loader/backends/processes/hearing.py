@@ -147,6 +147,48 @@ def _give_back(child: WorkerProcess | None, result: Result) -> None:
         child.mappings.give_back(result.batch.slab)
 
 
+class _Figures:
+    """What is counted of a queue that one thread reads."""
+
+    def __init__(self) -> None:
+        self.wait = WaitTime()
+        self.num_put = self.num_got = 0
+        self._peak = 0
+        self._created_ns = self._empty_since_ns = perf_counter_ns()
+        self._empty_ns = 0
+        self._ended_ns: int | None = None
+
+    def filled(self, since_ns: int) -> None:
+        """Note that it has been empty until then."""
+        self._empty_ns += max(0, since_ns - self._empty_since_ns)
+        self._empty_since_ns = 0
+
+    def holds(self, num_items: int) -> None:
+        """Note the number of items in it."""
+        self._peak = max(self._peak, num_items)
+
+    def emptied(self) -> None:
+        """Note that it is empty from now on."""
+        self._empty_since_ns = perf_counter_ns()
+
+    def end(self) -> None:
+        """Let time pass no more."""
+        self._ended_ns = self._ended_ns or perf_counter_ns()
+
+    def read(self) -> QueueCounters:
+        """Return everything counted so far."""
+        now = self._ended_ns or perf_counter_ns()
+        open_empty = max(0, now - self._empty_since_ns) if self._empty_since_ns else 0
+        return QueueCounters(
+            elapsed_ns=now - self._created_ns,
+            num_put=self.num_put,
+            num_got=self.num_got,
+            get_wait=self.wait.read(),
+            empty_ns=self._empty_ns + open_empty,
+            peak_items=self._peak,
+        )
+
+
 class Incoming:
     """The results of one epoch, in order, as the thread that reads takes them: what a ``Channel``
     is between threads."""
@@ -176,11 +218,7 @@ class Incoming:
         self._early: dict[int, _Heard] = {}
         self._ready: deque[_Heard] = deque()
         self._turn = 0
-        self._num_put = self._num_got = self._peak = 0
-        self._get_wait = WaitTime()
-        self._created_ns = self._empty_since_ns = perf_counter_ns()
-        self._empty_ns = 0
-        self._ended_ns: int | None = None
+        self._figures = _Figures()
 
     # Called by the loop for an answer that no worker made; see ``Channel``.
 
@@ -209,8 +247,8 @@ class Incoming:
             self._wait(None if seconds is None else monotonic() + seconds)
         child, packed, _ = self._ready.popleft()
         if not self._ready:
-            self._empty_since_ns = perf_counter_ns()
-        self._num_got += type(packed) not in NO_BATCHES
+            self._figures.emptied()
+        self._figures.num_got += type(packed) not in NO_BATCHES
         # No variable holds what is opened: an error's traceback leads here, and that was a cycle.
         if child is None:
             return 0, self._recorded(packed)
@@ -221,7 +259,8 @@ class Incoming:
         return result
 
     def _wait(self, deadline: float | None) -> None:
-        hearing, began_ns = self._hearing, self._get_wait.begin()
+        hearing, wait = self._hearing, self._figures.wait
+        began_ns = wait.begin()
         try:
             while not self.has_next:
                 if self.closed:
@@ -231,7 +270,7 @@ class Incoming:
                     raise WaitIsOver("no result has come in time.")
                 hearing.read(left)
         finally:
-            self._get_wait.end(began_ns)
+            wait.end(began_ns)
 
     @property
     def has_next(self) -> bool:
@@ -255,11 +294,10 @@ class Incoming:
 
     def _append(self, heard: _Heard, since_ns: int) -> None:
         if not self._ready:
-            self._empty_ns += max(0, since_ns - self._empty_since_ns)
-            self._empty_since_ns = 0
+            self._figures.filled(since_ns)
         self._ready.append(heard)
-        self._num_put += type(heard[1]) not in NO_BATCHES
-        self._peak = max(self._peak, len(self))
+        self._figures.num_put += type(heard[1]) not in NO_BATCHES
+        self._figures.holds(len(self))
 
     def _opened(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):
@@ -280,16 +318,7 @@ class Incoming:
 
     def counters(self) -> QueueCounters:
         """Return everything counted so far."""
-        now = self._ended_ns or perf_counter_ns()
-        open_empty = max(0, now - self._empty_since_ns) if self._empty_since_ns else 0
-        return QueueCounters(
-            elapsed_ns=now - self._created_ns,
-            num_put=self._num_put,
-            num_got=self._num_got,
-            get_wait=self._get_wait.read(),
-            empty_ns=self._empty_ns + open_empty,
-            peak_items=self._peak,
-        )
+        return self._figures.read()
 
     def grow(self, capacity: int) -> None:
         """Let more results wait."""
@@ -298,7 +327,7 @@ class Incoming:
     def close(self) -> None:
         """End every wait; see ``Channel``."""
         self.closed = True
-        self._ended_ns = self._ended_ns or perf_counter_ns()
+        self._figures.end()
         self._hearing.wake()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
