@@ -153,3 +153,18 @@ def test_video_classifier_learns_from_a_child_process(tmp_path):
     epochs = [re.match(EPOCH, line).groups() for line in lines[1:]]
     assert [(number, clips) for number, clips, _ in epochs] == [(n, "10") for n in "123"]
     assert all(re.search(r"validation (0|50|100)%$", line) for line in lines[1:])
+
+
+# -- images in a table -----------------------------------------------------------------------------
+
+
+def test_fine_tuning_goes_on_where_it_was_saved(tmp_path):
+    """After its one epoch nothing is left; the report says where the workers are."""
+    pytest.importorskip("pyarrow")
+    lines = smoke("finetune_parquet.py", cwd=tmp_path)
+    assert lines[0].startswith("epoch 0: loss of the last batch")
+    assert "thread_safe = True" in "".join(lines)
+    assert smoke("finetune_parquet.py", "--resume", cwd=tmp_path) == []
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert saved["epoch"] == 1
+    assert saved["loader"]["finished"]
