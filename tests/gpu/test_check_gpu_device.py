@@ -96,20 +96,19 @@ class Timed:
 
 
 def test_hand_over_is_the_time_within_next(monkeypatch):
-    """Of this thread's work, in two parts."""
+    """Of this thread's work, in two parts: with what moves the batch, and with the wait before."""
     clock = iter(range(0, 10**9, 3_000))  # 3 us a look; the watch's own are two in asking
     monkeypatch.setattr(hand_over.time, "thread_time_ns", lambda: next(clock))
-    first = [9] * hand_over.WARM_UP
-    batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
-    found = hand_over.hand_overs(batches, 3, lambda: next(clock))
-    assert found == [(9.0, 18.0), (12.0, 3.0), (15.0, 24.0)]
-    batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
-    found = hand_over.hand_overs(batches, 3, lambda: None, lambda _: next(clock))
-    assert found == [(12.0, 18.0), (15.0, 3.0), (18.0, 24.0)]  # moving takes a look, too
-    batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
-    found = hand_over.hand_overs(batches, 3, lambda: next(clock))
-    assert [each.total_us for each in found] == [27.0, 15.0, 39.0]
-    assert set(vars(batches)) == {"clock", "looks", "asking"}
+    for move, parts in (
+        (None, [(9.0, 18.0), (12.0, 3.0), (15.0, 24.0)]),
+        (lambda _: next(clock), [(12.0, 18.0), (15.0, 3.0), (18.0, 24.0)]),  # a look, too
+    ):
+        first = [9] * hand_over.WARM_UP
+        batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
+        found = hand_over.hand_overs(batches, 3, lambda: next(clock), move)
+        assert found == parts
+        assert [each.total_us for each in found] == [sum(pair) for pair in parts]
+        assert set(vars(batches)) == {"clock", "looks", "asking"}
 
 
 class Filling:

@@ -68,7 +68,6 @@ class LazyDevice:
         self.gate = threading.Event()
         self.gate.set()
         self.waiting = threading.Event()
-        self.num_model_waits = 0
         self.waiters = set()  # threads that waited for the device, or asked whether to
         self.of_thread = threading.local()
 
@@ -389,7 +388,6 @@ class LazyEvent:
         machine.waiters.add(threading.current_thread().name)
         machine.used.add(machine.current_device())
         if self.mark is None or self.mark.is_done:
-            machine.num_model_waits += 1
             return True
         machine.waiting.set()
         if not self.mark.stream.is_stuck:
@@ -496,10 +494,6 @@ class LazyBackend(cuda.CudaBackend):
     @property
     def waiting(self):
         return self.machine.waiting
-
-    @property
-    def num_model_waits(self):
-        return self.machine.num_model_waits
 
 
 def behind(reference, kind):
