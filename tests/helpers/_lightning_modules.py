@@ -138,53 +138,40 @@ class Failing(Plain):
 
 
 class SavesInHooks(lightning.Callback):
-    """Saves a checkpoint in every hook of training: within the steps of some batches, and wherever
-    else a hook runs. ``saved`` has the path of each, and the number of batches that were trained
-    on before it."""
+    """Saves a checkpoint in every hook of training: once wherever that many ``batches`` were
+    trained on, and at the beginning and the end. ``saved`` has the path of each, and the number of
+    batches that were trained on before it."""
 
     WITHIN_STEP = (
         *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
         "on_before_optimizer_step",
     )
     ELSEWHERE = (
-        *("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end"),
+        *("on_train_epoch_start", "on_train_epoch_end"),
+        *("on_train_batch_start", "on_train_batch_end"),
         *("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"),
-        *("on_validation_batch_end", "on_validation_epoch_end", "on_validation_end", "on_fit_end"),
+        *("on_validation_batch_end", "on_validation_epoch_end", "on_validation_end"),
     )
+    ONCE = ("on_train_start", "on_train_end", "on_fit_end")
 
     def __init__(self, folder, batches):
         self.folder, self.batches = folder, batches
         self.saved = []
 
     def save(self, trainer, name, num_trained):
-        path = self.folder / f"{len(self.saved)}-{name}-{num_trained}.ckpt"
-        trainer.save_checkpoint(path)
-        self.saved.append((path, num_trained))
-
-    def on_train_batch_start(self, trainer, module, *_):
-        if len(module.seen) in self.batches:
-            self.save(trainer, "on_train_batch_start", len(module.seen))
-
-    def on_train_batch_end(self, trainer, module, *_):
-        self.save(trainer, "on_train_batch_end", len(module.seen))
+        path = self.folder / f"{name}-{num_trained}.ckpt"
+        is_wanted = num_trained in self.batches or name in self.ONCE
+        if is_wanted and not path.exists():
+            trainer.save_checkpoint(path)
+            self.saved.append((path, num_trained))
 
 
-def _within_step(name):
+def _hook(name):
     def hook(self, trainer, module, *_):
-        if len(module.seen) - 1 in self.batches:
-            self.save(trainer, name, len(module.seen) - 1)
+        self.save(trainer, name, len(module.seen) - (name in self.WITHIN_STEP))
 
     return hook
 
 
-def _elsewhere(name):
-    def hook(self, trainer, module, *_):
-        self.save(trainer, name, len(module.seen))
-
-    return hook
-
-
-for _name in SavesInHooks.WITHIN_STEP:
-    setattr(SavesInHooks, _name, _within_step(_name))
-for _name in SavesInHooks.ELSEWHERE:
-    setattr(SavesInHooks, _name, _elsewhere(_name))
+for _name in (*SavesInHooks.WITHIN_STEP, *SavesInHooks.ELSEWHERE, *SavesInHooks.ONCE):
+    setattr(SavesInHooks, _name, _hook(_name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -27,7 +28,9 @@ NUM_EPOCHS = 3
 
 
 class Pairs(Dataset):
-    """Sample i is the number i and what it drew."""
+    """Sample i is the number i and what it drew; loaded on threads."""
+
+    thread_safe = True
 
     def __init__(self, length=10):
         self.length = length
@@ -40,43 +43,19 @@ class Pairs(Dataset):
 
 
 class PairStream(IterableDataset):
-    """The same without a length."""
+    """The same without a length; loaded in processes."""
 
     def __iter__(self):
         for index in range(10):
             yield torch.tensor([float(index), torch.rand(()).item()])
 
 
-def sized(num_workers):
-    return DataLoader(
-        Pairs(),
-        batch_size=3,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(4),
-        seed=1,
-        num_workers=num_workers,
-    )
-
-
-def shuffled(length, num_workers):
-    """Batches of three, all full; whoever draws them all need not ask the sampler for its end."""
-    return DataLoader(
-        Pairs(length),
-        batch_size=3,
-        shuffle=True,
-        drop_last=True,
-        generator=torch.Generator().manual_seed(4),
-        seed=1,
-        num_workers=num_workers,
-    )
-
-
-def even(num_workers):
-    return shuffled(12, num_workers)
-
-
-def dropping(num_workers):
-    return shuffled(13, num_workers)
+def shuffled(length, num_workers, *, drop_last=True):
+    """Batches of three; if all are full, whoever draws them need not ask the sampler for its
+    end."""
+    generator = torch.Generator().manual_seed(4)
+    options = {"shuffle": True, "generator": generator, "seed": 1, "drop_last": drop_last}
+    return DataLoader(Pairs(length), 3, num_workers=num_workers, **options)
 
 
 def replacing(num_workers):
@@ -86,12 +65,8 @@ def replacing(num_workers):
     return DataLoader(Pairs(), 8, sampler=sampler, num_workers=num_workers, seed=1)
 
 
-def pipeline(num_workers):
-    """A PipelineDataset by itself."""
-    return piped(10, num_workers)
-
-
 def piped(length, num_workers):
+    """A PipelineDataset by itself."""
 
     def batch_of(numbers):
         return torch.tensor([[float(n), 0.5] for n in numbers])
@@ -102,21 +77,16 @@ def piped(length, num_workers):
     )
 
 
-def unsized(num_workers):
-    return DataLoader(PairStream(), batch_size=3, seed=1, num_workers=num_workers)
+def unsized(num_workers, batch_size=3):
+    return DataLoader(PairStream(), batch_size=batch_size, seed=1, num_workers=num_workers)
 
 
-def longer(num_workers):
-    """More than four batches, as the next two have."""
-    return shuffled(20, num_workers)
-
-
-def longer_stream(num_workers):
-    return DataLoader(PairStream(), batch_size=2, seed=1, num_workers=num_workers)
-
-
-def longer_pipeline(num_workers):
-    return piped(20, num_workers)
+# Epochs of four batches,
+sized, even = partial(shuffled, 10, drop_last=False), partial(shuffled, 12)
+dropping, pipeline = partial(shuffled, 13), partial(piped, 10)
+# and of more.
+longer, longer_pipeline = partial(shuffled, 20), partial(piped, 20)
+longer_stream = partial(unsized, batch_size=2)
 
 
 class Kept(IterableDataset):
@@ -194,37 +164,25 @@ def test_checkpoint_of_a_pipeline_resumes_at_the_next_batch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "touches_estimate", "num_workers"),
+    ("make", "options", "touches_estimate", "num_workers", "limit"),
     [
-        (even, STEPS, True, 0),
-        (dropping, EPOCHS, False, 1),
+        # Nobody asks for the end: Lightning stops at len().
+        (even, STEPS, True, 0, {}),
+        (dropping, EPOCHS, False, 1, {}),
+        # Lightning ends early: what an epoch leaves is not what the next one trains on, and an
+        # index that nobody had drawn costs the generator nothing.
+        (replacing, STEPS, True, 1, {"limit_train_batches": 4}),
+        (longer, EPOCHS, False, 1, {"limit_train_batches": 4}),
+        (longer_stream, STEPS, False, 0, {"limit_train_batches": 4}),
+        (longer_pipeline, EPOCHS, True, 0, {"limit_train_batches": 4}),
     ],
 )
-def test_later_epochs_have_their_order_where_nobody_asks_for_the_end(
-    tmp_path, make, options, touches_estimate, num_workers
+def test_later_epochs_are_whole_and_have_their_order(
+    tmp_path, make, options, touches_estimate, num_workers, limit
 ):
-    """Lightning stops at ``len()``."""
-    places = {"steps": [3, 4], "epochs": [0]}
-    assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "touches_estimate", "num_workers"),
-    [
-        (replacing, STEPS, True, 1),
-        (longer, EPOCHS, False, 1),
-        (longer_stream, STEPS, False, 0),
-        (longer_pipeline, EPOCHS, True, 0),
-    ],
-)
-def test_later_epochs_are_whole_where_lightning_ends_early(
-    tmp_path, make, options, touches_estimate, num_workers
-):
-    """``limit_train_batches``: what an epoch leaves is not what the next one trains on, and an
-    index that nobody had drawn costs the generator nothing."""
-    places = {"steps": [3, 4], "epochs": [0]}
-    options = {**options, "limit_train_batches": 4}
-    assert_exact(tmp_path, make, touches_estimate, num_workers, **places, **options)
+    """Wherever an epoch ends."""
+    options = {"steps": [3, 4], "epochs": [0], **options, **limit}
+    assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
 
 
 LENGTHS = {"min_size": (12, 20), "max_size": (9, 12), "max_size_cycle": (9, 12)}
@@ -278,15 +236,6 @@ def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limi
     assert rest[0] == whole[3]
 
 
-def test_checkpoint_after_the_last_step_has_the_state_behind_it(tmp_path):
-    """And not that behind the batch that Lightning held back."""
-    path = tmp_path / "saved.ckpt"
-    fit(unsized(1), tmp_path, max_steps=2, saved=path)
-    checkpoint = torch.load(path, weights_only=True)
-    (state,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    assert [each["num_items"] for each in state["workers"]] == [6]
-
-
 @pytest.mark.parametrize(("make", "num_workers"), [(sized, 0), (unsized, 1), (pipeline, 1)])
 def test_checkpoint_of_a_training_that_max_steps_ended_is_that_of_an_epoch(
     tmp_path, make, num_workers
@@ -318,10 +267,7 @@ def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, *
     for number, (step, path) in enumerate(checkpoints):
         seen = fit(make(num_workers), tmp_path / f"again{number}", checkpoint=path, **options)
         assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
-        if make not in (
-            unsized,
-            longer_stream,
-        ):  # otherwise Lightning does not know that it saved at an epoch's end
+        if make is not longer_stream:  # of which Lightning does not know that the epoch had ended
             assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"
 
 
