@@ -37,6 +37,11 @@ def sampler_of(data, **options):
     return DistributedSampler(data, seed=3, **options)
 
 
+def loader(data, **options):
+    """Ours, with a worker."""
+    return spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, **options)
+
+
 def numbers_of(batches):
     """What a loader gave, as plain numbers."""
     return [batch.tolist() for batch in batches]
@@ -90,9 +95,8 @@ def shares(folder):
 def evaluate(data):
     """The sum and number of all samples, in steps that all ranks make together."""
     sampler = sampler_of(data, shuffle=False, tail="pad")
-    loader = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
     totals = torch.zeros(2)
-    for number, batch in enumerate(loader):
+    for number, batch in enumerate(loader(data, sampler=sampler)):
         dist.barrier()  # as a model that is spread over the ranks would
         valid = batch[: sampler.num_valid(number, BATCH_SIZE)]
         totals += torch.tensor([valid.sum(), len(valid)])
@@ -154,10 +158,6 @@ def lightning(folder):
     import lightning as pl
 
     data = range(NUM_SAMPLES)
-    loader_class = spdl_torch.DataLoader
-
-    def loader(**options):
-        return loader_class(data, batch_size=BATCH_SIZE, num_workers=1, **options)
 
     class Model(pl.LightningModule):
         def __init__(self):
@@ -196,24 +196,26 @@ def lightning(folder):
     )
     model = Model()
     training = {
-        "injected": loader(shuffle=True),
-        "torch's sampler": loader(sampler=LateSampler(data)),
-        "our sampler": loader(sampler=sampler_of(data)),
+        "injected": loader(data, shuffle=True),
+        "torch's sampler": loader(data, sampler=LateSampler(data)),
+        "our sampler": loader(data, sampler=sampler_of(data)),
         "pipeline": pipeline_of(NUM_SAMPLES),
-        "pipeline in a loader": loader_class(pipeline_of(NUM_SAMPLES), batch_size=None),
+        "pipeline in a loader": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
     }
     trainer.fit(model, training)
     caches.append(cached(data))  # with a process group
     model.seen["caches"] = [kept_by(kept).folder for kept in caches]
     combined = trainer.fit_loop._combined_loader.iterables
     model.seen["classes"] = [type(combined[name]).__module__ for name in ("injected",)]
-    trainer.validate(model, loader(sampler=sampler_of(data, shuffle=False)), verbose=False)
+    trainer.validate(model, loader(data, sampler=sampler_of(data, shuffle=False)), verbose=False)
     odd = range(NUM_SAMPLES - 1)
     trainer.predict(
         model,
         [
-            loader_class(odd, batch_size=BATCH_SIZE),
-            loader_class(odd, batch_size=BATCH_SIZE, sampler=sampler_of(odd, tail="uneven")),
+            spdl_torch.DataLoader(odd, batch_size=BATCH_SIZE),
+            spdl_torch.DataLoader(
+                odd, batch_size=BATCH_SIZE, sampler=sampler_of(odd, tail="uneven")
+            ),
         ],
         return_predictions=False,
     )
@@ -237,16 +239,11 @@ def accelerate(folder):
     accelerator = Accelerator(cpu=True)
     data = range(NUM_SAMPLES + 2)
     torch.manual_seed(accelerator.process_index)  # Accelerate has to agree on an order
-
-    def loader(data=data, **options):
-        return spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, **options)
-
-    pipeline = pipeline_of(len(data))
     loaders = {
-        "plain": loader(shuffle=True),
-        "torch's sampler": loader(sampler=torch_data.DistributedSampler(data, seed=3)),
-        "our sampler": loader(sampler=sampler_of(data)),
-        "pipeline": spdl_torch.DataLoader(pipeline, batch_size=None),
+        "plain": loader(data, shuffle=True),
+        "torch's sampler": loader(data, sampler=torch_data.DistributedSampler(data, seed=3)),
+        "our sampler": loader(data, sampler=sampler_of(data)),
+        "pipeline": spdl_torch.DataLoader(pipeline_of(len(data)), batch_size=None),
         "stream": loader(RanklessStream()),
     }
     seen = {}
@@ -258,10 +255,10 @@ def accelerate(folder):
         if name != "stream" or accelerator.is_main_process:  # which alone loads it
             seen[f"{name} stages"] = len(prepared.report().stats.stages)
     accelerator = TheirAccelerator(cpu=True)
-    seen["by Accelerate itself"] = numbers_of(accelerator.prepare(loader(shuffle=True)))
+    seen["by Accelerate itself"] = numbers_of(accelerator.prepare(loader(data, shuffle=True)))
     odd = prepare_data_loader(accelerator, loader(range(NUM_SAMPLES + 1)))
     seen["evaluated"] = [accelerator.gather_for_metrics(batch).tolist() for batch in odd]
-    seen["resumed"] = resume_with(accelerator, prepare_data_loader, loader, data)
+    seen["resumed"] = resume_with(accelerator, prepare_data_loader, data)
     write(folder, accelerator.process_index, seen)
     accelerator.end_training()
 
@@ -274,13 +271,9 @@ def fabric(folder):
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     data = range(NUM_SAMPLES)
-
-    def loader(data=data, **options):
-        return spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, **options)
-
     loaders = {
-        "plain": loader(shuffle=True),
-        "our sampler": loader(sampler=sampler_of(data)),
+        "plain": loader(data, shuffle=True),
+        "our sampler": loader(data, sampler=sampler_of(data)),
         "pipeline": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
     }
     seen = {}
@@ -292,16 +285,16 @@ def fabric(folder):
     write(folder, fabric.global_rank, seen)
 
 
-def resume_with(accelerator, prepare_data_loader, loader, data):
+def resume_with(accelerator, prepare_data_loader, data):
     """Epoch 1, one batch, a new process's loader, the rest."""
     sampler = sampler_of(data)
-    prepared = prepare_data_loader(accelerator, loader(sampler=sampler))
+    prepared = prepare_data_loader(accelerator, loader(data, sampler=sampler))
     prepared.set_epoch(1)
     batches = [next(iter(prepared)).tolist()]
     state = sampler.state_dict(BATCH_SIZE)
     sampler = sampler_of(data)
     sampler.load_state_dict(state)
-    prepared = prepare_data_loader(accelerator, loader(sampler=sampler))
+    prepared = prepare_data_loader(accelerator, loader(data, sampler=sampler))
     prepared.set_epoch(state["epoch"])
     return batches + numbers_of(prepared)
 
@@ -345,16 +338,16 @@ def ray_worker(config):
 
     data = range(NUM_SAMPLES)
     sampler = sampler_of(data)
-    loader = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1)
+    own = loader(data, sampler=sampler)
     seen = {}
-    prepared = ray.train.torch.prepare_data_loader(loader)
+    prepared = ray.train.torch.prepare_data_loader(own)
     for epoch in range(NUM_EPOCHS):
         sampler.set_epoch(epoch)
-        seen[f"our sampler {epoch}"] = numbers_of(loader)
+        seen[f"our sampler {epoch}"] = numbers_of(own)
         seen[f"prepared {epoch}"] = numbers_of(prepared)
         seen[f"pipeline {epoch}"] = numbers_of(pipeline_of(NUM_SAMPLES))
     seen["prepared class"] = type(getattr(prepared, "_dataloader", prepared)).__module__
-    plain = spdl_torch.DataLoader(data, batch_size=BATCH_SIZE, num_workers=1, shuffle=True)
+    plain = loader(data, shuffle=True)
     kept = spdl_torch.ray.prepare_data_loader(plain)
     for epoch in range(NUM_EPOCHS):
         kept.sampler.set_epoch(epoch)
