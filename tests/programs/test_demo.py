@@ -16,7 +16,7 @@ import spdl_torch
 from spdl_torch.__main__ import main
 from spdl_torch.command_options import CommandError
 from spdl_torch.demo.command import comparison_table, verdict
-from spdl_torch.demo.training import Measurement, Pictures, check_folder, check_gpu
+from spdl_torch.demo.training import Measurement, check_folder, check_gpu
 from spdl_torch.measuring.photographs import SIZES, write_photographs
 from spdl_torch.progress_bar import render
 
@@ -109,14 +109,6 @@ def test_verdict(ours, found):
     assert f"({min(ours) / 580:.2f} to {max(ours) / 580:.2f} over the rounds" in text
 
 
-def test_pictures_are_an_ordinary_dataset():
-    """As CIFAR comes: the transform's tensor and a label, the same ones in every process."""
-    image, label = Pictures(12_000)[10_003]
-    assert (image.shape, str(image.dtype), label) == ((3, 32, 32), "torch.float32", 3)
-    assert (Pictures(20).data == Pictures(20).data).all()
-    assert len(Pictures(12_000)) == 12_000
-
-
 def test_bar_shows_amount_rate_and_rest():
     """The bar at a third of the way."""
     assert render("training", 160, 480, 4.0) == ("training [####........] 160/480  40/s  8 s left")
@@ -174,11 +166,6 @@ def test_check_folder_refuses(tmp_path, names, message):
         folder.mkdir()
     with pytest.raises(CommandError, match=message):
         check_folder(folder)
-
-
-def test_check_folder_accepts_photographs(photographs):
-    """A class-per-folder tree passes."""
-    check_folder(photographs)
 
 
 def test_bad_data_is_one_line_and_status_2(tmp_path, capsys):
