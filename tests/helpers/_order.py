@@ -7,11 +7,10 @@ files are the longest, and would end the run by themselves.
 """
 
 LONG = (
-    "test_worker_processes.py",
+    "test_loader_interrupts.py",
     "test_stores.py",
     "test_transfer_runtime.py",
     "test_child_pipelines.py",
-    "test_rng_owned.py",
 )
 LONG_PROGRAMS = (
     "test_resume_lightning.py",

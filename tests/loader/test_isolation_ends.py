@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import multiprocessing
 import os
@@ -16,13 +15,12 @@ import _spawned
 import _warm
 import psutil
 import pytest
-import torch
 from _at_call import AtCall
 from _folders import HELPERS
 from _forks import found_in_fork
 from _gates import is_running, shared_memory_of, until
 from _inside import are_up, children_of, doing_in, pids_of
-from _isolated import children, isolated, nothing_left, num_mapped_slabs, served
+from _isolated import children, isolated, nothing_left, served
 from _isolation_data import Images, Leaving, Noting, Waiting
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from torch.utils.data import DataLoader as TorchLoader
@@ -268,16 +266,6 @@ def test_children_run_the_script_at_the_same_time_however_large_the_dataset(meth
     )
     done = _warm.run([file], timeout=50, forks=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_garbage_that_keeps_a_batch_keeps_its_memory():
-    """The child is gone, the loader too: the batch is still there."""
-    batch = next(iter(isolated(Images(), 4)))["image"]
-    gc.collect()
-    assert_threads_end()
-    before = batch.clone()
-    assert torch.equal(batch, before)
-    assert num_mapped_slabs() == 1
 
 
 def roles_seen_by_a_handler(place):

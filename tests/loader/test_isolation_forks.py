@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -284,7 +284,7 @@ def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
 
 def test_without_the_rest_it_does(monkeypatch):
     """The control: the same forks beside workers that go on."""
-    monkeypatch.setattr(child_process, "workers_at_rest", _Nothing)
+    monkeypatch.setattr(child_process, "workers_at_rest", nullcontext)
     assert any(num_stuck(1) for _ in range(20))  # nearly always the first one
 
 
@@ -305,8 +305,8 @@ def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
     next(iterator)
 
 
-def begins_between_two_forks():
-    """Return whether a worker may begin a job when one of two forks at once has ended."""
+def test_workers_rest_until_the_last_of_several_forks_has_ended():
+    """Two loaders that start children on threads of their own fork at the same time."""
     activity, begun = Activity(), threading.Event()
 
     def begin():
@@ -318,21 +318,7 @@ def begins_between_two_forks():
         with fork_rest.workers_at_rest():
             worker.start()
         # It waits, or it has begun: what it will do is settled, and needs no wait.
-        may_begin = fork_rest.may_work.is_set()
+        assert not fork_rest.may_work.is_set()
     assert begun.wait(30)
     worker.join()
     assert activity.job == "a job"
-    return may_begin
-
-
-def test_workers_rest_until_the_last_of_several_forks_has_ended():
-    """Two loaders that start children on threads of their own fork at the same time."""
-    assert not begins_between_two_forks()
-
-
-class _Nothing:
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *_):
-        pass

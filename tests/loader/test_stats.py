@@ -172,11 +172,6 @@ def test_epoch_computes_no_figures_before_somebody_asks():
     assert (result.returncode, result.stdout.splitlines()) == (0, expected), result.stderr
 
 
-def is_later(loader, seconds):
-    """Whether the epoch has taken longer."""
-    return loader.snapshot().elapsed > seconds
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
     """Also in a later epoch of the same workers."""
@@ -187,8 +182,7 @@ def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
         next(batches)
         until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)  # nothing is left to do
         early = loader.snapshot()
-        later = 4 * early.elapsed + 0.1
-        until(partial(is_later, loader, later))
+        until(lambda later=4 * early.elapsed + 0.1: loader.snapshot().elapsed > later)
         fetch, fetch_early = loader.snapshot().stages[0], early.stages[0]
         waited = fetch.wait_in_ratio * fetch.thread_time
         waited -= fetch_early.wait_in_ratio * fetch_early.thread_time
