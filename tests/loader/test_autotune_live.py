@@ -262,13 +262,14 @@ def test_pipeline_gives_the_same_items_in_the_same_order(at_random):
 
 
 def test_dataset_is_tuned_over_its_passes(at_random):
-    """Every pass gives the same items, also in a copy for a worker process."""
+    """Every pass gives the same items, also in a copy for a worker process, and two at a time."""
     params = PerfParams.auto(**at_random)
     builder = params.apply(tuned_builder(range(300)).aggregate(4).add_sink())
     dataset = PipelineDataset(builder, **params.build_options())
     expected = list(PipelineDataset(tuned_builder(range(300)).aggregate(4).add_sink()))
     for each in (dataset, dataset, copy.deepcopy(dataset)):
         assert list(each) == expected
+    assert list(zip(dataset, dataset, strict=True)) == list(zip(expected, expected, strict=True))
 
 
 def test_transfer_keeps_its_one_thread():
@@ -278,15 +279,6 @@ def test_transfer_keeps_its_one_thread():
     assert _is_free(Pipe(abs, output_order="input"), frozenset())
     assert not _is_free(own, frozenset())
     assert not _is_free(users, frozenset())
-
-
-def test_second_run_at_a_time_is_left_as_it_is(at_random):
-    """One tuner, two runs of a dataset inside each other."""
-    params = PerfParams.auto(**at_random)
-    dataset = PipelineDataset(
-        params.apply(tuned_builder(range(50)).add_sink()), **params.build_options()
-    )
-    assert all(first == second for first, second in zip(dataset, dataset, strict=True))
 
 
 def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, caplog):

@@ -139,8 +139,10 @@ def test_seeds_of_the_streams_are_those_of_before():
     assert seeds() == json.loads(KEPT.read_text())["seeds"]
 
 
-@pytest.mark.parametrize("way", _ways_of_draws.WAYS)
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("num_workers", "way"),
+    [*((0, way) for way in _ways_of_draws.WAYS), (1, "key"), (3, "key"), (3, "unseen")],
+)
 def test_draws_are_those_of_before(num_workers, way, monkeypatch):
     """Whole numbers exactly; others to 5 digits, for vectorised kernels differ among processors."""
     _ways_of_draws.take(way, monkeypatch)

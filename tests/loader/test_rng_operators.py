@@ -166,9 +166,10 @@ def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
         modes.append(seeds == [KEY.seed(10 + position) for position in range(3)])
     assert modes[0], "the generator of the process was borrowed"
     assert modes[-1] is (way == "unseen"), "or draws were seen"
-    again = call(name, generator=torch.Generator().manual_seed(5))
+    again, watching = call(name, generator=torch.Generator().manual_seed(5)), SampleStreams(0)
+    drawn_by_samples(watching, lambda: None)
     for named in drawn_by_samples(
-        streams, lambda: call(name, generator=torch.Generator().manual_seed(5))
+        watching, lambda: call(name, generator=torch.Generator().manual_seed(5))
     ):
         assert same(named, again)
     assert torch.equal(torch.get_rng_state(), process)

@@ -372,9 +372,7 @@ def test_all_of_next_is_a_wait(seat):
     """Also what is in no stage or queue: here the program's own handler of what is logged by the
     loop's thread meanwhile."""
     handler, logger = WorkingHandler(), logging.getLogger("spdl_torch.data")
-    loader = seat.loader(
-        Indices(12, range(1, 12, 2)), batch_size=4, on_error="skip", error_budget=1.0
-    )
+    loader = seat.loader(HALF_BAD, batch_size=4, on_error="skip", error_budget=1.0)
     logger.addHandler(handler)
     try:
         batches = iter(loader)

@@ -225,7 +225,7 @@ def test_large_jobs_and_large_results_do_not_block_each_other():
 
 def targets(index):
     """As for detection: many small tensors."""
-    return [torch.full((4,), float(index + n)) for n in range(40)]
+    return [torch.full((4,), float(index + n)) for n in range(20)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
