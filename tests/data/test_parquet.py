@@ -411,3 +411,17 @@ def test_errors_say_what_to_do(folder, tmp_path):
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+def test_views_of_text_and_bytes_are_read_in_any_order(tmp_path, kind):
+    """Which Arrow itself cannot take rows of."""
+    text = ["a", "b" * 40, "", "ä"]
+    values = text if kind == pa.string_view() else [each.encode() for each in text]
+    path = tmp_path / "views.parquet"
+    pq.write_table(pa.table({"x": pa.array(values, kind)}), path, row_group_size=3)
+    source = Parquet(path)
+    orders = [3, 0, 2, 1]
+    assert [row["x"] for row in source.__getitems__(orders)] == [values[each] for each in orders]
+    assert [row["x"] for row in source] == [source[place]["x"] for place in range(4)] == values
+    assert sorted(row["x"] for row in source.shuffle(1)) == sorted(values)

@@ -515,6 +515,7 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
         ({"cache": "x", "ahead": -1}, "ahead must be >= 0, got -1"),
         ({"max_bytes": 5}, "max_bytes must be >= 1 and needs cache="),
         ({"cache": "x", "max_bytes": 0}, "max_bytes must be >= 1 and needs cache="),
+        ({"cache": "memory"}, "name a folder for whole shards"),
     ):
         with pytest.raises(ValueError, match=message):
             TarShards(urls, **options)

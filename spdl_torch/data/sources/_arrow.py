@@ -83,10 +83,21 @@ def sized(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
+def without_views(table: pa.Table) -> pa.Table:
+    """Return a table of which rows can be taken: Arrow takes none of views of text and bytes."""
+    import pyarrow as pa
+
+    others = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    fields = [each.with_type(others.get(each.type, each.type)) for each in table.schema]
+    schema = pa.schema(fields, table.schema.metadata)
+    return table if schema == table.schema else table.cast(schema)
+
+
 def shuffled(table: pa.Table, seed: int) -> pa.Table:
     """Return the rows in an order that the seed determines."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    return table.take(torch.randperm(len(table), generator=generator, device="cpu").numpy())
+    order = torch.randperm(len(table), generator=generator, device="cpu")
+    return without_views(table).take(order.numpy())
 
 
 def _named_arrays(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:

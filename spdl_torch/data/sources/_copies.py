@@ -45,6 +45,7 @@ class ShardCopies:
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
+        self._is_full = False
         self._counts: dict[int, _Counts] = {}  # by thread: without a lock, for forks
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,7 +73,9 @@ class ShardCopies:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            _logger.warning("%s: not kept in %s: %s", url, self.folder, error.strerror)
+            if not self._is_full:
+                _logger.warning("%s: not kept in %s: %s", url, self.folder, error.strerror)
+            self._is_full = True  # said once; there may be room again
             return None
 
     def counts(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from spdl_torch.io._retry import RETRIES
 from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
-from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized
+from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, without_views
 from ._base import check_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import pieces, read_each
@@ -264,7 +264,7 @@ class Parquet(StreamSource[dict[str, Any]]):
         file, group = self._places[number]
         with self._opened(file) as opened, self._damage_in(file, group):
             table = opened.read_row_group(group, list(self._columns), use_threads=False)
-            return table.select(self._columns)
+            return without_views(table.select(self._columns))
 
     @scope
     def _opened(self, file: int) -> Iterator[pq.ParquetFile]:

@@ -58,6 +58,11 @@ class ShardFiles:
             )
         if ahead < 0:
             raise ValueError(f"{who}: ahead must be >= 0, got {ahead!r}.")
+        if cache == "memory":
+            raise ValueError(
+                f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
+                "/dev/shm to have them in memory."
+            )
         copies = None
         if cache is not None and HAS_LOCKS:
             copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
