@@ -37,6 +37,13 @@ class _Slow(SimpleHTTPRequestHandler):
             time.sleep(max(0.0, began + num_sent / _BYTES_A_SECOND - time.perf_counter()))
 
 
+class _Server(ThreadingHTTPServer):
+    """A server to which a reader that leaves is no error."""
+
+    def handle_error(self, *_: Any) -> None:
+        """Print nothing."""
+
+
 @contextmanager
 def served(folder: str) -> Iterator[str]:
     """Serve a folder from a process of its own; yield its address."""
@@ -55,6 +62,6 @@ def _serve(folder: str, port: Any) -> None:
     def handler(*arguments: Any) -> _Slow:
         return _Slow(*arguments, directory=folder)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     port.put(server.server_address[1])
     server.serve_forever()

@@ -20,6 +20,7 @@ from _gates import until
 from _stores import HttpStore, S3Store
 from _tars import tar_of
 from _videos import KINDS, write_video
+from fsspec.spec import AbstractFileSystem
 from hypothesis import given, strategies as st
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -519,6 +520,40 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
     ):
         with pytest.raises(ValueError, match=message):
             TarShards(urls, **options)
+
+
+class Endless(AbstractFileSystem):
+    """Files of zeros without an end."""
+
+    protocol = "endless"
+    cachable = False
+
+    def info(self, path, **_):
+        return {"name": path, "size": None, "type": "file"}
+
+    def _open(self, path, mode="rb", **_):
+        return io.BufferedReader(Zeros(), 4096)
+
+
+class Zeros(io.RawIOBase):
+    def readable(self):
+        return True
+
+    def readinto(self, room):
+        return len(room)
+
+
+def test_download_ahead_ends_with_the_iteration(web, tmp_path):
+    """In the middle of a shard, of which nothing stays that is found."""
+    fsspec.register_implementation("endless", Endless, clobber=True)
+    web.put("0.tar", shard_of(20))
+    samples = iter(TarShards([web.url("0.tar"), "endless://1.tar"], cache=tmp_path))
+    assert numbers_of(islice(samples, 1)) == [0]
+    folder = tmp_path / "shards"
+    until(lambda: any(each.stat().st_size for each in folder.glob("*.part")))
+    samples.close()
+    until(lambda: not [each for each in threading.enumerate() if "spdl-shards" in each.name])
+    assert len([*folder.glob("*.tar")]) == 1
 
 
 def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -11,14 +12,17 @@ from ...engine.channel import Channel, ChannelClosed
 from ...engine.threads import ThreadGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 
-def fetched_ahead(urls: Sequence[str], fetch: Callable[[str], object], count: int) -> Iterator[str]:
+Fetch = Callable[[str, Callable[[], bool]], object]
+
+
+def fetched_ahead(urls: Sequence[str], fetch: Fetch, count: int) -> Iterator[str]:
     """Yield the URLs; from each one on, ``count`` threads fetch the ``count`` that come next.
 
-    What fails is left to whoever reads the shard. Threads end with the iteration, after what they
-    are fetching.
+    ``fetch`` gets one, and what says whether it may stop: the iteration has ended. What fails is
+    left to whoever reads the shard.
     """
     todo, coming = Channel[str](max(1, len(urls))), iter(urls[1:])
     threads = ThreadGroup(todo.close)
@@ -36,11 +40,11 @@ def fetched_ahead(urls: Sequence[str], fetch: Callable[[str], object], count: in
         todo.close()
 
 
-def _fetch_all(todo: Channel[str], fetch: Callable[[str], object]) -> None:
+def _fetch_all(todo: Channel[str], fetch: Fetch) -> None:
     while True:
         try:
             url = todo.get()
         except ChannelClosed:
             return
         with suppress(Exception):
-            fetch(url)
+            fetch(url, lambda: todo.closed)

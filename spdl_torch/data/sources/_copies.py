@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("spdl_torch.data")
 
 _BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
+_PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 0.1
 
 
@@ -52,10 +52,18 @@ class ShardCopies:
         return type(self), (self.folder, self._max_bytes)
 
     def open(
-        self, url: str, key: int, download: Callable[[], BinaryIO], *, ahead: bool
+        self,
+        url: str,
+        key: int,
+        download: Callable[[], BinaryIO],
+        may_stop: Callable[[], bool] | None,
     ) -> BinaryIO | None:
         """Open the copy of a shard that is found by ``key``, downloaded if it is not there; None =
-        the disk is full. ``ahead``: nobody waits for it."""
+        the disk is full. ``may_stop``: whether the download may end at once; None = somebody waits
+        for it.
+
+        Raises: what opening and reading the shard raises; InterruptedError: it has been stopped.
+        """
         name = f"{key:016x}.tar"
         began_ns, was_there = perf_counter_ns(), True
         try:
@@ -64,12 +72,12 @@ class ShardCopies:
                 with contextlib.suppress(FileNotFoundError):
                     file = open_in(folder, name, 0)
                     os.utime(file)
-                    if not ahead:
+                    if may_stop is None:
                         took_ms = (perf_counter_ns() - began_ns) // 1_000_000
                         self._count(*((1, 0) if was_there else (0, 1, 0, took_ms)))
                     return open(os.dup(file), "rb", _BUFFER_BYTES)
                 was_there = False
-                self._download(download, folder, name)
+                self._download(download, folder, name, may_stop)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -104,7 +112,13 @@ class ShardCopies:
         pairs = zip(self._counts.get(thread, _Counts()), new, strict=True)
         self._counts[thread] = _Counts(*map(sum, pairs))
 
-    def _download(self, download: Callable[[], BinaryIO], folder: int, name: str) -> None:
+    def _download(
+        self,
+        download: Callable[[], BinaryIO],
+        folder: int,
+        name: str,
+        may_stop: Callable[[], bool] | None,
+    ) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
         unfinished = f"{name}.part"
         part = open_in(folder, unfinished)
@@ -115,7 +129,10 @@ class ShardCopies:
             try:
                 with download() as source, open(part, "wb", closefd=False) as copy:
                     copy.truncate()  # what a killed process has left
-                    shutil.copyfileobj(source, copy, 1 << 20)
+                    while piece := source.read(_PIECE_BYTES):
+                        if may_stop is not None and may_stop():
+                            raise InterruptedError("nobody wants the shard any more.")
+                        copy.write(piece)
                 size = os.fstat(part).st_size
                 self._make_room(folder, size)
                 os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)

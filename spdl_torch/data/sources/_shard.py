@@ -74,8 +74,8 @@ class ShardFiles:
             return iter(urls)
         return fetched_ahead(urls, self._fetch, self.ahead)
 
-    def _fetch(self, url: str) -> None:
-        if (copy := self._copy(url, self.policy, ahead=True)) is not None:
+    def _fetch(self, url: str, may_stop: Callable[[], bool]) -> None:
+        if (copy := self._copy(url, self.policy, may_stop)) is not None:
             copy.close()
 
     def counts(self) -> dict[str, int]:
@@ -118,15 +118,16 @@ class ShardFiles:
         return file
 
     def _copy(
-        self, url: str, policy: RetryPolicy | None, *, ahead: bool = False
+        self, url: str, policy: RetryPolicy | None, may_stop: Callable[[], bool] | None = None
     ) -> BinaryIO | None:
-        """Open the copy of a shard; None: there are to be none, or its disk is full."""
+        """Open the copy of a shard; None: there are to be none, or its disk is full. ``may_stop``:
+        of a shard that is fetched ahead, says whether nobody wants it any more."""
         if self.copies is None:
             return None
         options = sorted((name, repr(value)) for name, value in self.storage_options.items())
         key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
         download = partial(open_resuming, url, policy, self.storage_options)
-        return self.copies.open(url, key, download, ahead=ahead)
+        return self.copies.open(url, key, download, may_stop)
 
 
 def read_samples(
