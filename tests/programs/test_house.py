@@ -61,7 +61,7 @@ def all_imports():
 
 def imports_in(importer, path, tree):
     """Those of a file."""
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
     blocks = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
     for_types = {node for block in blocks for each in block.body for node in ast.walk(each)}
     package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
