@@ -28,6 +28,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -386,6 +387,7 @@ def _become(request, streams):
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     numpy.random.seed()
+    tempfile.tempdir = None  # the environment says which
     if not request["ends_whole"]:
         _end_quickly()
     if request["forks"]:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 
+import _torchrun
 import _warm
 import pytest
 import torch
@@ -66,7 +68,17 @@ MODULE = """
 
     print(__name__, __package__, __spec__.name, sys.argv)
     print(train(data.DataLoader(Squares(), 4, num_workers=2)))
-    raise ValueError("of the program")
+"""
+
+FAILING = """
+    from .words import fail
+
+    fail()
+"""
+
+WORDS = """
+    def fail():
+        raise ValueError("of the program")
 """
 
 CHILDREN = """
@@ -174,6 +186,8 @@ def folder(tmp_path):
         "package/data.py": SQUARES,
         "script.py": SCRIPT,
         "package/__main__.py": MODULE,
+        "package/failing.py": FAILING,
+        "package/words.py": WORDS,
         "children.py": CHILDREN,
         "refused.py": REFUSED,
         "libraries.py": LIBRARIES,
@@ -184,21 +198,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def start(folder, *words):
+def start_cold(folder, *words):
     """A program that imports torch when it does."""
-    return subprocess.Popen(
-        [sys.executable, *words],
-        cwd=folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    options = {"cwd": folder, "text": True, "start_new_session": True}
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *words], **options, **pipes)
 
 
-def start_warm(folder, *words):
+def start(folder, *words, **environment):
     """One that has torch imported from the start, and so have its children."""
-    return _warm.start(words, cwd=folder, start_new_session=True, forks=True)
+    options = {"cwd": folder, "start_new_session": True, "forks": True}
+    return _warm.start(words, env={**os.environ, **environment}, **options)
 
 
 def ended(process):
@@ -211,12 +221,20 @@ def ended(process):
     return process.returncode, out, err
 
 
-def both_ways(folder, *words, start_python=start_warm):
-    """What a program does under Python and, at the same time, under run."""
-    processes = start_python(folder, *words), start(folder, "-m", "spdl_torch", "run", *words)
+UNDER_RUN = ("-m", "spdl_torch", "run")
+
+
+def compared(*processes):
+    """The status of a program and what it complains of under Python and, at the same time, under
+    run: it does the same."""
     (status, out, err), under_run = map(ended, processes)
     assert under_run[:2] == (status, out), under_run[2]
     return status, err, under_run[2]
+
+
+def both_ways(folder, *words, start=start):
+    """What a program does under Python and under run."""
+    return compared(start(folder, *words), start(folder, *UNDER_RUN, *words))
 
 
 def sites(err):
@@ -227,23 +245,31 @@ def sites(err):
 def test_script_trains_the_same(folder):
     """Two files, arguments, the loader and a class derived from it, and sys.exit(3); torch is
     imported when the program imports it."""
-    status, _, err = both_ways(folder, "script.py", "--loader", "-m", start_python=start)
+    words = "script.py", "--loader", "-m"
+    under_python = start(folder, *words, OMP_NUM_THREADS="1")
+    status, _, err = compared(under_python, start_cold(folder, *UNDER_RUN, *words))
     assert status == 3
     assert sites(err) == ["script.py:13", "script.py:13"]
 
 
-def test_module_that_fails_shows_its_own_traceback(folder):
-    """A package with relative imports; runpy's frames are as little the program's as ours."""
-    status, python_err, err = both_ways(folder, "-m", "package", "--lr", "1", start_python=start)
-    assert status == 1
+def test_module_trains_the_same(folder):
+    """A package with relative imports."""
+    status, _, err = both_ways(folder, "-m", "package", "--lr", "1")
+    assert status == 0
     assert sites(err) == ["package/__main__.py:7"]
-    shown = [line for line in python_err.splitlines() if "frozen runpy" not in line]
-    assert err.splitlines()[: len(shown)] == shown
+
+
+def test_module_that_fails_shows_its_own_traceback(folder):
+    """runpy's frames are as little the program's as ours."""
+    status, python_err, err = both_ways(folder, "-m", "package.failing", start=start_cold)
+    assert status == 1
+    assert err.splitlines() == [x for x in python_err.splitlines() if "frozen runpy" not in x]
 
 
 def test_children_load_with_ours_and_report_once(folder):
     """Whether they are spawned, served or forked; a fork reports only on loaders of its own."""
-    status, _, err = both_ways(folder, "children.py")
+    under_run = start_cold(folder, *UNDER_RUN, "children.py")  # so that its children are, too
+    status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
     assert sites(err) == [*["children.py:7"] * 3, "children.py:10"]
 
@@ -268,7 +294,7 @@ def test_libraries_that_make_loaders_have_ours(folder):
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     """The report has its edit; the page and the statistics file have the loader, too."""
     words = ["--html", "page.html", "--record", "run.db", "long.py"]
-    status, out, err = ended(start_warm(folder, "-m", "spdl_torch", "run", *words))
+    status, out, err = ended(start(folder, *UNDER_RUN, *words))
     assert (status, out) == (0, "")
     assert "long.py:10: Many of 1,000,000,000, batch_size=4, num_workers=0" in err
     assert "VERDICT" in err
@@ -281,29 +307,39 @@ def test_report_and_page_and_file_are_of_the_program(folder, capsys):
 def test_torchs_loader_is_watched(folder):
     """Its own class loads, and is timed."""
     words = "--loader", "torch", "script.py"
-    status, _, err = ended(start_warm(folder, "-m", "spdl_torch", "run", *words))
+    status, _, err = ended(start(folder, *UNDER_RUN, *words))
     assert status == 3
     assert len(re.findall(r"^32 batches in .*\. The loop\s+waited", err, re.M)) == 2
     assert "costs nothing" in " ".join(err.split())
 
 
-def test_comparison_ends_the_program_in_turns(folder):
+def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
     """It says before what happens, and at the end what each loop gained."""
-    process = start(folder, "-m", "spdl_torch", "run", "--compare", "1", "long.py")
-    status, out, err = ended(process)
-    assert status == 0, err
+    _warm.server(())  # which itself is started as ever
+    monkeypatch.chdir(folder)
+    with open("turns.txt", "w") as file:
+
+        def begin(words):  # without the flags of this interpreter
+            return _warm.start(words[words.index("-c") :], stdout=file, stderr=file)
+
+        monkeypatch.setattr(subprocess, "Popen", begin)
+        status = main(["run", "--compare", "1", "long.py"])
+    out, err = capsys.readouterr()
+    assert status == 0, (folder / "turns.txt").read_text()
     assert "the program runs 4 times" in err.splitlines()[0]
     assert re.search(r"long\.py:10, .*: batches/s +[\d.,]+ ±", out)
 
 
 def test_first_of_several_ranks_reports(folder):
-    """Under torchrun; it names the slowest."""
-    launch = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"
-    words = sys.executable, "-m", "spdl_torch", "run", "ranks.py"
-    status, out, err = ended(start(folder, *launch, *words))
+    """As torchrun starts them; it names the slowest."""
+    with _torchrun.environments(2) as each, ExitStack() as stack:
+        started = [start(folder, *UNDER_RUN, "ranks.py", **rank) for rank in each]
+        ranks = [stack.enter_context(rank) for rank in started]
+        (status, out, err), (other_status, _, other_err) = map(ended, ranks)
     assert (status, out) == (0, "502.6875\n"), err
     assert sites(err) == ["ranks.py:7"]
     assert re.search(r"rank 0 .* %, rank 1 .* %: rank [01] is the slowest", err)
+    assert (other_status, sites(other_err)) == (0, [])
 
 
 @pytest.mark.parametrize(
