@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._wnids import WNIDS
 from .local_directory import LocalDirectory
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = ["ImageNet", "get_mappings", "parse_wnid"]
 
@@ -64,4 +63,5 @@ def parse_wnid(s: str) -> str:
 
 def get_mappings() -> dict[str, int]:
     """Return the labels, 0 to 999, by the classes' numbers in WordNet."""
-    return {wnid: label for label, wnid in enumerate(WNIDS)}
+    wnids = Path(__file__).with_name("wnids.txt").read_text("ascii").split()
+    return {wnid: label for label, wnid in enumerate(wnids)}
