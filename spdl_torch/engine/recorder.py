@@ -242,11 +242,6 @@ def live_recorders() -> list[FlightRecorder]:
         return sorted(_process.live.now(), key=lambda recorder: recorder.number)
 
 
-def is_tracing() -> bool:
-    """Return whether a session wants to keep what ended runs recorded."""
-    return bool(_process.sessions)
-
-
 def _register(recorder: FlightRecorder) -> None:
     with _process.lock:
         _process.live.add(recorder)
