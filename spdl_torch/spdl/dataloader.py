@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..pipeline import PipelineBuilder, cache_iterator
+from ..pipeline import PipelineBuilder, build_pipeline, cache_iterator
 from .names import look_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
 
     from ..engine.definition import OutputOrder
-    from ..pipeline import Pipeline
 
 __all__ = ["CacheDataLoader", "DataLoader"]
 
@@ -60,16 +59,19 @@ class DataLoader(Generic[Source, Output]):
     ) -> None:
         self._src = src
         self._is_spent = False
-        self._preprocessor = preprocessor
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._aggregator = aggregator
-        self._transfer_fn = transfer_fn
-        self._buffer_size = buffer_size
         self._num_threads = num_threads
         self._timeout = timeout
-        self._output_order: OutputOrder = output_order
-        self._builder()  # a wrong argument raises here, not in the loop
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(src)
+        threads: dict[str, Any] = {"concurrency": num_threads, "output_order": output_order}
+        if preprocessor is not None:
+            builder.pipe(preprocessor, **threads)
+        if batch_size is not None:
+            builder.aggregate(batch_size, drop_last=drop_last)
+        if aggregator is not None:
+            builder.pipe(aggregator, **threads)
+        if transfer_fn is not None:
+            builder.pipe(transfer_fn)
+        self._config = builder.add_sink(buffer_size).get_config()
 
     def __iter__(self) -> Iterator[Output]:
         if self._is_spent:
@@ -78,23 +80,9 @@ class DataLoader(Generic[Source, Output]):
                 "was. Pass an object whose __iter__ begins anew: a list, a sampler, a class."
             )
         self._is_spent = isinstance(self._src, Iterator | AsyncIterator)
-        pipeline: Pipeline[Output] = self._builder().build(num_threads=self._num_threads)
+        pipeline = build_pipeline(self._config, num_threads=self._num_threads)
         with pipeline.auto_stop():
             yield from pipeline.get_iterator(timeout=self._timeout)
-
-    def _builder(self) -> PipelineBuilder[Any, Any]:
-        builder: PipelineBuilder[Any, Any] = PipelineBuilder().add_source(self._src)
-        threads: dict[str, Any] = {"concurrency": self._num_threads}
-        threads["output_order"] = self._output_order
-        if self._preprocessor is not None:
-            builder.pipe(self._preprocessor, **threads)
-        if self._batch_size is not None:
-            builder.aggregate(self._batch_size, drop_last=self._drop_last)
-        if self._aggregator is not None:
-            builder.pipe(self._aggregator, **threads)
-        if self._transfer_fn is not None:
-            builder.pipe(self._transfer_fn)
-        return builder.add_sink(self._buffer_size)
 
 
 class CacheDataLoader(Generic[Output]):
