@@ -31,17 +31,8 @@ class Sent(NamedTuple):
 
     item: Any
     stats: PipelineStats | None
-
-
-class _Nothing:
-    """The type of ``NOTHING``, sent at the end of a pass with statistics but no item. Unpickling
-    gives the same object."""
-
-    def __reduce__(self) -> str:
-        return "NOTHING"
-
-
-NOTHING = _Nothing()
+    is_last: bool = False
+    """Whether it is the end of a pass, which has statistics and no item."""
 
 
 class SubprocessItems(IterableDataset[Sent]):
@@ -79,7 +70,7 @@ class SubprocessItems(IterableDataset[Sent]):
             yield Sent(item, stats)
             del item  # do not keep it alive while waiting for the next one
         if (stats := _stats_of(iterable)) is not None:
-            yield Sent(NOTHING, stats)
+            yield Sent(None, stats, is_last=True)
 
     def _set_up(self, states: GeneratorStates) -> None:
         # Threads started later, such as a pipeline's, begin with this setting: as in torch's

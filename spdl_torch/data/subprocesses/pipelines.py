@@ -29,7 +29,7 @@ from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
 from ...shown_text import short_repr
-from .items import NOTHING, Passes, Sent, SubprocessItems
+from .items import Passes, Sent, SubprocessItems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -255,7 +255,7 @@ class SubprocessIterable(Generic[T]):
                 raise
             else:
                 self._stats = sent.stats or self._stats
-                if sent.item is not NOTHING:
+                if not sent.is_last:
                     return sent
         return None
 
