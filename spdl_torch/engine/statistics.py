@@ -171,28 +171,20 @@ class StageStats(Totals):
         concurrency: int,
         tasks: TaskCounters,
         queue: QueueCounters,
-        *,
-        num_dropped: int = 0,
-        thread_ns: int = 0,
-        wait_in_ns: int = 0,
-        wait_out_ns: int = 0,
+        **own: int,
     ) -> Self:
-        """Return the statistics on what was counted."""
+        """Return the statistics on what was counted. ``own``: fields that are of neither."""
         (put_ns, puts_open, puts), (get_ns, gets_open, gets) = queue.put_wait, queue.get_wait
         return cls(
             name=name,
             concurrency=concurrency,
             elapsed_ns=tasks.elapsed_ns,
-            thread_ns=thread_ns,
             num_tasks=tasks.num_tasks,
             num_failures=tasks.num_failures,
-            num_dropped=num_dropped,
             busy_ns=tasks.busy_ns,
             good_ns=tasks.busy_ns - tasks.failed_ns,
             cpu_ns=_cpu_ns(tasks),
             calls=_counted(tasks.histogram),
-            wait_in_ns=wait_in_ns,
-            wait_out_ns=wait_out_ns,
             queue_ns=queue.elapsed_ns,
             held_ns=max(0, queue.elapsed_ns - queue.empty_ns),
             num_items=queue.num_got,
@@ -202,6 +194,7 @@ class StageStats(Totals):
             get_ns=get_ns,
             num_gets=queue.num_got + gets_open,
             gets=_counted(gets),
+            **own,
         )
 
     @classmethod
