@@ -1,29 +1,42 @@
-"""torch's DataLoader is the oracle: batches, order, errors, lengths, sampler pulls, RNG use."""
+"""torch's DataLoader is the oracle: batches, order, errors, lengths, sampler pulls, RNG use.
+
+First random loaders over whole epochs, then random loaders under random use. torch's worker
+processes are played by ``ModelLoader``, which is held against real ones here.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from _datasets import BulkData, MapData, RecordingSampler, StreamData
-from _fuzz import in_both_forms
+from _fuzz import QUICK, in_both_forms, run_long, run_short
+from _inside import state_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
     ModelLoader,
     ThreadLoader,
+    assert_threads_end,
     epoch_of,
     frozen,
+    loader_threads,
+    no_thread_left,
 )
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
     Dataset,
+    DistributedSampler,
+    RandomSampler,
     StackDataset,
     Subset,
     TensorDataset,
@@ -32,13 +45,60 @@ from torch.utils.data import (
     default_convert,
 )
 
+__all__ = ["no_thread_left"]
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
 TorchLoader = torch.utils.data.DataLoader
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+# -- random loaders ----------------------------------------------------------------------------
+
+
+class MortalStream(StreamData):
+    """A generator: its error is its end, as Python has it."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class EpochBatches:
+    """A user's batch sampler: batches of uneven sizes in an order of each epoch's own."""
+
+    def __init__(self, length):
+        self.length, self.epoch = length, 0
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        indices, size = torch.randperm(self.length, generator=generator).tolist(), 0
+        while indices:
+            size = 1 + size % 4
+            yield indices[:size]
+            del indices[:size]
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+DATASETS = {
+    "map": MapData,
+    "bulk": BulkData,
+    "stream": StreamData,
+    "split": partial(StreamData, split=True),
+    "mortal": MortalStream,
+}
+SAMPLERS = {
+    "random": lambda data: RandomSampler(data, replacement=True, num_samples=len(data) + 3),
+    "weighted": lambda data: WeightedRandomSampler([1.0, 2.0] * len(data), len(data)),
+    "distributed": lambda data: DistributedSampler(data, num_replicas=3, rank=1),
+    "distributed, dropping": lambda data: DistributedSampler(
+        data, num_replicas=2, rank=0, shuffle=False, drop_last=True
+    ),
+    "one beyond the end": lambda data: [*range(len(data)), len(data)],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +122,8 @@ class Case:
     """The sample that the collate function does not like."""
 
     def build(self, loader_class, generator):
-        """Returns the loader, and the sampler that counts pulls (None: torch's own)."""
+        """Return the loader, and the sampler that counts pulls (None: another one)."""
+        data = DATASETS[self.data](self.length, dict(self.bad))
         options: dict[str, Any] = {"num_workers": self.num_workers, "generator": generator}
         if self.picky is not None:
             options["collate_fn"] = partial(picky, self.picky)
@@ -70,33 +131,33 @@ class Case:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers
             options["in_order"] = self.in_order
-        if self.order != "batch_sampler":
+        if self.order not in ("batch_sampler", "epoch batches"):
             options["batch_size"] = self.batch_size
             options["drop_last"] = self.drop_last and self.batch_size is not None
-        sampler = None
+        counting = None
         if self.order == "shuffle":
             options["shuffle"] = True
+        elif self.order in SAMPLERS:
+            options["sampler"] = SAMPLERS[self.order](data)
+        elif self.order == "epoch batches":
+            options["batch_sampler"] = EpochBatches(self.length)
         elif self.order != "none":
-            sampler = options[self.order] = RecordingSampler(self.indices)
-        return loader_class(self.dataset(), **options), sampler
-
-    def dataset(self):
-        kinds = {"map": MapData, "bulk": BulkData, "stream": StreamData}
-        if self.data == "mortal":
-            return MortalStream(self.length, self.bad)
-        if self.data == "split":
-            return StreamData(self.length, self.bad, split=True)
-        return kinds[self.data](self.length, self.bad)
+            counting = options[self.order] = RecordingSampler(self.indices)
+        return loader_class(data, **options), counting
 
     def play(self, loader_class, epochs=2):
-        """Everything a training loop and the random generators can tell about the loader."""
+        """Everything a training loop and the random generators can tell about the loader. Out of
+        order it is the batches and errors alone, sorted."""
         torch.manual_seed(self.seed)
         generator = torch.Generator().manual_seed(self.seed + 1) if self.own_generator else None
         loader, sampler = self.build(loader_class, generator)
         story = []
         for _ in range(epochs):
+            if not self.in_order:
+                story += [length_of(loader), sorted(epoch_of(loader), key=repr)]
+                continue
             story += [
-                len(loader),
+                length_of(loader),
                 epoch_of(loader) if sampler is None else _epoch_with_pulls(loader, sampler),
                 torch.get_rng_state().tolist(),
                 generator.get_state().tolist() if generator else None,
@@ -104,11 +165,12 @@ class Case:
         return story
 
 
-class MortalStream(StreamData):
-    """A generator: its error is its end, as Python has it."""
-
-    def __iter__(self):
-        yield from super().__iter__()
+def length_of(loader):
+    """What ``len`` gives; None = an error, as of a sampler without a length."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def picky(number, batch):
@@ -133,69 +195,54 @@ def _epoch_with_pulls(loader, sampler):
             events.append((type(error), sampler.pulled))
 
 
-errors = st.dictionaries(
-    st.integers(0, 40), st.sampled_from([ValueError, KeyError, OSError, ZeroDivisionError])
-)
-workers = st.sampled_from([0, 1, 2, 4])
-pickies = st.none() | st.none() | st.integers(0, 20)
+ERRORS = [ValueError, KeyError, OSError, ZeroDivisionError]
 
 
 @st.composite
-def map_cases(draw):
-    length = draw(st.integers(0, 40))
-    order = draw(st.sampled_from(["none", "shuffle", "sampler", "batch_sampler"]))
-    # One index past the end: a sampler's mistake must give the dataset's own error.
-    index = st.integers(0, length)
-    lists = {"sampler": st.lists(index, max_size=40)}
-    lists["batch_sampler"] = st.lists(st.lists(index, max_size=6), max_size=12)
-    return Case(
-        data=draw(st.sampled_from(["map", "bulk"])),
-        length=max(1, length) if order == "shuffle" else length,
-        bad=draw(st.one_of(st.just({}), errors)),
-        order=order,
-        indices=draw(lists[order]) if order in lists else None,
-        batch_size=draw(st.one_of(st.none(), st.integers(1, 7))),
-        drop_last=draw(st.booleans()),
-        num_workers=draw(workers),
-        prefetch_factor=draw(st.integers(1, 3)),
-        persistent_workers=draw(st.booleans()),
-        own_generator=draw(st.booleans()),
-        seed=draw(st.integers(0, 3)),
-        picky=draw(pickies),
-    )
-
-
-@st.composite
-def stream_cases(draw):
-    return Case(
-        data=draw(st.sampled_from(["stream", "split", "mortal"])),
-        length=draw(st.integers(0, 40)),
-        bad=draw(st.one_of(st.just({}), errors)),
-        batch_size=draw(st.one_of(st.none(), st.integers(1, 7))),
-        drop_last=draw(st.booleans()),
-        num_workers=draw(workers),
-        prefetch_factor=draw(st.integers(1, 3)),
-        persistent_workers=draw(st.booleans()),
-        own_generator=draw(st.booleans()),
-        picky=draw(pickies),
-    )
+def cases(draw, min_length=0, **given):
+    """Any loader; ``given``: fields that are not drawn."""
+    kind = draw(st.sampled_from(["map", "bulk", "map", "bulk", "stream", "split", "mortal"]))
+    length, order, indices = draw(st.integers(min_length, 40)), "none", None
+    if kind in ("map", "bulk"):
+        others = [*SAMPLERS, "epoch batches"] if length else []
+        order = draw(st.sampled_from(["none", "shuffle", "sampler", "batch_sampler", *others]))
+        # One index past the end: a sampler's mistake must give the dataset's own error.
+        index = st.integers(0, length)
+        if order == "sampler":
+            indices = draw(st.lists(index, max_size=40))
+        elif order == "batch_sampler":
+            indices = draw(st.lists(st.lists(index, min_size=min_length, max_size=6), max_size=12))
+    drawn = {
+        "data": kind,
+        "length": max(1, length) if order == "shuffle" else length,
+        "bad": draw(st.just({}) | st.dictionaries(st.integers(0, 40), st.sampled_from(ERRORS))),
+        "order": order,
+        "indices": indices,
+        "batch_size": draw(st.none() | st.integers(1, 7)),
+        "drop_last": draw(st.booleans()),
+        "num_workers": draw(st.sampled_from([0, 1, 2, 4])),
+        "prefetch_factor": draw(st.integers(1, 3)),
+        "persistent_workers": draw(st.booleans()),
+        "in_order": draw(st.integers(0, 3)) > 0,
+        "own_generator": draw(st.booleans()),
+        "seed": draw(st.integers(0, 3)),
+        "picky": draw(st.none() | st.none() | st.integers(0, 20)),
+    }
+    return Case(**{**drawn, **given})
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Case(order="shuffle"),
         Case(order="shuffle", own_generator=False, persistent_workers=True),
         Case(bad={1: ValueError, 4: KeyError, 5: ValueError}, drop_last=True),
         Case(data="bulk", order="batch_sampler", indices=[[3, 1], [], [11], [0, 0, 2]]),
         Case(order="sampler", indices=[4, 1, 9, 9], batch_size=None, num_workers=1),
         Case(data="stream", length=7, persistent_workers=True),
-        Case(data="split", length=11, batch_size=2, prefetch_factor=3),
         Case(data="split", length=2, batch_size=2, num_workers=3, drop_last=True),
         Case(data="split", length=9, batch_size=None, bad={3: ValueError, 8: KeyError}),
-        Case(data="split", length=1, batch_size=1, persistent_workers=True, prefetch_factor=1),
         Case(data="mortal", bad={4: OSError}, persistent_workers=True),
-        Case(order="batch_sampler", indices=[[3, 1], [4], [2]], picky=4, num_workers=4),
+        Case(order="batch_sampler", indices=[[3, 1], [4], [2]], picky=4),
     ],
     ids=repr,
 )
@@ -204,117 +251,48 @@ def test_model_agrees_with_torch(case):
     assert case.play(ModelLoader) == case.play(TorchLoader)
 
 
-@in_both_forms(short=90, long=500)
-def test_epochs_equal_torchs_for_a_map_dataset(num_examples):
-    """Batches, order, errors, len, sampler pulls and generator states are torch's."""
+def examples_of(test):
+    """Cases for certain, whatever else is drawn."""
+    told = [
+        Case(length=0),
+        Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}),
+        Case(order="batch_sampler", indices=[[], [1], []], num_workers=4),
+        Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True),
+        Case(data="stream", length=0, num_workers=2),
+        Case(length=23, num_workers=4, in_order=False),
+    ]
+    for case in told:
+        test = example(case=case)(test)
+    return test
 
-    @settings(quick, max_examples=num_examples)
-    @given(case=map_cases())
-    @example(case=Case(length=0))
-    @example(case=Case(length=7, num_workers=2, batch_size=3))
-    @example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
-    @example(case=Case(order="batch_sampler", indices=[[], [1], []], num_workers=4))
+
+@in_both_forms(short=150, long=800)
+def test_epochs_equal_torchs(num_examples):
+    """Batches, order, errors, len, sampler pulls and generator states are torch's; round robin over
+    the workers of an iterable; out of order nothing is lost and nothing comes twice."""
+
+    @settings(QUICK, max_examples=num_examples)
+    @given(case=cases())
+    @examples_of
     def check(case):
         assert case.play(ThreadLoader) == case.play(ModelLoader)
 
     check()
 
 
-@in_both_forms(short=60, long=300)
-def test_epochs_equal_torchs_for_an_iterable_dataset(num_examples):
-    """Round robin over the workers, ended workers skipped, batches and errors as torch's."""
-
-    @settings(quick, max_examples=num_examples)
-    @given(case=stream_cases())
-    @example(case=Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True))
-    @example(case=Case(data="stream", length=0, num_workers=2))
-    def check(case):
-        assert case.play(ThreadLoader) == case.play(ModelLoader)
-
-    check()
-
-
-@settings(quick, max_examples=10)
-@given(case=st.one_of(map_cases(), stream_cases()))
-@example(case=Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}))
-@example(case=Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True))
+@settings(QUICK, max_examples=12)
+@given(case=cases())
+@examples_of
 def test_epochs_equal_torchs_when_workers_are_processes(case):
     """The same of the default, which starts processes for these datasets."""
     assert case.play(DataLoader) == case.play(ModelLoader)
 
 
-@in_both_forms(short=40, long=200)
-def test_epochs_hold_the_same_batches_when_out_of_order(num_examples):
-    """in_order=False changes the order alone: nothing lost, nothing twice."""
+class _Bulk(Dataset):
+    """Takes a whole list as its index, torch's documented way to load in bulk."""
 
-    @settings(quick, max_examples=num_examples)
-    @given(case=st.one_of(map_cases(), stream_cases()))
-    def check(case):
-        _assert_same_batches_out_of_order(case, ThreadLoader)
-
-    check()
-
-
-@settings(quick, max_examples=8)
-@given(case=st.one_of(map_cases(), stream_cases()))
-def test_processes_yield_the_same_batches_out_of_order(case):
-    """Whichever child is the first."""
-    _assert_same_batches_out_of_order(case, DataLoader)
-
-
-def _assert_same_batches_out_of_order(case, loader_class):
-    unordered = Case(**{**vars(case), "in_order": False})
-    for ours, torchs in zip(
-        _batches_alone(unordered, loader_class), _batches_alone(case, ModelLoader), strict=True
-    ):
-        assert sorted(ours, key=repr) == sorted(torchs, key=repr)
-
-
-@settings(quick, max_examples=300)
-@given(
-    is_stream=st.booleans(),
-    length=st.sampled_from([5, 0]),
-    options=st.fixed_dictionaries(
-        {},
-        optional={
-            "batch_size": st.sampled_from([1, 3, None, 0, -1]),
-            "drop_last": st.booleans(),
-            "shuffle": st.booleans(),
-            "sampler": st.just([2, 1]),
-            "batch_sampler": st.just([[2, 1]]),
-            "in_order": st.booleans(),
-            "num_workers": st.sampled_from([0, 1, -1]),
-            "persistent_workers": st.booleans(),
-            "prefetch_factor": st.sampled_from([None, 2, -1]),
-            "timeout": st.sampled_from([0, 5, -1]),
-            "multiprocessing_context": st.sampled_from([None, "spawn", "no such method", 3]),
-        },
-    ),
-)
-@example(is_stream=True, length=5, options={"sampler": [2, 1]})
-@example(is_stream=True, length=5, options={"batch_sampler": [[2, 1]], "batch_size": None})
-@example(is_stream=False, length=5, options={"persistent_workers": True})
-@example(is_stream=False, length=0, options={"shuffle": True})
-@example(is_stream=False, length=5, options={"batch_size": 0})
-@example(is_stream=False, length=5, options={"batch_sampler": [[2, 1]], "drop_last": True})
-@example(is_stream=False, length=5, options={"batch_size": None, "drop_last": True})
-def test_refusal_equals_torchs(is_stream, length, options):
-    """Of options that torch does not take together, or at all: the same exception and words."""
-    found = []
-    for loader_class in (TorchLoader, DataLoader):
-        try:
-            loader_class((StreamData if is_stream else MapData)(length), **options)
-        except Exception as error:
-            found.append((type(error), str(error)))
-        else:
-            found.append(None)
-    assert found[0] == found[1]
-
-
-def _batches_alone(case, loader_class):
-    torch.manual_seed(case.seed)
-    loader, _ = case.build(loader_class, torch.Generator().manual_seed(1))
-    return [epoch_of(loader) for _ in range(2)]
+    def __getitem__(self, indices):
+        return [index * 10 for index in indices]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -329,29 +307,18 @@ def _batches_alone(case, loader_class):
         (ConcatDataset([MapData(3), BulkData(4)]), {"shuffle": True}),
         (StackDataset(a=MapData(4), b=range(4)), {}),
         (ChainDataset([StreamData(3), StreamData(2)]), {}),
-        (MapData(9), {"sampler": WeightedRandomSampler([0.1] * 9, 12)}),
-        (MapData(9), {"sampler": [[0, 1], [5]], "batch_size": None, "collate_fn": str}),
+        (_Bulk(), {"sampler": [[0, 1], [5]], "batch_size": None, "collate_fn": str}),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
 )
 def test_epochs_equal_torchs_for_common_datasets(dataset, options, num_workers):
     """Plain sequences and torch's own datasets and samplers give what torch gives."""
-    options = {"batch_size": 2, "num_workers": num_workers, **options}
-    if options["batch_size"] is None:
-        dataset = _Bulk()
     stories = []
-    for loader_class in (DataLoader, ModelLoader):
+    for loader_class in (ThreadLoader, ModelLoader):
         torch.manual_seed(3)
-        loader = loader_class(dataset, **options)
+        loader = loader_class(dataset, **{"batch_size": 2, "num_workers": num_workers, **options})
         stories.append([epoch_of(loader) for _ in range(2)])
     assert stories[0] == stories[1]
-
-
-class _Bulk(Dataset):
-    """Takes a whole list as its index, torch's documented way to load in bulk."""
-
-    def __getitem__(self, indices):
-        return [index * 10 for index in indices]
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -380,7 +347,201 @@ def test_batches_come_in_order_when_completed_out_of_order(in_order):
     for batch in loader:
         dataset.gate.set()
         seen.append(batch)
-    assert sorted(seen) == [0, 1, 2, 3]
-    assert (seen[0] == 0) is in_order
-    if in_order:
-        assert seen == [0, 1, 2, 3]
+    assert (seen == [0, 1, 2, 3]) if in_order else (sorted(seen) == [0, 1, 2, 3] and seen[0] != 0)
+
+
+# -- under random use --------------------------------------------------------------------------
+
+NUM_ITERATORS = 2
+"""How many iterators of one loader are under way at once."""
+
+
+class Side:
+    """One of the two loaders, with random generators of its own."""
+
+    def __init__(self, loader_class, case):
+        self.rng_state = torch.Generator().manual_seed(5).get_state()
+        generator = torch.Generator().manual_seed(7) if case.own_generator else None
+        with self.turn():
+            self.loader, _ = case.build(loader_class, generator)
+        self.iterators: list[Any] = [None] * NUM_ITERATORS
+
+    @contextmanager
+    def turn(self):
+        """Runs with this side's state of torch's global generator."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.rng_state)
+        try:
+            yield
+        finally:
+            self.rng_state = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def do(self, what):
+        """What came of it: a value, or an error's type and text."""
+        with self.turn():
+            try:
+                return frozen(what(self))
+            except Exception as error:
+                return type(error), str(error)
+
+    def start(self, place):
+        # The new one is made before the old one is dropped, as ``for`` in a loop does.
+        self.iterators[place] = iter(self.loader)
+
+    def step(self, place):
+        return next(self.iterators[place])
+
+    def set_epoch(self, epoch):
+        for sampler in (self.loader.sampler, self.loader.batch_sampler):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+
+class LoaderMachine(RuleBasedStateMachine):
+    """Whatever is done to ours is done to torch's, and the same must come of it."""
+
+    ours: Any = ThreadLoader
+    places = st.integers(0, NUM_ITERATORS - 1)
+
+    @initialize(case=cases(min_length=1, in_order=True))
+    def build(self, case):
+        self.sides = [Side(ModelLoader, case), Side(self.ours, case)]
+        self.case = case
+        self.has_begun = self.was_resumed = False
+        self.started = [False] * NUM_ITERATORS
+        self.latest: int | None = None  # whose epoch is the loader's, and has not ended
+        self.epoch: int | None = None
+
+    def both(self, what):
+        theirs, ours = (side.do(what) for side in self.sides)
+        assert ours == theirs
+        if not self.was_resumed:  # its order was drawn again, not its generator wound forward
+            assert torch.equal(self.sides[0].rng_state, self.sides[1].rng_state)
+        return ours
+
+    @rule(place=places)
+    def start_epoch(self, place):
+        """Also in the middle of another one: of persistent workers that is its end."""
+        if self.was_resumed and (self.latest is not None or not self.started[place]):
+            return  # how far generators are in mid-epoch depends on the number of workers
+        self.both(lambda side: side.start(place))
+        self.started[place] = self.has_begun = True
+        self.latest = place
+
+    def step_once(self, place):
+        event = self.both(lambda side: side.step(place))
+        # Persistent workers have one iterator, which begins anew for each place.
+        is_latest = place == self.latest or self.sides[0].loader.persistent_workers
+        if event[0] is StopIteration and is_latest:
+            self.latest = None
+        return event
+
+    @rule(place=places, count=st.integers(1, 12))
+    def step(self, place, count):
+        for _ in range(count if self.started[place] else 0):
+            self.step_once(place)
+
+    @rule(place=places)
+    def finish(self, place):
+        if not self.started[place]:
+            return
+        for _ in range(500):
+            if self.step_once(place)[0] is StopIteration:
+                return
+        raise AssertionError("the epoch does not end")
+
+    @rule()
+    def whole_epoch(self):
+        """As a training loop does it."""
+        self.start_epoch(0)
+        self.finish(0)
+
+    @rule(place=places)
+    def drop(self, place):
+        if self.was_resumed:
+            return
+        self.started[place] = False
+        self.latest = None if self.latest == place else self.latest
+        for side in self.sides:
+            side.iterators[place] = None
+
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch):
+        if self.was_resumed and self.latest is not None:
+            return  # without workers a sampler may not have begun, and would listen
+        self.epoch = epoch
+        for side in self.sides:
+            side.set_epoch(epoch)
+
+    @rule()
+    def length(self):
+        self.both(lambda side: len(side.loader))
+
+    @rule(index=st.integers(0, 30), error=st.sampled_from([None, *ERRORS]))
+    def change_data(self, index, error):
+        """A sample goes bad, or good, between two epochs; in one, workers may be further ahead."""
+        is_fixed = self.ours is DataLoader and self.sides[1].loader.persistent_workers
+        if any(self.started) or (self.has_begun and is_fixed):
+            return  # a process that lives on has the data of its beginning, as torch's has
+        for side in self.sides:
+            bad = side.loader.dataset.bad
+            bad.pop(index, None)
+            if error is not None:
+                bad[index] = error
+
+    @rule(num_workers=st.sampled_from([0, 1, 3]))
+    def resume(self, num_workers):
+        """Ours goes on in another loader, in the middle of its epoch; torch's just goes on."""
+        place, old = self.latest, self.sides[1]
+        if place is None or self.started.count(True) != 1 or self.case.data == "mortal":
+            return  # a generator that has ended by an error would begin again
+        state = json.loads(json.dumps(old.loader.state_dict()))
+        case = replace(self.case, bad=old.loader.dataset.bad)
+        if self.case.data not in ("stream", "split"):  # each of its workers has a place of its own
+            is_kept = self.case.persistent_workers and self.case.num_workers
+            # Persistent ones draw one base seed for all their epochs.
+            case = replace(case, num_workers=max(1, num_workers) if is_kept else num_workers)
+            case = replace(case, persistent_workers=bool(is_kept))
+        new = self.sides[1] = Side(self.ours, case)
+        new.rng_state = old.rng_state.clone()  # as training programs restore it
+        with new.turn():
+            new.loader.load_state_dict(state)
+            new.start(place)
+        if self.epoch is not None:
+            new.set_epoch(self.epoch)
+        self.was_resumed = True
+
+    @rule()
+    def look(self):
+        """Reading figures changes nothing."""
+        loader = self.sides[1].loader
+        if state_of(loader).figures.stats is not None:
+            assert len(loader.snapshot().stages) == 2
+            assert str(loader.report())
+
+    def teardown(self):
+        for side in getattr(self, "sides", ()):  # a failure's traceback holds on to them
+            side.loader, side.iterators = None, []
+        if loader_threads():
+            assert_threads_end()
+
+
+class ProcessMachine(LoaderMachine):
+    """Of the default, whose workers are processes here."""
+
+    ours = DataLoader
+
+
+@pytest.mark.timeout(240)  # 8 to 20 s here; room for a slow machine
+@pytest.mark.parametrize(("machine", "examples"), [(LoaderMachine, 40), (ProcessMachine, 10)])
+def test_random_use_of_random_loaders(machine, examples):
+    """The short form, the same in every run."""
+    run_short(machine, examples=examples, steps=20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("machine", [LoaderMachine, ProcessMachine])
+def test_random_use_of_random_loaders_for_long(machine, long_seconds):
+    """Other loaders and uses in every run."""
+    run_long(machine, steps=30, seconds=long_seconds)

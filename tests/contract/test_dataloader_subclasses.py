@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from _loader_helpers import swap_batch_sampler
-from torch.utils.data import DataLoader as TorchLoader, Dataset
+from _loader_helpers import ModelLoader, swap_batch_sampler
+from torch.utils.data import Dataset
 
 import spdl_torch
 
@@ -101,8 +101,8 @@ def in_background(base):
     return Loader
 
 
-WORKERS = {"num_workers": 2}
-OPTIONS = [{}, WORKERS, WORKERS | {"shuffle": True}, WORKERS | {"persistent_workers": True}]
+WORKERS = {"num_workers": 2, "shuffle": True}
+OPTIONS = [{}, WORKERS, WORKERS | {"persistent_workers": True}]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -114,7 +114,7 @@ OPTIONS = [{}, WORKERS, WORKERS | {"shuffle": True}, WORKERS | {"persistent_work
 def test_subclass_has_the_batches_of_torchs(subclass, options):
     """In three epochs, the last one after a reset."""
     epochs = []
-    for base in (TorchLoader, spdl_torch.DataLoader):
+    for base in (ModelLoader, spdl_torch.DataLoader):
         torch.manual_seed(0)
         loader = subclass(base)(Vectors(), 4, **options)
         epochs.append([])

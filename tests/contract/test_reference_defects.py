@@ -9,12 +9,8 @@ import threading
 import time
 
 import pytest
-import torch
 from _gates import PATIENCE_SECONDS, BlockedSource, in_thread, until
-from PIL import Image
 
-from spdl_torch import DataLoader, ImageFolder
-from spdl_torch.errors import DecodeError
 from spdl_torch.observe import SQLiteStatsWriter, query_queue_stats, recorders
 from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
 
@@ -65,26 +61,3 @@ def test_task_time_is_the_ops_own_when_threads_are_few():
         (stage,) = pipeline.snapshot().stages
     assert sum(spans) <= stage.tasks.busy_time <= 2 * passed
     assert stage.tasks.ave_time == pytest.approx(stage.tasks.busy_time / 60)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_bad_image_is_an_error_when_nothing_else_was_asked_for(num_workers, tmp_path):
-    """No sample is dropped in silence: the batches before it come, then the error, which names the
-    file.
-    """
-    for number in range(6):
-        path = tmp_path / "cat" / f"{number}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (16, 16), (40 * number, 0, 0)).save(path)
-    (tmp_path / "cat" / "4.jpg").write_bytes(b"this is no image")
-
-    def pick(images):
-        return torch.tensor([image.getpixel((0, 0))[0] for image, _ in images])
-
-    loader = DataLoader(
-        ImageFolder(str(tmp_path)), batch_size=2, num_workers=num_workers, collate_fn=pick
-    )
-    batches = iter(loader)
-    assert [len(next(batches)), len(next(batches))] == [2, 2]
-    with pytest.raises(DecodeError, match=r"4\.jpg"):
-        next(batches)

@@ -1,0 +1,363 @@
+"""The loader's arguments and attributes: torch's, those of its own, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import linecache
+import pickle
+import warnings
+
+import pytest
+import torch
+from _datasets import MapData, RecordingSampler, StreamData
+from _fuzz import QUICK
+from _gates import named
+from _loader_helpers import (
+    DataLoader,
+    TorchIterator,
+    as_list,
+    epoch_of,
+    swap_batch_sampler,
+    torch_loader,
+)
+from hypothesis import example, given, settings, strategies as st
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.loader import user_warnings
+from spdl_torch.observe import recording
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+TorchLoader = torch.utils.data.DataLoader
+SAMPLES = range(12)
+data8 = MapData(8)
+READ_BY_FRAMEWORKS = [
+    *("dataset", "batch_size", "num_workers", "drop_last", "collate_fn", "pin_memory"),
+    *("pin_memory_device", "timeout", "worker_init_fn", "generator", "prefetch_factor"),
+    *("persistent_workers", "in_order", "multiprocessing_context", "_dataset_kind"),
+    *("_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 4, "shuffle": True, "drop_last": True, "generator": torch.Generator()},
+        {"batch_size": None, "sampler": SequentialSampler(data8)},
+        {"batch_sampler": [[0, 1], [2]], "num_workers": 2},
+        {"num_workers": 1, "prefetch_factor": 5, "persistent_workers": True, "timeout": 9},
+        {"num_workers": 1, "worker_init_fn": print, "in_order": False, "collate_fn": as_list},
+    ],
+    ids=named,
+)
+def test_attributes_equal_torchs_after_construction(options):
+    """Frameworks read these to rebuild a loader; every one has torch's value."""
+    ours, torchs = DataLoader(data8, **options), torch_loader(data8, **options)
+    for name in READ_BY_FRAMEWORKS:
+        assert getattr(ours, name) == getattr(torchs, name), name
+    assert type(ours.sampler) is type(torchs.sampler)
+    assert type(ours.batch_sampler) is type(torchs.batch_sampler)
+    assert ours._index_sampler is (ours.batch_sampler or ours.sampler)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_carries_one_private_attribute_beside_torchs(num_workers):
+    """Before an epoch, in one, and after it, recorded or not: what we remember is behind it."""
+    ours, torchs = DataLoader(data8, num_workers=num_workers), torch_loader(data8)
+    for _ in range(2):
+        with recording(ours, logger=[]):
+            for _ in ours:
+                added = vars(ours).keys() - vars(torchs).keys()
+                assert {name for name in added if name.startswith("_")} == {"_state"}
+    assert not any(name.startswith("_") for name in vars(ours).keys() - {*vars(torchs), "_state"})
+
+
+def test_signature_is_torchs_with_keyword_only_extras():
+    """Positional calls written for torch mean the same; the extras need their names, under which
+    they are kept: Lightning rebuilds a loader from its attributes."""
+    theirs = inspect.signature(TorchLoader.__init__).parameters
+    ours = inspect.signature(DataLoader.__init__).parameters
+    assert [name for name in ours if name in theirs] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+    extras = {name: ours[name] for name in ours if name not in theirs}
+    assert {name: extra.default for name, extra in extras.items()} == {
+        "device": None,
+        "isolation": "auto",
+        "seed": None,
+        "rng": "sample",
+        "on_error": "raise",
+        "error_budget": None,
+        "replace": False,
+        "stats": True,
+        "snapshot_every_n_steps": 1,
+    }
+    assert {extra.kind for extra in extras.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    given = {"device": "cpu", "isolation": "process", "seed": 5, "rng": "worker", "stats": False}
+    loader = DataLoader(data8, num_workers=1, **given)
+    assert {name: getattr(loader, name) for name in given} == given
+
+
+class Subscripted(DataLoader[int]):
+    """A user's typed loader."""
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_loader_can_be_subscripted_copied_and_pickled(duplicate):
+    """isinstance checks and annotations of user code hold; a copy is a loader of the same class
+    with the same options and batches; its iterator, of torch's base class, cannot be pickled."""
+    loader = Subscripted(SAMPLES, batch_size=5, num_workers=2, stats=False)
+    list(loader)
+    other = duplicate(loader)
+    assert type(other) is Subscripted
+    assert isinstance(other, TorchLoader)
+    assert other.stats is False
+    batches = iter(other)
+    assert isinstance(batches, TorchIterator)
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
+        pickle.dumps(batches)
+    assert epoch_of(other) == epoch_of(TorchLoader(SAMPLES, batch_size=5))
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_attribute_cannot_be_set_when_torch_forbids_it(name):
+    """Same six attributes, same message."""
+    loader = DataLoader(data8, num_workers=1)
+    expected = f"{name} attribute should not be set after DataLoader is initialized"
+    with pytest.raises(ValueError, match=expected):
+        setattr(loader, name, getattr(loader, name))
+
+
+def test_attributes_set_after_construction_are_read_at_iter():
+    """Lightning sets worker_init_fn and collate_fn on a finished loader; timm lowers the
+    initialized flag to swap in an endless batch sampler."""
+    started = []
+    loader = DataLoader([1, 2, 3], num_workers=1, isolation="thread")
+    loader.collate_fn, loader.worker_init_fn, loader.num_workers = as_list, started.append, 2
+    assert list(loader) == [[1], [2], [3]]
+    assert sorted(started) == [0, 1]
+    swap_batch_sampler(loader, [[2], [1, 0]])
+    assert list(loader) == [[3], [2, 1]]
+
+
+# -- length ------------------------------------------------------------------------------------
+
+
+def test_length_follows_the_sampler_when_it_grows():
+    """len() is asked of the sampler each time."""
+    grown = [1, 2, 3]
+    loader = DataLoader(grown, batch_size=2, num_workers=1)
+    assert len(loader) == 2
+    grown += [4, 5]
+    assert len(loader) == len(iter(loader)) == 3
+
+
+def test_length_is_a_type_error_when_the_dataset_has_none():
+    """Lightning probes for exactly this error."""
+
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return iter(int, 1)
+
+    with pytest.raises(TypeError, match=r"has no len\(\)"):
+        len(DataLoader(Endless(), num_workers=1))
+
+
+def test_iterable_longer_than_its_length_warns():
+    """Two unsplit workers give twice what len(loader) said."""
+    loader = DataLoader(StreamData(2), batch_size=None, num_workers=2, isolation="thread")
+    assert len(loader) == 2
+    with pytest.warns(UserWarning, match="Length of IterableDataset") as caught:
+        assert len(list(loader)) == 4
+    assert sum("Length of" in str(warning.message) for warning in caught) == 2
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@settings(QUICK, max_examples=300)
+@given(
+    is_stream=st.booleans(),
+    length=st.sampled_from([5, 0]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "batch_size": st.sampled_from([1, 3, None, 0, -1]),
+            "drop_last": st.booleans(),
+            "shuffle": st.booleans(),
+            "sampler": st.just([2, 1]),
+            "batch_sampler": st.just([[2, 1]]),
+            "in_order": st.booleans(),
+            "num_workers": st.sampled_from([0, 1, -1]),
+            "persistent_workers": st.booleans(),
+            "prefetch_factor": st.sampled_from([None, 2, -1]),
+            "timeout": st.sampled_from([0, 5, -1]),
+            "multiprocessing_context": st.sampled_from([None, "spawn", "no such method", 3]),
+        },
+    ),
+)
+@example(is_stream=True, length=5, options={"sampler": [2, 1]})
+@example(is_stream=True, length=5, options={"batch_sampler": [[2, 1]], "batch_size": None})
+@example(is_stream=False, length=5, options={"persistent_workers": True})
+@example(is_stream=False, length=0, options={"shuffle": True})
+@example(is_stream=False, length=5, options={"batch_sampler": [[2, 1]], "drop_last": True})
+@example(is_stream=False, length=5, options={"batch_size": None, "drop_last": True})
+def test_refusal_equals_torchs(is_stream, length, options):
+    """Of options that torch does not take together, or at all: the same exception and words."""
+    found = []
+    for loader_class in (TorchLoader, DataLoader):
+        try:
+            loader_class((StreamData if is_stream else MapData)(length), **options)
+        except Exception as error:
+            found.append((type(error), str(error)))
+        else:
+            found.append(None)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": 3}, "timeout"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor must be"),
+    ],
+)
+def test_iteration_error_is_torchs_when_options_cannot_work(options, message):
+    """Options that torch accepts at construction and refuses at iter() are refused at iter()."""
+    loader = DataLoader(data8, **options)
+    with pytest.raises(AssertionError, match=message):
+        iter(loader)
+
+
+SKIP = {"on_error": "skip"}
+NO_BUDGET = "error_budget must be a count"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": "many"}, r'num_workers must be an integer >= 0 or "auto", got \'many\''),
+        ({"num_workers": None}, "num_workers must be an integer .* got None"),
+        ({"num_workers": 2.0}, r"num_workers must be an integer .* got 2\.0"),
+        ({"timeout": None}, "timeout must be a number of seconds >= 0, got None. 0 waits for ever"),
+        ({"num_workers": 1, "prefetch_factor": "2"}, "prefetch_factor must be an integer >= 1"),
+        ({"sampler": 5}, "sampler must be iterable, got 5"),
+        ({"batch_sampler": 5}, "batch_sampler must be iterable, got 5"),
+        ({"sampler": RandomSampler}, "sampler must be iterable, got <class"),
+        ({"collate_fn": 5}, "collate_fn must be a function or None, got 5"),
+        ({"generator": 3}, r"generator must be a torch\.Generator or None, got 3\. .* as seed=\."),
+        ({"stats": "no"}, "stats must be True or False, got 'no'"),
+        ({"worker_init_fn": "seed"}, "worker_init_fn must be a function or None, got 'seed'"),
+        ({"dataset": None}, "dataset must have __getitem__ .* got NoneType"),
+        ({"dataset": iter(SAMPLES)}, "dataset must .* range_iterator. Put an iterator into an Ite"),
+    ],
+)
+def test_argument_of_a_wrong_type_is_refused_when_the_loader_is_made(options, message):
+    """A TypeError, as torch's, that says what was expected and what was given."""
+    with pytest.raises(TypeError, match=rf"^DataLoader: {message}"):
+        DataLoader(**{"dataset": SAMPLES, **options})
+
+
+class Endless(Dataset):
+    """Any index is good."""
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"isolation": "fibre"}, "isolation.*fibre"),
+        ({"isolation": "process"}, r"isolation=.*num_workers=0.*num_workers=1"),
+        ({"rng": None}, "rng.*None"),
+        ({"rng": "batch"}, "rng.*batch"),
+        ({"seed": "7"}, "seed.*7"),
+        ({"seed": 1.5}, r"seed.*1\.5"),
+        ({"seed": True}, "seed.*True"),
+        ({"seed": 3, "rng": "worker"}, "seed=3 has no effect"),
+        ({"device": "gpu"}, "device must be None, the CPU or a CUDA"),
+        ({"device": 1.5}, "device must be None, the CPU or a CUDA"),
+        ({"dataset": IterableWrapper([1, 2])}, "DataPipe"),
+        ({"snapshot_every_n_steps": 10}, "snapshot_every_n_steps=10 .* Leave it out"),
+        ({"on_error": "ignore"}, "on_error must be"),
+        ({"error_budget": 3}, r'error_budget=3 has no effect with on_error="raise"'),
+        ({"replace": True}, "replace=True has no effect"),
+        ({**SKIP, "error_budget": -1}, NO_BUDGET),
+        ({**SKIP, "error_budget": 0.0}, NO_BUDGET),
+        ({**SKIP, "error_budget": 1.5}, NO_BUDGET),
+        ({**SKIP, "error_budget": True}, NO_BUDGET),
+        ({**SKIP, "error_budget": "1%"}, NO_BUDGET),
+        (
+            {**SKIP, "dataset": Endless(), "sampler": [1], "replace": True},
+            "needs a dataset with a length",
+        ),
+    ],
+)
+def test_option_is_refused_when_its_value_means_nothing(options, message):
+    """A typing error is not taken for the default; the words are ours, and say what to do."""
+    with pytest.raises(UnsupportedOptionError, match=message):
+        DataLoader(**{"dataset": SAMPLES, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_replace_is_refused_when_the_sampler_gives_no_numbers(workers):
+    """Said when a replacement is needed, and named."""
+    options = {"sampler": RecordingSampler(["a"]), "num_workers": workers, "replace": True}
+    with pytest.raises(UnsupportedOptionError, match=r"integers.*'a'"):
+        list(DataLoader([1], **options, **SKIP))
+
+
+def test_unknown_keyword_is_refused():
+    """A typing error in an option's name is never swallowed."""
+    with pytest.raises(TypeError, match="num_worker"):
+        DataLoader(data8, num_worker=2)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_device_is_accepted_when_it_is_the_cpu(device):
+    """Batches are on the CPU anyway."""
+    assert next(iter(DataLoader([1, 2], num_workers=1, device=device))).device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_state_of_torchdatas_loader_is_refused_by_name(num_workers):
+    """Its layout is another; the error says whose it is and what to do."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    theirs = stateful.StatefulDataLoader(SAMPLES, batch_size=4, num_workers=num_workers)
+    next(iter(theirs))
+    with pytest.raises(ValueError, match=r"a state of torchdata's StatefulDataLoader. Finish"):
+        DataLoader(SAMPLES, batch_size=4).load_state_dict(theirs.state_dict())
+
+
+# -- what is said ------------------------------------------------------------------------------
+
+
+def test_warning_of_too_many_workers_comes_once_and_names_the_users_line(monkeypatch):
+    """However often the loader is made and iterated, also by a trainer from its attributes."""
+    monkeypatch.setattr(user_warnings, "_warned", set())
+    trainer = {"__name__": "lightning.pytorch.trainer"}
+    exec("def rebuilt(kind, **options): return kind(range(8), **options)", trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer["rebuilt"](DataLoader, num_workers=99)
+        for _ in range(2):
+            next(iter(DataLoader(range(8), num_workers=99)))
+    (warning,) = caught
+    assert "will create 99 workers in total" in str(warning.message)
+    assert warning.filename == __file__
+    line = linecache.getline(__file__, warning.lineno).strip()
+    assert line == 'trainer["rebuilt"](DataLoader, num_workers=99)'
+
+
+def test_loader_shows_its_dataset_and_its_settings():
+    """In a debugger also before it is made."""
+    shown = repr(DataLoader(SAMPLES, batch_size=4, num_workers=2))
+    assert shown == "DataLoader(range, batch_size=4, num_workers=2, isolation='auto')"
+    assert repr(DataLoader.__new__(DataLoader)).startswith("DataLoader(NoneType")

@@ -1,0 +1,113 @@
+"""What errors in collating name: what was collated, and the odd sample. And a remark of reports."""
+
+import math
+import re
+
+import pytest
+import torch
+from _datasets import Rows
+from _isolation_data import RaggedStream
+from _seats import in_every_seat
+
+from spdl_torch import DataLoader
+from spdl_torch.loader.fetching.odd_sample import odd_sample
+from spdl_torch.loader.stats import remarks
+
+pytestmark = [
+    pytest.mark.usefixtures("forks_by_default"),
+    pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
+]
+
+
+class RaggedRows(Rows):
+    """One row is longer."""
+
+    def __getitem__(self, index):
+        return {"x": torch.zeros(3 + (index == 6)), "y": index}
+
+
+@in_every_seat
+def test_error_of_collating_names_the_odd_sample(seat):
+    """Not the first one of its batch: torch's own text, with a note that finds the row."""
+    batches = iter(seat.loader(RaggedRows(8), 4))
+    next(batches)
+    with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
+        next(batches)
+    note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
+    assert "batch 1, indices [4, 5, 6, 7], given list of 4: dict" in note
+    said = "sample 2 of it is unlike most: sample['x'] is Tensor of shape (4,) and type"
+    assert said in note
+    assert "elsewhere Tensor of shape (3,)" in note
+
+
+class Rude:
+    """Its attributes raise."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([1, 2, "3", 4], "sample 2 of it is unlike most: sample is str, elsewhere int"),
+        ([{"a": 1}, {"a": 1}, {"b": 1}], "sample['a'] is nothing, elsewhere int"),
+        ([(1, 2), (1, 2), (1,)], "sample is tuple of 1, elsewhere tuple of 2"),
+        ([1, 1, None], "sample is NoneType, elsewhere int"),
+        ([1, 2, 3], ""),
+        ([1, "2", None, 2.0], ""),
+        ([1, "2"], ""),
+        ([Rude(), 1, 1], ""),
+        (7, ""),
+    ],
+)
+def test_odd_sample_is_named_where_most_are_alike(samples, said):
+    """And none where there is no most of them, or where asking fails."""
+    found = odd_sample(samples)
+    assert (found == "") if not said else (said in found), found
+
+
+def test_error_of_collating_names_the_items_of_an_iterable():
+    """They have no indices."""
+    batches = iter(DataLoader(RaggedStream(), batch_size=4, num_workers=1))
+    assert len(next(batches)) == len(next(batches)) == 4
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        next(batches)
+    assert "batch 2, items 8 to 11 of the iterator of RaggedStream" in caught.value.__notes__[0]
+
+
+def test_error_of_collating_without_batches_names_the_sample():
+    """There collate_fn converts one sample."""
+
+    def convert(sample):
+        if sample == 3:
+            raise ValueError("not this one")
+        return sample
+
+    loader = DataLoader(range(12), batch_size=None, collate_fn=convert)
+    with pytest.raises(ValueError, match="not this one") as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["in collate_fn, batch 3, sample index 3, given 3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_recommended"),
+    [
+        ({"isolation": "process"}, True),
+        ({"isolation": "process", "persistent_workers": True}, False),
+        ({"isolation": "thread"}, False),
+    ],
+)
+def test_report_recommends_to_keep_processes_that_epochs_start_anew(
+    options, is_recommended, monkeypatch
+):
+    """From the second epoch on, and only where there is something to keep."""
+    monkeypatch.setattr(remarks, "_VISIBLE_START", -math.inf)  # however long it takes
+    loader = DataLoader(range(12), batch_size=4, num_workers=1, **options)
+    for expected in (False, is_recommended):
+        assert len(list(loader)) == 3
+        said = " ".join(loader.report().verdict.remarks)
+        assert ("persistent_workers=True keeps them" in said) is expected
+    numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", said)
+    assert (numbers is not None) is is_recommended
+    assert numbers is None or float(numbers[1]) <= float(numbers[2])
