@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import warnings
 from itertools import product
 
 import pytest
@@ -22,8 +21,7 @@ from _datasets import (
     Shuffled,
     Uncopyable,
 )
-from _loader_helpers import DataLoader, no_thread_left, torch_loader
-from hypothesis import given, settings, strategies as st
+from _loader_helpers import DataLoader, no_thread_left, resumed
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from spdl_torch import PipelineDataset
@@ -37,11 +35,10 @@ __all__ = ["no_thread_left"]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 KINDS = {
-    "0": {"num_workers": 0},
-    "2": {"num_workers": 2, "isolation": "thread"},
+    "none": {"num_workers": 0},
+    "threads": {"num_workers": 2, "isolation": "thread"},
     "persistent": {"num_workers": 2, "persistent_workers": True, "isolation": "thread"},
-    "process": {"num_workers": 2, "isolation": "process"},
-    "processes": {"num_workers": 2, "persistent_workers": True},
+    "processes": {"num_workers": 2, "isolation": "process"},
 }
 
 
@@ -77,22 +74,17 @@ class OrderOf:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dataset", [ForSomebodyElse, NotReady, Live, LiveIterators, OnlyFor])
-def test_plain_loading_asks_nobody_for_a_state(dataset, kind):
-    """However its methods look: the batches are torch's."""
+def test_plain_loading_asks_nobody_for_a_state(kind):
+    """However their methods look, of datasets, iterators and samplers."""
     Asked.num_asked = 0
-    loader = DataLoader(dataset(), 3, **KINDS[kind], seed=1)
-    sizes = [len(batch) for _ in range(2) for batch in loader]
-    assert sum(sizes) == 2 * sum(len(batch) for batch in torch_loader(dataset(), 3))
-    assert Asked.num_asked == 0
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_plain_loading_asks_no_sampler(num_workers):
-    """Nor is one asked whose method takes arguments."""
+    for dataset in (ForSomebodyElse(), NotReady(), Live(), LiveIterators(), OnlyFor()):
+        loader = DataLoader(dataset, 3, **KINDS[kind], seed=1)
+        sizes = [len(batch) for _ in range(2) for batch in loader]
+        assert sum(sizes) == 2 * getattr(dataset, "length", 12), dataset
     for dataset in (OnlyFor(), Broken()):
-        loader = DataLoader(range(12), 4, sampler=OrderOf(dataset), num_workers=num_workers)
+        loader = DataLoader(range(12), 4, sampler=OrderOf(dataset), **KINDS[kind])
         assert len(batches_of(loader)) == 3
+    assert Asked.num_asked == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,23 +105,22 @@ def test_method_that_does_not_fit_is_an_error_of_state_dict(kind):
     assert sorted(sum(received, [])) == list(range(12))  # noqa: RUF017
 
 
+class Counted(ForSomebodyElse):
+    """Litdata's stream under a loader that counts."""
+
+    state_dict = None
+
+
 def test_opting_out_counts_the_items():
     """As the message says."""
-
-    class Counted(ForSomebodyElse):
-        """Litdata's stream under a loader that counts."""
-
-        state_dict = None
-
-    loader = DataLoader(Counted(), 2, num_workers=2)
+    loader = DataLoader(Counted(), 2, **KINDS["threads"])
     next(iter(loader))
-    again = DataLoader(Counted(), 2, num_workers=2)
-    again.load_state_dict(loader.state_dict())
+    again = resumed(DataLoader(Counted(), 2, **KINDS["threads"]), loader.state_dict())
     assert len(batches_of(again)) == 5
 
 
 @pytest.mark.parametrize(
-    ("dataset", "kind"), [*product([NotReady], KINDS), (Uncopyable, "process")]
+    ("dataset", "kind"), [*product([NotReady], KINDS), (Uncopyable, "processes")]
 )
 def test_error_of_a_state_is_an_error_of_state_dict(dataset, kind):
     """The user's own, with a note; the batches come all the same, then and afterwards."""
@@ -157,29 +148,7 @@ def test_error_of_a_map_style_state_is_an_error_of_state_dict(what):
             loader.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "kind"),
-    [*product([Live, LiveIterators, Endless], ["0", "2", "persistent"]), (Live, "process")],
-)
-def test_state_is_apart_from_what_goes_on(dataset, kind):
-    """A container that the object goes on using stays as it was; so does what the user saved."""
-    options = {**KINDS[kind], "batch_size": 2, "seed": 5}
-    loader = DataLoader(dataset(), **options)
-    states, epochs = [(0, 0, loader.state_dict())], []
-    for epoch in range(2):
-        epochs.append([])
-        for batch in loader:
-            epochs[-1].append(batch.tolist())
-            states.append((epoch, len(epochs[-1]), loader.state_dict()))
-    text = json.dumps(states)
-    for epoch, position, state in states[::3]:  # each takes a loader of its own
-        resumed = DataLoader(dataset(), **options)
-        resumed.load_state_dict(state)
-        assert batches_of(resumed) == epochs[epoch][position:], (epoch, position)
-    assert json.dumps(states) == text, "neither going on nor loading has changed one"
-
-
-@pytest.mark.parametrize("kind", ["0", "persistent"])
+@pytest.mark.parametrize("kind", ["none", "persistent"])
 @pytest.mark.parametrize("wanted", ["before", "at the end"])
 def test_state_before_the_first_batch_has_the_datasets_own(kind, wanted):
     """The second epoch goes on where the first has left the dataset, whoever asked when."""
@@ -189,15 +158,13 @@ def test_state_before_the_first_batch_has_the_datasets_own(kind, wanted):
     first = batches_of(loader)
     if wanted == "at the end":
         after = loader.state_dict()
-        again = DataLoader(Endless(), 2, **KINDS[kind])
-        again.load_state_dict(json.loads(json.dumps(after)))
+        again = resumed(DataLoader(Endless(), 2, **KINDS[kind]), json.loads(json.dumps(after)))
         followed = batches_of(again)
     batches = iter(loader)
     state = json.loads(json.dumps(loader.state_dict()))
     second = batches_of(batches)
     assert sorted(sum(second, []))[:4] == [4, 5, 6, 7] != sorted(sum(first, []))[:4]  # noqa: RUF017
-    again = DataLoader(Endless(), 2, **KINDS[kind])
-    again.load_state_dict(state)
+    again = resumed(DataLoader(Endless(), 2, **KINDS[kind]), state)
     assert batches_of(again) == second
     if wanted == "at the end":
         assert followed == second
@@ -214,76 +181,12 @@ def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(dataset, kind,
     for _ in range(3):
         next(batches)
     with caplog.at_level(logging.WARNING, "spdl_torch.data"):
-        states = [loader.state_dict(), loader.state_dict()]
-    rest = []
-    for batch in batches:
-        rest.append(batch.tolist())
-        states.append(loader.state_dict())
-    for number in (0, 2, len(rest)):
-        resumed = DataLoader(dataset(), **options)
-        resumed.load_state_dict(states[number])
-        assert batches_of(resumed) == rest[max(0, number - 1) :], number
-    has_asked = kind != "0" and dataset is not Shuffled
+        state = loader.state_dict()
+        assert loader.state_dict() == state
+    rest = batches_of(batches)
+    assert batches_of(resumed(DataLoader(dataset(), **options), state)) == rest
+    has_asked = kind != "none" and dataset is not Shuffled
     assert caplog.text.count("nobody had asked for a state before") == has_asked
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_first_state_of_a_stateful_sampler_holds_what_it_gave_ahead(num_workers):
-    """Nobody has asked the sampler before; its state is of now, with the indices not handed out."""
-    options = {"batch_size": 3, "num_workers": num_workers, "seed": 1}
-    for in_order in (True, False):
-        loader = DataLoader(OnlyForNumbers(24), sampler=Drawn(24), in_order=in_order, **options)
-        epochs = [batches_of(loader)]
-        batches = iter(loader)
-        seen = [next(batches).tolist() for _ in range(3)]
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = batches_of(batches)
-        assert sorted(sum(seen + rest, [])) == sorted(sum(epochs[0], []))  # noqa: RUF017
-        again = DataLoader(OnlyForNumbers(24), sampler=Drawn(24), **options)
-        again.load_state_dict(state)
-        assert sorted(batches_of(again)) == sorted(rest)
-        assert sorted(batches_of(again)) == sorted(batches_of(loader)), "and the epoch after it"
-
-
-class OnlyForNumbers(OnlyFor):
-    """Samples are tuples of what they were asked for, to tell a tuple from a list."""
-
-    state_dict = None
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        assert type(index) is tuple
-        return index[0]
-
-
-class Drawn:
-    """Draws from a generator that nobody else knows, an epoch after the other."""
-
-    def __init__(self, length):
-        self.length = length
-        self.own = torch.Generator().manual_seed(3)
-        self.order = []
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        if not self.order:
-            self.order = torch.randperm(self.length, generator=self.own).tolist()
-        while self.order:
-            yield (self.order.pop(), "index")
-
-    def state_dict(self):
-        return {"order": self.order, "own": self.own.get_state().tolist()}
-
-    def load_state_dict(self, state):
-        self.order = state["order"]
-        self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))
 
 
 class Source:
@@ -325,8 +228,7 @@ def test_source_of_a_pipeline_is_asked_when_somebody_wants_a_state():
         items.append(item)
         states.append(dataset.state_dict())
     for number in range(0, 12, 4):
-        again = make()
-        again.load_state_dict(states[number])
+        again = resumed(make(), states[number])
         assert list(again) == items[number + 1 :]
     assert_resume_exact(make)
     misfit = make(misfit=True)
@@ -399,42 +301,6 @@ def test_loader_and_copies_of_it_want_states_apart():
     assert Asked.num_asked > 0
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    dataset=st.sampled_from([Live, LiveIterators]),
-    length=st.integers(0, 13),
-    batch_size=st.integers(1, 5),
-    num_workers=st.sampled_from([0, 1]),
-    stop=st.integers(0, 8),
-    see_end=st.booleans(),
-    was_asked=st.booleans(),
-)
-def test_torchdata_goes_on_with_the_same_items(
-    dataset, length, batch_size, num_workers, stop, see_end, was_asked
-):
-    """What is left of an epoch, and the next one, equals StatefulDataLoader's, which asks after
-    every batch."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def items(loader):
-        return [batch[:, 0].tolist() for batch in loader]
-
-    def history(cls, workers):
-        loader = cls(dataset(length), batch_size, num_workers=workers)
-        if was_asked:
-            loader.state_dict()
-        batches = iter(loader)
-        taken = [next(batches, None) is not None for _ in range(stop)]
-        rest = items(batches) if see_end else []
-        again = cls(dataset(length), batch_size, num_workers=workers)
-        again.load_state_dict(copy.deepcopy(loader.state_dict()))
-        return taken, rest, items(again), items(again)
-
-    with warnings.catch_warnings(action="ignore"):
-        expected = history(StatefulDataLoader, 0)
-    assert history(DataLoader, num_workers) == expected
-
-
 # -- between epochs ----------------------------------------------------------------------------
 
 
@@ -450,12 +316,8 @@ class OnlyForDrawn(OnlyFor):
 BETWEEN = {
     "plain": {},
     "generator": {"own_generator": True},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
-    "persistent, generator": {
-        "num_workers": 2,
-        "persistent_workers": True,
-        "own_generator": True,
-    },
+    "persistent": {**KINDS["persistent"]},
+    "persistent, generator": {**KINDS["persistent"], "own_generator": True},
     "seed": {"seed": 4},
 }
 

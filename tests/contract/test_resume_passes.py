@@ -9,7 +9,8 @@ import logging
 import pytest
 import torch
 from _covering import by_pairs
-from _seats import FORKED, NONE, SERVED, THREADS, in_seats
+from _datasets import GoingOn
+from _seats import NONE, THREADS, in_seats
 from torch.utils.data import ChainDataset, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -66,47 +67,7 @@ def batches(loader):
     return [batch.tolist() for batch in loader]
 
 
-@by_pairs(kind=[*PIPED], seat=[*SEATS], is_asked_before=[False, True])
-def test_epochs_go_on_from_every_kind_of_state(kind, seat, is_asked_before):
-    """Before the first batch, in the middle, before the loop has seen the end, and between epochs;
-    whether or not somebody has asked for a state before training.
-    """
-
-    def make():
-        return DataLoader(PIPED[kind](), batch_size=3, **SEATS[seat])
-
-    whole = make()
-    epochs = [batches(whole) for _ in range(3)]
-    if seat != "threads":  # whose copies of the dataset end with the epoch
-        assert epochs[0] != epochs[1]
-    for epoch, num_had in [(e, n) for e in (0, 1) for n in (0, 1, len(epochs[e]), None)]:
-        is_counted = "processes" in seat and not is_asked_before
-        if is_counted and (epoch or num_had not in (0, 1)):
-            continue  # a warning says that only the items of the present epoch are known
-        run = make()
-        if is_asked_before:
-            run.state_dict()
-        for _ in range(epoch):
-            batches(run)
-        iterator = iter(run)
-        for _ in range(len(epochs[epoch]) if num_had is None else num_had):
-            next(iterator)
-        if num_had is None:
-            assert next(iterator, None) is None
-        again = make()
-        again.load_state_dict(run.state_dict())
-        rest = [] if num_had is None else epochs[epoch][num_had:]
-        got = batches(again) if rest else []
-        if num_had == len(epochs[epoch]):  # its end comes first, and may be all of an epoch
-            got = batches(again) or batches(again)
-            rest = epochs[epoch + 1]
-        assert got == rest, (epoch, num_had)
-        if num_had != len(epochs[epoch]):
-            assert batches(again) == epochs[epoch + 1], (epoch, num_had)
-
-
-@pytest.mark.parametrize("kind", INSIDE)
-@pytest.mark.parametrize("seat", SEATS)
+@by_pairs(kind=INSIDE, seat=SEATS)
 def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
     """Items are counted: exact within the first epoch. Of a later one's items only a pass that was
     named is known, unless each epoch has new workers, which begin with the first pass."""
@@ -173,31 +134,6 @@ def test_source_of_a_pipeline_keeps_its_state_from_pass_to_pass(source, num_pass
     assert [list(again), list(again)] == passes[num_passes : num_passes + 2]
 
 
-class GoingOn(Drawing):
-    """Keeps its position, too; after a pass it stands at its end until it is iterated again."""
-
-    def __init__(self):
-        super().__init__()
-        self.order, self.position = [], 0
-
-    def __iter__(self):
-        if self.position == len(self.order) and not self.rests:
-            self.order, self.position = list(super().__iter__()), 0
-        self.rests = False
-        while self.position < len(self.order):
-            self.position += 1
-            yield self.order[self.position - 1]
-
-    rests = False
-
-    def state_dict(self):
-        return {**super().state_dict(), "order": [*self.order], "position": self.position}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.order, self.position, self.rests = [*state["order"]], state["position"], True
-
-
 def odd(number):
     """Drops half of the items."""
     return number if number % 2 else None
@@ -221,11 +157,18 @@ def stateful(source, pipeline, part):
     return PipelineDataset(stages.add_sink(), **PARTS[part])
 
 
-def from_every_item(make, num_passes=3):
-    """Resume from every item of each pass, when a state was asked for before."""
+@by_pairs(source=[GoingOn, shuffling_loader], pipeline=PIPELINES, part=PARTS)
+def test_source_of_a_pipeline_is_exact_within_each_pass(source, pipeline, part):
+    """Alone or as a rank's part, whatever the ops do with its items: resumed before, in and after
+    each pass, when a state was asked for before."""
+
+    def make():
+        return stateful(source, pipeline, part)
+
     whole = make()
-    passes = [list(whole) for _ in range(num_passes)]
-    for number, num_had in [(e, n) for e in range(num_passes) for n in range(len(passes[e]) + 1)]:
+    passes = [list(whole) for _ in range(3)]
+    first, second, third = map(len, passes)
+    for number, num_had in [(0, 1), (0, first), (1, 0), (1, second // 2), (2, min(2, third))]:
         run, again = make(), make()
         run.state_dict()
         for _ in range(number):
@@ -233,51 +176,15 @@ def from_every_item(make, num_passes=3):
         items = iter(run)
         had = [next(items) for _ in range(num_had)]
         again.load_state_dict(json.loads(json.dumps(run.state_dict())))
-        rest = [list(again) for _ in range(num_passes - number)]
+        rest = [list(again) for _ in range(3 - number)]
         assert [had + rest[0], *rest[1:]] == passes[number:], (number, num_had)
 
 
-@by_pairs(source=[GoingOn, shuffling_loader], pipeline=PIPELINES, part=PARTS)
-def test_source_of_a_pipeline_is_exact_within_each_pass(source, pipeline, part):
-    """Alone or as a rank's part, whatever the ops do with its items."""
-    from_every_item(lambda: stateful(source, pipeline, part))
-
-
-INSIDE_OF_LOADERS = {
-    "alone": lambda: stateful(GoingOn, "alike", "whole"),
-    "a rank's": lambda: stateful(GoingOn, "alike", "even"),
-}
-
-
-@pytest.mark.parametrize("kind", INSIDE_OF_LOADERS)
-@in_seats(NONE, THREADS, FORKED, SERVED)  # nobody vouches for it in threads
-def test_source_of_a_pipeline_is_exact_in_a_loader(seat, kind):
-    """When a state was asked for before, in later epochs, too."""
-
-    def make():
-        dataset = INSIDE_OF_LOADERS[kind]()
-        return seat.loader(dataset, batch_size=None, persistent_workers=True)
-
-    whole = make()
-    epochs = [list(whole) for _ in range(3)]
-    assert epochs[0] != epochs[1]
-    stops = [(0, 1), (1, 0), (1, 3)]
-    for epoch, num_had in stops if seat.num_workers == 0 or seat.are_threads else stops[-1:]:
-        run, again = make(), make()
-        run.state_dict()
-        for _ in range(epoch):
-            list(run)
-        batches = iter(run)
-        had = [next(batches) for _ in range(num_had)]
-        again.load_state_dict(json.loads(json.dumps(run.state_dict())))
-        assert [had + list(again), *(list(again) for _ in range(2 - epoch))] == epochs[epoch:]
-
-
-@pytest.mark.parametrize("kind", INSIDE_OF_LOADERS)
-@in_seats(NONE, THREADS, FORKED)
-def test_a_first_state_within_a_pass_says_that_it_counts(seat, kind, caplog):
+@in_seats(NONE, THREADS)
+def test_a_first_state_within_a_pass_says_that_it_counts(seat, caplog):
     """Once for each dataset, and that a later pass may be another one; none that begins later."""
-    loader = seat.loader(INSIDE_OF_LOADERS[kind](), batch_size=None, persistent_workers=True)
+    dataset = stateful(GoingOn, "alike", "even")
+    loader = seat.loader(dataset, batch_size=None, persistent_workers=True)
     list(loader)
     batches = iter(loader)
     next(batches)
@@ -294,8 +201,7 @@ def test_a_first_state_within_a_pass_says_that_it_counts(seat, kind, caplog):
     assert len(told) <= max(1, seat.num_workers)
 
 
-@pytest.mark.parametrize("seat", SEATS)
-@pytest.mark.parametrize("kind", PIPED)
+@by_pairs(kind=PIPED, seat=SEATS)
 def test_epoch_named_after_loading_counts(kind, seat):
     """A state between epochs does not undo it; one that is loaded later does."""
 

@@ -1,9 +1,7 @@
-"""Resuming wherever the workers live: the rest of the epoch, and what follows, as if nothing had
-been."""
+"""Resuming wherever the workers live, of datasets and samplers that keep more than a state says."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from contextlib import nullcontext
@@ -12,28 +10,24 @@ from functools import partial
 
 import pytest
 import torch
+from _covering import by_pairs
 from _datasets import (
     Deck,
     Drawn,
-    Live,
+    DrawnStream,
     Nested,
-    Position,
-    Rows,
-    SteppedOver,
+    StatefulStream,
     Walk,
     WalkWithState,
-    indices_alone,
 )
-from _loader_helpers import no_thread_left
+from _loader_helpers import no_thread_left, resumed
 from _seats import (
     FORKED,
     NONE,
     THREADS,
     in_every_seat,
-    in_every_seat_by_pairs,
     in_seats,
 )
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, get_worker_info
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
@@ -51,90 +45,11 @@ def stored(loader):
     return json.loads(json.dumps(loader.state_dict()))
 
 
-def epochs_of(make, num_epochs):
-    loader = make()
-    return [plain(loader) for _ in range(num_epochs)]
-
-
-def resumed_from(make, epoch, num_batches, num_epochs, asked=False):
-    """The epochs of a loader that stopped after some batches, or before ``iter()`` (None), and of
-    the one that went on."""
-    loader, epochs = make(), []
-    if asked:
-        loader.state_dict()
-    epochs += [plain(loader) for _ in range(epoch)]
-    begun = []
-    if num_batches is not None:
-        batches = iter(loader)
-        begun = plain(next(batches) for _ in range(num_batches))
-    state, rng = stored(loader), torch.get_rng_state()
-    batches = None
-    again = make()
-    again.load_state_dict(state)
-    torch.set_rng_state(rng)
-    epochs.append(begun + plain(again))
-    return epochs + [plain(again) for _ in range(num_epochs - len(epochs))]
-
-
-ORDERS = {
-    "shuffle": lambda data: {"shuffle": True},
-    "generator": lambda data: {"shuffle": True, "generator": torch.Generator().manual_seed(1)},
-    "sampler": lambda data: {"sampler": RandomSampler(data, replacement=True)},
-    "position": lambda data: {"sampler": Position(len(data))},
-    "deck": lambda data: {"sampler": Deck(len(data))},
-    "batches": lambda data: {"batch_sampler": BatchSampler(Deck(len(data)), 4, False)},
-}
-
-
-@in_every_seat
-def test_later_epochs_are_those_that_would_have_come(seat):
-    """With torch's generator restored, from a state after ``iter()`` and before the first batch."""
-    check_later_epochs(seat, "shuffle", [(0, 0)])
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@in_seats(NONE, THREADS)
-def test_later_epochs_follow_in_any_order(seat, order):
-    """From a state before the epoch, before its first batch, in the middle and after the last one;
-    with samplers that keep a state, too."""
-    check_later_epochs(seat, order, [(0, None), (0, 0), (1, 0), (1, 2), (0, 6)])
-
-
-def check_later_epochs(seat, order, stops):
-    def make():
-        data = Drawn()
-        options = ORDERS[order](data)
-        if "batch_sampler" not in options:
-            options["batch_size"] = 4
-        return seat.loader(data, **options)
-
-    def run(*stop):
-        torch.manual_seed(1)
-        return epochs_of(make, 3) if not stop else resumed_from(make, *stop, 3)
-
-    expected = run()
-    for stop in stops:
-        assert run(*stop) == expected, stop
-
-
-@in_every_seat_by_pairs(dataset=[SteppedOver, Live], persistent=[False, True])
-def test_iterables_go_on_whether_their_workers_stay_or_not(seat, dataset, persistent):
-    """An iterator's state ends with its epoch; a dataset's is the next one's beginning. So from the
-    second epoch on, before every worker has given a batch."""
-
-    def make():
-        return seat.loader(dataset(16), batch_size=2, seed=2, persistent_workers=persistent)
-
-    expected = epochs_of(make, 3)
-    for stop in [(1, 1)] if seat.pickles else [(1, 0), (1, 1), (0, 8)]:
-        assert resumed_from(make, *stop, 3, asked=True) == expected, stop
-
-
 @in_every_seat
 def test_loading_into_the_same_loader_is_as_into_a_new_one(seat, caplog):
     """Persistent workers have gone on with a dataset that keeps its position: they begin anew,
     since the state, the first one, counts what they gave from their beginning on."""
-    loader = seat.loader(WalkWithState(), batch_size=1, persistent_workers=True)
+    loader = seat.loader(WalkWithState(12), batch_size=1, persistent_workers=True)
     batches = iter(loader)
     for _ in range(3):
         next(batches)
@@ -155,28 +70,10 @@ def test_an_iterable_that_ends_before_the_state_is_an_error(seat):
         next(batches)
     state = stored(loader)
     del batches
-    again = seat.loader(Walk(4), batch_size=2)
-    again.load_state_dict(state)
+    again = resumed(seat.loader(Walk(4), batch_size=2), state)
     match = r"num_items: resuming makes \d+ item\(s\) of Walk again, .* but it ended after \d\."
     with pytest.raises(ValueError, match=match):
         list(again)
-
-
-@pytest.mark.parametrize("dataset", [Walk, WalkWithState])
-@in_seats(NONE, THREADS, FORKED)
-def test_no_worker_and_one_are_alike_to_an_iterable(seat, dataset):
-    """A state of either resumes in the other."""
-    one = {} if seat is NONE else {"num_workers": 1}
-    for then, now in ((NONE, seat), (seat, NONE)):
-        run, again = (
-            each.loader(dataset(12), batch_size=2, seed=3, **(one if each is seat else {}))
-            for each in (then, now)
-        )
-        run.state_dict()
-        batches = iter(run)
-        next(batches)
-        again.load_state_dict(stored(run))
-        assert plain(again) == plain(batches)
 
 
 @dataclass
@@ -204,8 +101,7 @@ SHORTER = {
 
 
 @pytest.mark.filterwarnings("ignore:PipelineDataset.load_state_dict")  # its length is another
-@pytest.mark.parametrize("source", SHORTER)
-@in_every_seat
+@by_pairs(seat=[NONE, THREADS, FORKED], source=SHORTER)
 def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source):
     """Whether the source knows its length, or has to be asked for an item; one that ends where the
     state stands is right, and its epoch is over."""
@@ -217,13 +113,13 @@ def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source)
         return seat.loader(dataset, batch_size=None)
 
     def rest(length, state):
-        loader = loader_of(length)
-        loader.load_state_dict(state)
+        loader = resumed(loader_of(length), state)
         return list(loader)
 
     loader = loader_of(16)
     loader.state_dict()
-    *_, state = [stored(loader) for _ in loader]
+    for _ in loader:
+        state = stored(loader)
     assert rest(16, state) == []
     # A state that takes long is taken less often, and has the items since beside it.
     match = r"(num_source|num_after): resuming makes .* but it ended after"
@@ -231,35 +127,30 @@ def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source)
         rest(4, state)
 
 
-def test_without_workers_a_dataset_that_goes_on_without_a_state_is_an_error():
-    """It is the same object, and has gone on since."""
-    loader = DataLoader(Walk(12), batch_size=2)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    list(batches)
-    loader.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"workers\[0\]\.num_items: resuming makes 2 item"):
-        iter(loader)
-
-
-def test_items_since_a_state_are_counted_as_well():
-    """A state that is asked for now and then has the items since beside it."""
-    loader = DataLoader(WalkWithState(12), batch_size=2)
-    batches = iter(loader)
-    next(batches)
-    state = stored(loader)
-    state["workers"][0] |= {"num_items": 40, "num_after": 38}
-    loader.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"workers\[0\]\.num_after: resuming makes 38 item"):
-        iter(loader)
+def test_items_that_an_iterable_lacks_are_counted_from_its_state_on():
+    """Without workers it is the same object, and has gone on since; a state that is asked for now
+    and then has the items since beside it."""
+    for dataset in (Walk(12), WalkWithState(12)):
+        loader = DataLoader(dataset, batch_size=2)
+        batches = iter(loader)
+        next(batches)
+        state, name, count = stored(loader), "num_items", 2
+        if type(dataset) is Walk:
+            list(batches)
+        else:
+            name, count = "num_after", 38
+            state["workers"][0] |= {"num_items": 40, "num_after": 38}
+        loader.load_state_dict(state)
+        match = rf"workers\[0\]\.{name}: resuming makes {count} item"
+        with pytest.raises(ValueError, match=match):
+            iter(loader)
 
 
 # -- out of order ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["shuffle", "deck"])
-@in_seats(NONE, THREADS, FORKED)
+@in_seats(NONE, THREADS)
 def test_what_came_ahead_is_known_to_a_second_state(seat, order):
     """A state that is loaded and saved again, at once or a few batches later, knows the batches
     that came before their turn, though they were not drawn again."""
@@ -282,71 +173,13 @@ def test_what_came_ahead_is_known_to_a_second_state(seat, order):
     state["ahead"] = [1, 3, 4, 9]  # as if the batches before each were late
     seen += [whole[2 + number] for number in state["ahead"]]
     for num_batches in (0, 1, 3):
-        loader = make(seat.loader)
-        loader.load_state_dict(state)
+        loader = resumed(make(seat.loader), state)
         batches = iter(loader)
         seen += plain(next(batches) for _ in range(num_batches))
         state = stored(loader)
         batches = None
-    loader = make(seat.loader)
-    loader.load_state_dict(state)
+    loader = resumed(make(seat.loader), state)
     assert sorted(seen + plain(loader)) == sorted(whole)
-
-
-class Reusing:
-    """A batch sampler that keeps its own state and yields one list, changed in between."""
-
-    def __init__(self):
-        self.position = 0
-
-    def __iter__(self):
-        batch = [0, 0, 0]
-        while self.position < 4:
-            batch[:] = range(3 * self.position, 3 * self.position + 3)
-            self.position += 1
-            yield batch
-        self.position = 0
-
-    def __len__(self):
-        return 4
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
-
-
-@in_every_seat
-@pytest.mark.parametrize("taken_at", [0, 1, 2])
-def test_a_list_that_a_stateful_sampler_reuses_is_kept_as_it_was(seat, taken_at):
-    """The running loop, its state and a second one of that have each batch once."""
-    expected = [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(4)]
-    first = seat.loader(Rows(12), batch_sampler=Reusing(), collate_fn=indices_alone)
-    batches = iter(first)
-    seen = [next(batches) for _ in range(taken_at)]
-    state = first.state_dict()
-    assert [*seen, *batches] == expected
-    for _ in range(2):
-        second = seat.loader(Rows(12), batch_sampler=Reusing(), collate_fn=indices_alone)
-        second.load_state_dict(state)
-        batches = iter(second)
-        state = second.state_dict()
-        assert [*batches] == expected[taken_at:]
-
-
-@pytest.mark.parametrize("sampler", [Position, Deck])
-@in_seats(NONE, THREADS)
-def test_an_epoch_resumed_after_each_batch_ends_with_its_samplers_length(seat, sampler):
-    """Once restored, a sampler that has given its last index would begin another order."""
-    expected, got, state = plain(seat.loader(list(range(12)), 3, sampler=sampler(12))), [], None
-    for _ in range(5):
-        loader = seat.loader(list(range(12)), 3, sampler=sampler(12))
-        if state is not None:
-            loader.load_state_dict(state)
-        got += plain(itertools.islice(loader, 1))
-        state = stored(loader)
-    assert got == expected
 
 
 class GoesOn:
@@ -409,8 +242,7 @@ def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
     plain(next(batches) for _ in range(num_batches))
     state = stored(loader)
     expected = plain(next(batches) for _ in range(4))
-    again = DataLoader(list(range(24)), 3, sampler=GoesOn())
-    again.load_state_dict(state)
+    again = resumed(DataLoader(list(range(24)), 3, sampler=GoesOn()), state)
     batches = iter(again)
     assert plain(next(batches) for _ in range(4)) == expected
 
@@ -418,36 +250,12 @@ def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
 # -- the workers' own streams ------------------------------------------------------------------
 
 
-class DrawnItems(IterableDataset):
-    """Items show what they drew; each worker has its share."""
-
-    def __iter__(self):
-        return (Drawn()[index] for index in range(get_worker_info().id, 24, 2))
-
-
-class DrawnItemsWithState(DrawnItems):
-    """The same, from where it was."""
-
-    given = 0
-
-    def __iter__(self):
-        for index in range(get_worker_info().id + 2 * self.given, 24, 2):
-            self.given += 1
-            yield Drawn()[index]
-
-    def state_dict(self):
-        return {"given": self.given}
-
-    def load_state_dict(self, state):
-        self.given = state["given"]
-
-
 def by_worker(seat, dataset, **options):
     generator = torch.Generator().manual_seed(3)
     return seat.loader(dataset(), 2, rng="worker", generator=generator, **options)
 
 
-@pytest.mark.parametrize("dataset", [Drawn, DrawnItemsWithState])
+@pytest.mark.parametrize("dataset", [Drawn, StatefulStream])
 @in_seats(THREADS, FORKED)
 def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):
     """Nobody has the workers' generators: from each place their streams are others, as a warning
@@ -468,7 +276,7 @@ def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "num_batches"), [(Drawn, 0), (Drawn, 12), (DrawnItems, 0), (DrawnItems, 3)]
+    ("dataset", "num_batches"), [(Drawn, 0), (Drawn, 12), (DrawnStream, 0), (DrawnStream, 3)]
 )
 @in_seats(THREADS, FORKED)
 def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_batches):
@@ -478,8 +286,7 @@ def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_
     seen = plain(next(batches) for _ in range(num_batches))
     if len(seen) == 12:
         assert next(batches, None) is None
-    again = by_worker(seat, dataset)
-    again.load_state_dict(stored(loader))
+    again = resumed(by_worker(seat, dataset), stored(loader))
     expected = plain(batches) or plain(loader)
     assert plain(again) == expected
 

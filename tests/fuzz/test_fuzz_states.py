@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from _datasets import Endless, Live, LiveIterators
+from _datasets import Deck, Endless, Indices, Live, LiveIterators
 from _loader_helpers import DataLoader, no_thread_left
 from torch.utils.data import BatchSampler, DistributedSampler
 
@@ -25,38 +25,19 @@ STATES_PER_SECOND = 30
 """In the long form; most of them take a fiftieth of a second."""
 
 
-class Order:
-    """A sampler that keeps a state."""
-
-    def __init__(self):
-        self.left = list(range(NUM_SAMPLES))
-
-    def __len__(self):
-        return NUM_SAMPLES
-
-    def __iter__(self):
-        if not self.left:
-            self.left = list(range(NUM_SAMPLES))
-        while self.left:
-            yield self.left.pop()
-
-    def state_dict(self):
-        return {"left": self.left}
+class Order(Deck):
+    """A sampler that keeps a state, and looks at one that it gets."""
 
     def load_state_dict(self, state):
         if not set(state["left"]) <= set(range(NUM_SAMPLES)):
             raise ValueError("no such samples")
-        self.left = list(state["left"])
+        super().load_state_dict({**state, "left": list(state["left"])})
 
 
-class Counting:
+class Counting(Indices):
     """A map-style dataset that keeps a state."""
 
-    def __init__(self):
-        self.count = 0
-
-    def __len__(self):
-        return NUM_SAMPLES
+    count = 0
 
     def __getitem__(self, index):
         self.count += 1
@@ -69,33 +50,26 @@ class Counting:
         self.count = state["count"] + 0
 
 
-def generator():
-    return torch.Generator().manual_seed(3)
+def plain(num_workers, **options):
+    options = {"batch_size": 4, **options} if "batch_sampler" not in options else options
+    return DataLoader(range(NUM_SAMPLES), num_workers=num_workers, **options)
 
 
 MAKERS = {
-    "shuffled": lambda n: DataLoader(range(NUM_SAMPLES), 4, shuffle=True, num_workers=n),
-    "generator": lambda n: DataLoader(
-        range(NUM_SAMPLES), 4, shuffle=True, generator=generator(), num_workers=n
+    "shuffled": lambda n: plain(n, shuffle=True),
+    "generator": lambda n: plain(n, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "out of order": lambda n: plain(n, in_order=False, seed=3),
+    "torch's ranks": lambda n: plain(n, sampler=DistributedSampler(range(NUM_SAMPLES), 2, 0)),
+    "our ranks": lambda n: plain(n, sampler=OurDistributedSampler(NUM_SAMPLES, 2, 1)),
+    "a sampler's state": lambda n: plain(
+        n, batch_sampler=BatchSampler(Order(NUM_SAMPLES), 4, False)
     ),
-    "out of order": lambda n: DataLoader(
-        range(NUM_SAMPLES), 4, num_workers=n, in_order=False, seed=3
-    ),
-    "torch's ranks": lambda n: DataLoader(
-        range(NUM_SAMPLES), 4, sampler=DistributedSampler(range(NUM_SAMPLES), 2, 0), num_workers=n
-    ),
-    "our ranks": lambda n: DataLoader(
-        range(NUM_SAMPLES), 4, sampler=OurDistributedSampler(NUM_SAMPLES, 2, 1), num_workers=n
-    ),
-    "a sampler's state": lambda n: DataLoader(
-        range(NUM_SAMPLES), batch_sampler=BatchSampler(Order(), 4, False), num_workers=n
-    ),
-    "a dataset's state": lambda n: DataLoader(Counting(), 4, num_workers=n),
+    "a dataset's state": lambda n: DataLoader(Counting(NUM_SAMPLES), 4, num_workers=n),
     "iterable": lambda n: DataLoader(Live(NUM_SAMPLES), 4, num_workers=n),
     "iterators": lambda n: DataLoader(LiveIterators(NUM_SAMPLES), 4, num_workers=n),
     "persistent": lambda n: DataLoader(Endless(), 2, num_workers=n or 2, persistent_workers=True),
     "pipeline": lambda n: PipelineDataset(
-        PipelineBuilder().add_source(Order()).pipe(str).aggregate(4).add_sink()
+        PipelineBuilder().add_source(Order(NUM_SAMPLES)).pipe(str).aggregate(4).add_sink()
     ),
 }
 
