@@ -38,10 +38,6 @@ class Locked(Exception):
         self.detail = 17
 
 
-def _refuse():
-    raise KeyError("not here")
-
-
 @dataclass(frozen=True)
 class Frozen(Exception):
     """Its class refuses every assignment, that of a traceback among them."""
@@ -57,6 +53,10 @@ class Proxy(Exception):
 
     def __getattr__(self, name):
         return None
+
+
+def _refuse():
+    raise KeyError("not here")
 
 
 class Unloadable(Exception):
@@ -101,7 +101,7 @@ def error_of(kind, where):
 
 class Failing(Dataset):
     """Sample i is i. ``where`` raises ``kinds`` at samples 2, 4, ...: one in every other batch of
-    one."""
+    one. It is a method of the dataset's, of its iterators', its batches' or its samples'."""
 
     def __init__(self, kinds, where):
         self.kinds = kinds
@@ -121,10 +121,13 @@ class Failing(Dataset):
 
     def __getitem__(self, index):
         self.raise_at(index, "__getitem__")
-        return Refusing(self, index) if self.where == "__reduce__" else index
+        kinds = {"__reduce__": Refusing, "__del__": Leaving}
+        return kinds[self.where](self, index) if self.where in kinds else index
 
     def collate(self, samples):
         self.raise_at(samples[0], "collate_fn")
+        if self.where in ("pin_memory", "to"):
+            return Moving(self, samples[0])
         return default_collate(samples)
 
 
@@ -158,17 +161,46 @@ class _Items:
         return number
 
 
-class Refusing:
-    """A sample that cannot be pickled: it raises."""
+class _Part:
+    """A sample or batch of such a dataset."""
 
     def __init__(self, dataset, index):
         self.dataset, self.index = dataset, index
 
     def __reduce__(self):
-        self.dataset.raise_at(self.index, "__reduce__")
         return int, (self.index,)
 
     def __int__(self):
+        return self.index
+
+
+class Refusing(_Part):
+    """Its pickling raises."""
+
+    def __reduce__(self):
+        self.dataset.raise_at(self.index, "__reduce__")
+        return super().__reduce__()
+
+
+class Leaving(_Part):
+    """It raises as it is freed."""
+
+    def __del__(self):
+        self.dataset.raise_at(self.index, "__del__")
+
+
+class Moving(_Part):
+    """A batch that pins or moves itself, or raises."""
+
+    def __reduce__(self):
+        return Moving, (self.dataset, self.index)
+
+    def pin_memory(self):
+        self.dataset.raise_at(self.index, "pin_memory")
+        return self.index
+
+    def to(self, device, **options):
+        self.dataset.raise_at(self.index, "to")
         return self.index
 
 
@@ -230,7 +262,7 @@ class FailingStates(IterableDataset):
 class FailingInit:
     """A ``worker_init_fn`` that raises another kind on each worker; None = it does not."""
 
-    def __init__(self, kinds):
+    def __init__(self, *kinds):
         self.kinds = kinds
 
     def __call__(self, number):
@@ -245,28 +277,6 @@ class FailingPickle(Failing):
         raise error_of(self.kinds[0], "__reduce__")
 
 
-class Pinned:
-    """A batch whose ``pin_memory`` raises."""
-
-    def __init__(self, samples, dataset):
-        self.index, self.dataset = samples[0], dataset
-
-    def pin_memory(self):
-        self.dataset.raise_at(self.index, "pin_memory")
-        return self.index
-
-
-class Sent:
-    """A batch that moves itself, or raises."""
-
-    def __init__(self, samples, dataset):
-        self.index, self.dataset = samples[0], dataset
-
-    def to(self, device, **options):
-        self.dataset.raise_at(self.index, "to")
-        return self.index
-
-
 class FailingGenerator(torch.Generator):
     """Raises where the loader asks for its state, from which the order follows."""
 
@@ -276,53 +286,8 @@ class FailingGenerator(torch.Generator):
         raise error_of(self.kind, "get_state")
 
 
-class Endless(Dataset):
-    """Has no length."""
-
-    def __getitem__(self, index):
-        return index
-
-
 class NoLength(Failing):
     """Its length raises."""
 
     def __len__(self):
         raise Plain("no length")
-
-
-class Doubled(Dataset):
-    """Takes an int, or a tensor of one."""
-
-    def __getitem__(self, index):
-        return 2 * int(index)
-
-    def __len__(self):
-        return 8
-
-
-class Sums(Dataset):
-    """Takes pairs."""
-
-    def __getitem__(self, pair):
-        return sum(pair)
-
-
-class Leaving(Failing):
-    """Its samples raise as they are freed."""
-
-    def __getitem__(self, index):
-        return _Leaving(self, index)
-
-
-class _Leaving:
-    def __init__(self, dataset, index):
-        self.dataset, self.index = dataset, index
-
-    def __reduce__(self):
-        return int, (self.index,)
-
-    def __int__(self):
-        return self.index
-
-    def __del__(self):
-        self.dataset.raise_at(self.index, "__del__")
