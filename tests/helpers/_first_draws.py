@@ -20,8 +20,8 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng.patches import can_see_draws
 
-MANY = 6_000
-"""More samples for each of two workers than are made before draws are looked for."""
+MANY = 120
+"""Samples in batches of 3: for each of two workers more than are looked at for draws."""
 
 
 class Draws:
@@ -81,9 +81,8 @@ KINDS = {
     "worker_init_fn": (Draws(), {"worker_init_fn": begin}),
     "by worker": (Draws(), {"rng": "worker"}),
     "persistent": (Draws(), {"persistent_workers": True}),
-    "one by one": (Draws(), {"batch_size": None}),
-    "many": (Draws(MANY), {"batch_size": 100}),
-    "late": (Draws(MANY, MANY - 300), {"batch_size": 100}),
+    "one by one": (Draws(MANY), {"batch_size": None}),
+    "late": (Draws(MANY, MANY - 30), {}),
 }
 SEATS = {
     "none": {"num_workers": 0},
