@@ -5,15 +5,19 @@ trainer's. Each is loaded once with two workers.
 """
 
 import multiprocessing
+from collections import Counter
 
-import _idioms_objects  # noqa: F401  # registers its idioms
+import _idioms_files  # noqa: F401  # registers its idioms
+import _idioms_objects  # noqa: F401
+import _idioms_process
 import pytest
 import torch
 from _idioms import IDIOMS
-from _idioms_runs import load
 
 import spdl_torch
+from spdl_torch.objects.generator_states import generators_kept
 from spdl_torch.testing._both_ways import threads_interleaved
+from spdl_torch.testing._process_state import ProcessState
 
 pytestmark = [
     pytest.mark.skipif(
@@ -24,7 +28,7 @@ pytestmark = [
 ]
 
 ALIKE = {
-    *("lazily_on_self", "LazilyInHelper", "lazily_by_worker_init_fn", "MemoryMapInInit"),
+    *("lazily_on_self", "LazilyInHelper", "MemoryMapInInit"),
     *("NumpyMemoryMap", "AugmentationDrawnOnce", "AugmentationInRecipe", "ClosureWithState"),
     *("GeneratorKept", "ScratchBuffer", "BufferOfClass", "DictAsCache"),
     *("shard_in_thread_local", "shard_in_the_environment", "errors_of_numpy", "TimeLimit"),
@@ -33,6 +37,38 @@ ALIKE = {
 }
 """Idioms of which another one needs the same of a worker: long forms here. What threads share of
 them is found in ``test_testing_threads.py``."""
+
+
+def load(loader_type, name, folder, **options):
+    """Load an idiom, and return the batches of its epochs, and what is wrong: samples that are not
+    as they should be, and what reached this process, which is put back."""
+    folder.mkdir(parents=True)
+    _idioms_process.reset()
+    with generators_kept(), ProcessState.kept() as state:
+        try:
+            epochs, faults = _run(loader_type, IDIOMS[name](folder), options)
+        finally:
+            leaks = [f"{leak} reached the trainer" for leak in state.changed().values()]
+            _idioms_process.reset()
+    return epochs, faults + leaks
+
+
+def _run(loader_type, idiom, options):
+    options = {"batch_size": 8, "num_workers": 2, **options, **idiom.options}
+    loader = loader_type(idiom.dataset, **options)
+    epochs, faults = [], []
+    for number, expected in enumerate(map(Counter, idiom.epochs)):
+        idiom.before_epoch(number)
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(idiom.samples(batch))
+            idiom.use(batch)
+        got = Counter(sample for batch in epochs[-1] for sample in batch)
+        if got != expected:
+            missing, others = expected - got, got - expected
+            few = list(others)[:3] or list(missing)[:3]
+            faults.append(f"{missing.total()} samples missing, {others.total()} others: {few}")
+    return epochs, faults
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 """Datasets as repositories write them for torch's worker processes, and what is right of each.
 
 An idiom is a function that makes one in an empty folder. The samples are known: mostly pairs of an
-index and a value that must be equal to it. The idioms themselves stand in ``_idioms_files.py``
-(handles and readers), ``_idioms_objects.py`` (objects that samples leave something in),
-``_idioms_compositions.py`` (datasets and functions inside of others) and ``_idioms_process.py``
-(what belongs to a process: globals, environment, settings, signals).
+index and a value that must be equal to it. The idioms stand in ``_idioms_files.py`` (handles and
+readers), ``_idioms_objects.py`` (objects that samples leave something in, datasets and functions
+inside of others) and ``_idioms_process.py`` (globals, environment, settings, signals).
 """
 
 import zlib
@@ -18,7 +17,8 @@ import torch
 from torch.utils.data import Dataset
 
 N = 240  # samples
-PAIRS = [(index, index) for index in range(N)]
+NUMBERS = list(range(N))
+PAIRS = [(index, index) for index in NUMBERS]
 
 _PIXELS = bytes(100_000)
 
@@ -65,7 +65,11 @@ class Idiom:
 
 
 class Samples(Dataset):
-    """A map-style dataset of N samples; ``value(index)`` is to return ``index``."""
+    """A map-style dataset of N samples; ``value(index)`` is to return ``index``. ``folder``: for a
+    dataset that keeps files."""
+
+    def __init__(self, folder=None):
+        self.folder = folder
 
     def __len__(self):
         return N
@@ -86,11 +90,5 @@ def idiom(make):
 
 def simple(kind):
     """Register a dataset class whose objects need nothing but their folder, or not even that."""
-
-    def make(folder):
-        return Idiom(dataset=kind(folder))
-
-    make.__name__, make.__module__ = kind.__name__, kind.__module__
-    make.__doc__ = kind.__doc__
-    idiom(make)
+    IDIOMS[kind.__name__] = lambda folder: Idiom(dataset=kind(folder))
     return kind

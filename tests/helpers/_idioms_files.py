@@ -24,35 +24,32 @@ def read(file, index, size=SIZE):
     return int(file.read(size))
 
 
-class Lazy(Samples):
-    """Open the file on the first sample, on self."""
+class Reader:
+    """Opens its file when it is first asked."""
 
-    def __init__(self, folder):
-        self.path, self.file = written(folder), None
+    def __init__(self, path):
+        self.path, self.file = path, None
 
-    def value(self, index):
+    def read(self, index):
         if self.file is None:
             self.file = open(self.path, "rb")
-        return decode(read(self.file, index))
+        return read(self.file, index)
+
+
+class Lazy(Samples, Reader):
+    """Opens the file on the first sample, on self."""
+
+    def __init__(self, folder):
+        Reader.__init__(self, written(folder))
+
+    def value(self, index):
+        return decode(self.read(index))
 
 
 @idiom
 def lazily_on_self(folder):
     """A file that is opened on the first sample, on self."""
     return Idiom(dataset=Lazy(folder))
-
-
-@idiom
-def lazily_by_worker_init_fn(folder):
-    """torch's documentation sets attributes of ``worker_info.dataset``."""
-    dataset = Lazy(folder)
-
-    def open_file(worker):
-        from torch.utils.data import get_worker_info
-
-        get_worker_info().dataset.file = open(dataset.path, "rb")
-
-    return Idiom(dataset=dataset, options={"worker_init_fn": open_file})
 
 
 @simple
@@ -66,18 +63,6 @@ class FileInInit(Samples):
 
     def value(self, index):
         return decode(read(self.file, index, 16))
-
-
-class Reader:
-    """Opens its file when it is first asked."""
-
-    def __init__(self, path):
-        self.path, self.file = path, None
-
-    def read(self, index):
-        if self.file is None:
-            self.file = open(self.path, "rb")
-        return read(self.file, index)
 
 
 @simple
@@ -117,9 +102,6 @@ class NumpyMemoryMap(Samples):
 @simple
 class TemporaryFileByPid(Samples):
     """A library that takes only paths: a temporary file for each process."""
-
-    def __init__(self, folder):
-        self.folder = folder
 
     def value(self, index):
         path = self.folder / f"{os.getpid()}.tmp"

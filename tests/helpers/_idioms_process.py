@@ -18,10 +18,8 @@ import warnings
 
 import numpy as np
 import torch
-from _idioms import Idiom, N, Samples, decode, idiom, simple
+from _idioms import NUMBERS, Idiom, N, Samples, decode, idiom, simple
 from torch.utils.data import IterableDataset, get_worker_info
-
-NUMBERS = list(range(N))
 
 SHARD = (0, 1)
 LOCAL = threading.local()
@@ -183,9 +181,6 @@ class FolderOfSample(Samples):
 class OutputCaught(Samples):
     """A library that prints its result, or prints too much."""
 
-    def __init__(self, folder):
-        pass
-
     def value(self, index):
         caught = io.StringIO()
         with contextlib.redirect_stdout(caught):
@@ -200,9 +195,6 @@ class OutputCaught(Samples):
 class PrecisionOfSample(Samples):
     """The default type is changed for one step, and put back."""
 
-    def __init__(self, folder):
-        pass
-
     def value(self, index):
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if index % 2 else torch.float32)
@@ -215,9 +207,6 @@ class PrecisionOfSample(Samples):
 @simple
 class TimeLimit(Samples):
     """An alarm bounds the time of each sample."""
-
-    def __init__(self, folder):
-        pass
 
     def value(self, index):
         before = signal.signal(signal.SIGALRM, self.late)
