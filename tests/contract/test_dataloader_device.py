@@ -26,7 +26,6 @@ from _loader_helpers import (
     ThreadLoader as DataLoader,
     assert_threads_end,
     epoch_of,
-    frozen,
     loader_threads,
     no_thread_left,
 )
@@ -42,15 +41,17 @@ __all__ = ["backends", "no_thread_left"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-workers = pytest.mark.parametrize("num_workers", [0, 1, 3])
+workers = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_epoch_equals_the_one_without_a_device(backends, data):
-    """Same batches, same order, same errors at the same places, for every kind of dataset."""
+    """Same batches, same order, same errors at the same places, for every kind of dataset; handed
+    over on the trainer's thread, where the current stream is the model's. Out of order they are the
+    same batches, and without statistics, too."""
     dataset_class = data.draw(st.sampled_from([MapData, BulkData, StreamData]))
     bad = dict.fromkeys(data.draw(st.sets(st.integers(0, 12), max_size=2)), ValueError)
     dataset = dataset_class(data.draw(st.integers(0, 13)), bad)
@@ -60,19 +61,15 @@ def test_epoch_equals_the_one_without_a_device(backends, data):
     }
     if options["num_workers"]:
         options["prefetch_factor"] = data.draw(st.integers(1, 3))
-    assert epoch_of(DataLoader(dataset, device="cuda", **options)) == epoch_of(
-        DataLoader(dataset, **options)
-    )
-
-
-@workers
-def test_batches_are_handed_over_on_the_trainers_thread(backends, num_workers):
-    """There the current stream is the model's; staging happens elsewhere if there are threads."""
-    loader = DataLoader(MapData(12), batch_size=4, num_workers=num_workers, device="cuda:1")
-    assert [frozen(batch) for batch in loader] == epoch_of(DataLoader(MapData(12), batch_size=4))
+    expected, backends[:] = epoch_of(DataLoader(dataset, **options)), []
+    in_order, stats = data.draw(st.booleans()), data.draw(st.booleans())
+    options |= {"in_order": in_order} if options["num_workers"] else {}
+    got = epoch_of(DataLoader(dataset, device="cuda:1", stats=stats, **options))
+    order = (lambda events: events) if in_order else (lambda events: sorted(events, key=repr))
+    assert order(got) == order(expected)
     (backend,) = backends
     assert backend.place == torch.device("cuda", 1)
-    assert [thread for thread, _ in backend.handed_over] == [threading.current_thread()] * 3
+    assert {thread for thread, _ in backend.handed_over} <= {threading.current_thread()}
 
 
 @pytest.mark.parametrize(("num_workers", "waits"), [(0, True), (2, False)])
@@ -165,13 +162,6 @@ def test_sampler_is_pulled_as_without_a_device(backends):
     assert sampler.threads == {threading.get_ident()}
 
 
-class UnpicklableTo:
-    """Cannot be moved to any device."""
-
-    def to(self, device):
-        raise KeyError(f"cannot go to {device}")
-
-
 @workers
 def test_error_of_the_transfer_reaches_the_loop_as_itself(backends, monkeypatch, num_workers):
     """With a note on where it happened; the loop can go on after it."""
@@ -194,20 +184,7 @@ def test_error_of_the_transfer_reaches_the_loop_as_itself(backends, monkeypatch,
     assert rest == list(range(4))[4 - len(rest) :]
 
 
-@workers
-def test_error_of_a_hand_over_reaches_the_loop_as_itself(backends, num_workers):
-    """What the user's own ``to`` raises."""
-    data = [torch.ones(1), UnpicklableTo(), torch.zeros(1)]
-    loader = DataLoader(data, batch_size=None, num_workers=num_workers, device="cuda")
-    batches = iter(loader)
-    assert next(batches).tolist() == [1]
-    with pytest.raises(KeyError, match="cannot go to cpu") as raised:
-        next(batches)
-    assert raised.value.__notes__ == ["in the transfer to cpu, batch 1"]
-    assert next(batches).tolist() == [0]
-
-
-@pytest.mark.parametrize("num_batches", [0, 1, 5])
+@pytest.mark.parametrize("num_batches", [0, 5])
 @workers
 def test_threads_end_when_the_loop_breaks(backends, num_workers, num_batches):
     """The owner's, too, in whatever it was."""
@@ -342,12 +319,6 @@ def test_persistent_workers_keep_the_slabs(backends):
     assert_threads_end(threads)
 
 
-def test_batches_may_come_out_of_order(backends):
-    """in_order=False passes through the owner as it is."""
-    loader = DataLoader(range(30), num_workers=3, in_order=False, device="cuda")
-    assert sorted(batch.item() for batch in loader) == list(range(30))
-
-
 @workers
 def test_snapshot_has_the_transfer_as_a_stage(backends, num_workers):
     """Third, one thread, a task for each batch; the queue is the one that the trainer takes
@@ -365,30 +336,8 @@ def test_snapshot_has_the_transfer_as_a_stage(backends, num_workers):
     assert loader.snapshot().stages[2].tasks.num_tasks == 3
 
 
-@workers
-def test_nothing_is_counted_when_stats_are_off(backends, num_workers):
-    """The loader works the same."""
-    loader = DataLoader(range(3), num_workers=num_workers, stats=False, device="cuda")
-    assert [batch.item() for batch in loader] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="stats=False"):
-        loader.snapshot()
-
-
-@workers
-def test_delivered_batch_is_not_kept(backends, num_workers):
-    """Device memory is scarce: a batch that the loop dropped is gone."""
-    batches = iter(DataLoader(range(6), num_workers=num_workers, device="cuda"))
-    batch = next(batches)
-    gone = weakref.ref(batch.untyped_storage())
-    alive = weakref.ref(batch)
-    del batch
-    gc.collect()
-    assert alive() is None
-    assert gone() is None
-
-
-class FailsFirst(GatedData):
-    """Sample 0 raises, sample 1 waits for the gate."""
+class HeldAfterError(GatedData):
+    """Sample 0 raises, sample 2 waits for the gate."""
 
     def __getitem__(self, index):
         if index == 0:
@@ -396,26 +345,23 @@ class FailsFirst(GatedData):
         return super().__getitem__(index)
 
 
-def test_delivered_error_is_not_kept(backends):
-    """It refers to the loop's frames; an owner that kept it would keep the iterator."""
-    data = FailsFirst(4, held=1)
-    batches = iter(DataLoader(data, num_workers=1, device="cuda"))
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_was_delivered_is_not_kept(backends, num_workers):
+    """Device memory is scarce: a batch that the loop dropped is gone. An error refers to the loop's
+    frames; an owner that kept it would keep the iterator."""
+    data = HeldAfterError(4, held=2 if num_workers else None)
+    batches = iter(DataLoader(data, num_workers=num_workers, device="cuda"))
     with pytest.raises(Boom, match="0") as raised:
         next(batches)
-    gone = weakref.ref(raised.value)
-    assert data.entered.wait(PATIENCE_SECONDS)
-    del raised
+    batch = next(batches)
+    assert batch.item() == 1
+    gone = [weakref.ref(each) for each in (raised.value, batch, batch.untyped_storage())]
+    assert not num_workers or data.entered.wait(PATIENCE_SECONDS)
+    del raised, batch
     gc.collect()
-    assert gone() is None
+    assert [each() for each in gone] == [None] * 3
     data.gate.set()
-    assert [batch.item() for batch in batches] == [1, 2, 3]
-
-
-def test_intra_op_threads_are_the_trainers_own_setting(backends):
-    """The owner packs with one thread and leaves the trainer's number alone."""
-    before = torch.get_num_threads()
-    list(DataLoader(range(3), num_workers=1, device="cuda"))
-    assert torch.get_num_threads() == before
+    assert [batch.item() for batch in batches] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -433,9 +379,8 @@ def test_device_is_refused_when_it_is_no_cuda_device(device, why, instead):
         DataLoader([1], device=device)
 
 
-@pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda", 1)])
+@pytest.mark.parametrize(("device", "num_workers"), [("cuda", 2), (torch.device("cuda", 1), 0)])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@workers
 def test_cuda_is_asked_for_at_iter(device, num_workers):
     """A loader may be built before the device is chosen, and where there is none; the error
     comes with the first epoch and leaves no thread."""

@@ -1,28 +1,5 @@
-"""What holds of a loader's iterator at any time, in every seat that has it.
-
-Of the sixteen promises some have tests of their own. They are named here, each once:
-
-2. No child waits while it has a job, whatever the sizes: ``test_worker_processes``
-   (``test_trainer_does_not_wait_...``, ``test_messages_of_any_size_...``).
-3. Ctrl-C at every call: ``test_loader_interrupts`` (``test_iterator_that_ctrl_c_meets_...``,
-   ``test_state_after_ctrl_c_...``).
-4. Nothing is left after it: ``test_isolation_interrupts``; the trainer
-   has its generators: ``test_loader_interrupts``.
-6. Errors leave the iterator running, a death ends it once: ``test_hook_errors``.
-8. A child ends with its trainer: ``test_isolation_ends`` (``test_nothing_is_left_when_...``).
-9. A forked process leaves the children alone: ``test_isolation_ends``, ``test_isolation_forks``.
-10. Slabs and descriptors are flat: ``test_isolation`` (``test_descriptors_and_slabs_...``),
-    ``test_dataloader_contract`` (``test_many_broken_epochs_...``).
-11. A killed child's batches are made again: ``test_worker_processes``.
-12. Bits, order and states are those without workers: ``test_seats``, ``test_rng_seats``,
-    ``test_resume_seats``.
-13. Nothing warns where torch's loader does not: all tests run with warnings as errors;
-    ``test_isolation_forks`` (``test_no_warning_of_forks_...``).
-14. What is said of a long wait: ``test_stalls``, ``test_isolation_ends``.
-15. Datasets, iterators, samples and errors go with their last reference: ``test_seats``,
-    ``test_loader_lifetimes``.
-16. Figures of processes: ``test_stats``, ``test_isolation`` (``test_figures_are_those_of_...``).
-"""
+"""What holds of a loader's iterator at any time, in every seat that has it: where the sampler is
+asked, what a signal's handler may do, what comes after a timeout and after a close."""
 
 from __future__ import annotations
 
@@ -35,27 +12,24 @@ from contextlib import suppress
 
 import pytest
 from _at_call import AtCall
+from _covering import by_pairs
 from _datasets import IndexStream, Indices, RecordingSampler
 from _gates import until
-from _seats import SEATS, in_every_seat, in_every_seat_by_pairs, in_seats
+from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import Dataset
 
 from spdl_torch.pipeline import PipelineStopped
 
 LENGTH = 40
-with_workers = in_seats(*(seat for seat in SEATS if seat.num_workers))
+with_workers = in_seats(THREADS, FORKED)
 
 
 def step_of(seat):
     """To look at every place takes long where each look starts processes."""
-    return 23 if seat.are_processes else 7 if seat.are_threads else 1
+    return 37 if seat.are_processes else 7 if seat.are_threads else 1
 
 
-# 1. From iter() on, as many jobs are out while the step runs as torch's loader has; the sampler has
-# been asked as often.
-
-
-@in_every_seat_by_pairs(prefetch_factor=[1, 2], batch_size=[None, 2])
+@by_pairs(seat=[NONE, THREADS, FORKED], prefetch_factor=[1, 2], batch_size=[None, 2])
 def test_sampler_is_pulled_where_torch_pulls_it(seat, prefetch_factor, batch_size):
     """By the loop alone: a fixed number at iter(), then one per batch, before it is handed over."""
     pulls = []
@@ -69,11 +43,7 @@ def test_sampler_is_pulled_where_torch_pulls_it(seat, prefetch_factor, batch_siz
     assert pulls[0][0] == prefetch_factor * seat.num_workers * (batch_size or 1)
 
 
-# 3. A handler that takes a state and returns.
-
-
-@in_every_seat
-@pytest.mark.parametrize("kind", [Indices, IndexStream])
+@by_pairs(seat=[NONE, THREADS, FORKED], kind=[Indices, IndexStream])
 def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     """At any call of a batch's way to the loop; which goes on as if nothing had been."""
     before = signal.getsignal(signal.SIGUSR1)
@@ -99,9 +69,6 @@ def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert place > 10
-
-
-# 4. Ctrl-C is of one iterator: every other loader goes on.
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -152,9 +119,6 @@ def gated(tmp_path):
     dataset.open()
 
 
-# 5. After a timeout the batch still comes.
-
-
 @with_workers
 def test_batch_comes_after_a_timeout(seat, gated):
     """And those after it, each once."""
@@ -170,9 +134,6 @@ def test_batch_comes_after_a_timeout(seat, gated):
                 gated.open()
     assert is_late
     assert seen == list(range(8))
-
-
-# 7. close() from any thread ends the wait of the loop, and starts nobody.
 
 
 @with_workers

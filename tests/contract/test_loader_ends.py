@@ -14,7 +14,7 @@ import pytest
 from _datasets import Rows
 from _inside import placement_of
 from _loader_helpers import DataLoader, no_thread_left
-from _seats import in_every_seat, with_workers
+from _seats import FORKED, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
 
 from spdl_torch.pipeline import PipelineBuilder
@@ -61,20 +61,17 @@ def test_function_of_the_exit_may_iterate():
     assert not errors
 
 
-@pytest.mark.parametrize(
-    "begin", ["Thread(target=train, args=[kind]).start()", "executor.submit(train, kind)"]
-)
-def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin):
+def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
     """Python waits for such a thread, whoever has made it, and so do its workers."""
-    program = f"""
+    program = """
         import threading
         from concurrent.futures import ThreadPoolExecutor
         from threading import Thread
         from spdl_torch import DataLoader, PipelineDataset
         from spdl_torch.pipeline import PipelineBuilder
 
-        kinds, executor = ("thread", "process", "pipeline"), ThreadPoolExecutor()
-        have_begun, has_ended = threading.Barrier(len(kinds) + 1), threading.Event()
+        kinds, executor = ("thread", "process", "pipeline"), ThreadPoolExecutor(3)
+        have_begun, has_ended = threading.Barrier(2 * len(kinds) + 1), threading.Event()
         # Called after what the first threads register to be stopped, and before executors wait.
         threading._register_atexit(has_ended.set)
 
@@ -92,15 +89,16 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs(begin):
                     if (epoch, number) == (0, 0):
                         have_begun.wait()
                     has_ended.wait()
-                print(f"{{kind}} {{number}}\\n", end="", flush=True)
+                print(f"{kind} {number}\\n", end="", flush=True)
 
         for kind in kinds:
-            {begin}
+            Thread(target=train, args=[kind]).start()
+            executor.submit(train, kind)
         have_begun.wait()
     """
     output, errors = run(program)
     kinds = ["pipeline", "process", "thread"]
-    assert sorted(output.splitlines()) == [f"{kind} 11" for kind in kinds for _ in range(2)], errors
+    assert sorted(output.splitlines()) == [f"{kind} 11" for kind in kinds for _ in range(4)], errors
     assert not errors
 
 
@@ -153,10 +151,7 @@ def test_batches_are_made_after_torch_has_taken_out_operators():
     assert (done.returncode, done.stdout.splitlines()) == (0, ["[0, 1]", "[4, 9]"]), done.stderr
 
 
-@pytest.mark.parametrize("with_processes", [False, True])
-def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(
-    tmp_path, with_processes
-):
+def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_path):
     """Python empties the modules while something else refers to the program's: dill does."""
     program = f"""
         import sys, torch, spdl_torch
@@ -179,19 +174,15 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(
         def loader_with(**options):
             return spdl_torch.DataLoader(Rows(), num_workers=2, **options)
 
-        if {with_processes}:
-            left_open = [
-                loader_with(isolation="process", multiprocessing_context="fork"),
-                loader_with(isolation="process", persistent_workers=True),
-            ]
-        else:
-            left_open = [
-                spdl_torch.DataLoader(Rows()),
-                loader_with(isolation="thread"),
-                items(built.build(num_threads=1)),
-                spdl_torch.PipelineDataset(built),
-                spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1")),
-            ]
+        left_open = [
+            loader_with(isolation="process", multiprocessing_context="fork"),
+            loader_with(isolation="process", persistent_workers=True),
+            spdl_torch.DataLoader(Rows()),
+            loader_with(isolation="thread"),
+            items(built.build(num_threads=1)),
+            spdl_torch.PipelineDataset(built),
+            spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1")),
+        ]
         left_open = [iter(each) for each in left_open]
         for each in left_open:
             next(each)
@@ -230,7 +221,7 @@ def timeout_at(batches, step):
             return str(caught.value)
 
 
-@with_workers
+@in_seats(THREADS, FORKED)
 def test_timeout_shows_the_users_frames_alone(seat, tmp_path):
     """Not those of the trainer, which a forked child's stack begins with. The batch comes later."""
     os.mkfifo(tmp_path / "held")
@@ -274,7 +265,7 @@ class WaitsAtItsBeginning(IterableDataset):
         return iter(range(4))
 
 
-@with_workers
+@in_seats(THREADS, FORKED)
 def test_timeout_names_a_step_of_the_beginning(seat, tmp_path):
     """A worker that has no batch yet may be at work on iter(dataset)."""
     with (tmp_path / "held").open("w") as held:

@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
+from _datasets import BulkData, GatedData, MapData, StreamData
 from _gates import until
 from _inside import state_of
 from _loader_helpers import ThreadLoader as DataLoader, no_thread_left, torch_loader
-from torch.utils.data import Dataset, IterableDataset
 
 __all__ = ["no_thread_left"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Samples(Dataset):
-    """Sample 5 is bad, if any is."""
-
-    def __init__(self, *, bad):
-        self.bad = bad
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        if self.bad and index == 5:
-            raise ValueError("bad")
-        return index
-
-
-class Bulk(Samples):
-    """The same in whole batches."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-class SamplesInTurn(Samples, IterableDataset):
-    """The same one after another, in each worker."""
-
-    def __iter__(self):
-        return (self[index] for index in range(12))
-
-
-class Stateful(SamplesInTurn):
+class Stateful(StreamData):
     """Keeps a state of its own, which fails."""
 
     def state_dict(self):
@@ -83,7 +53,6 @@ OPTIONS = {
     "0": {},
     "0, no figures": {"stats": False},
     "2": {"num_workers": 2},
-    "2, no figures": {"num_workers": 2, "stats": False},
     "2, skipping": {"num_workers": 2, "on_error": "skip", "error_budget": 99},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "persistent, no figures": {"num_workers": 2, "persistent_workers": True, "stats": False},
@@ -98,11 +67,11 @@ def test_dataset_goes_with_its_loader(options, without_collector):
     """However its epochs ended; as with torch's loader."""
     kept = []
     is_process = options == "process"
-    for kind in (Samples, Bulk, SamplesInTurn, Stateful):
+    for kind in (MapData, BulkData, StreamData, Stateful):
         for how in ("break", "error", "state") if is_process else WAYS:
             if ("state" in how) != (kind is Stateful):
                 continue
-            data = kind(bad=how == "error")
+            data = kind(12, {5: ValueError} if how == "error" else {})
             found = weakref.ref(data)
             # torch's too, but in the trainer's process: elsewhere its dataset is another.
             loaders = [torch_loader(data, 2), DataLoader(data, 2, **OPTIONS[options])]
@@ -117,18 +86,8 @@ def test_dataset_goes_with_its_loader(options, without_collector):
 
 def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector):
     """It goes when the worker does."""
-    gate, entered = threading.Event(), threading.Event()
-
-    class Held(Samples):
-        """Sample 0 waits."""
-
-        def __getitem__(self, index):
-            entered.set()
-            assert gate.wait(60)
-            return index
-
-    data = Held(bad=False)
-    found = weakref.ref(data)
+    data = GatedData(12)
+    gate, entered, found = data.gate, data.entered, weakref.ref(data)
     batches = iter(DataLoader(data, 2, num_workers=2))
     assert entered.wait(60)
     del batches, data

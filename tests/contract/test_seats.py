@@ -12,12 +12,13 @@ from collections import Counter
 import pytest
 import torch
 from _datasets import (
-    ITERABLE,
     KINDS,
     MAP_STYLE,
     BadRows,
     BatchRows,
     Broken,
+    OwnPlaceStream,
+    PlacedStream,
     Rows,
     Stream,
 )
@@ -29,9 +30,9 @@ from _loader_helpers import (
     no_thread_left,  # noqa: F401
 )
 from _seats import (
+    FORKED,
     NONE,
-    SEATS,
-    SPAWNED,
+    SERVED,
     THREADS,
     in_every_seat,
     in_every_seat_by_pairs,
@@ -57,7 +58,7 @@ both_lives = pytest.mark.parametrize("persistent", LIVES)
 
 
 def indices_of(batches):
-    return [batch["index"].tolist() for batch in batches]
+    return [torch.as_tensor(batch["index"]).tolist() for batch in batches]
 
 
 def bits_of(batches):
@@ -84,33 +85,56 @@ def epochs_of_torch(num_workers, kind, persistent):
     return [indices_of(loader) for _ in range(3)]
 
 
+@functools.cache
+def bits_on_threads(kind, persistent):
+    """The bits of three epochs, the same for all seats with workers."""
+    options = {"seed": 3, "persistent_workers": persistent, **options_of(kind)}
+    loader = THREADS.loader(kind(LENGTH), BATCH, **options)
+    return [bits_of(loader) for _ in range(3)]
+
+
 @in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
-def test_order_and_batches_are_torchs(seat, kind, persistent):
-    """Three epochs have torch's batches in torch's order."""
-    ours = seat.loader(kind(LENGTH), BATCH, persistent_workers=persistent, **options_of(kind))
-    for expected in epochs_of_torch(seat.num_workers, kind, persistent):
-        assert indices_of(ours) == expected
+def test_order_batches_and_lengths_are_torchs_and_bits_the_same_everywhere(seat, kind, persistent):
+    """Three epochs have torch's batches in torch's order. Samples draw from streams of their own,
+    by their position in the epoch: the workers' seat is in no bit. Without workers there is another
+    order (of a stream, or where workers persist and take no seed from the generator)."""
+    options = {"seed": 3, "persistent_workers": persistent, **options_of(kind)}
+    loader = seat.loader(kind(LENGTH), BATCH, **options)
+    epochs = [bits_of(loader) for _ in range(3)]
+    for got, expected in zip(
+        epochs, epochs_of_torch(seat.num_workers, kind, persistent), strict=True
+    ):
+        assert [indices for indices, *_ in got] == expected
+    if seat is not NONE or (kind in MAP_STYLE and not persistent):
+        assert epochs == bits_on_threads(kind, persistent)
+    if kind in MAP_STYLE:
+        assert len(loader) == len(epochs[0])
+
+
+WAYS = {
+    "rows": (Rows, {"batch_size": 4, "drop_last": True}),
+    "batch rows": (BatchRows, {"batch_size": 4, "drop_last": True}),
+    "stream": (Stream, {"batch_size": 4, "drop_last": True}),
+    "one by one": (Rows, {"batch_size": None, "sampler": [5, 0, 5]}),
+    "stream, one by one": (Stream, {"batch_size": None}),
+    "batches": (Rows, {"batch_sampler": BatchSampler([3, 1, 20, 1, 0], 2, drop_last=False)}),
+}
+
+
+@functools.cache
+def epoch_of_torch(num_workers, way):
+    kind, options = WAYS[way]
+    return indices_of((THREADS if num_workers else NONE).peer(kind(LENGTH), **options))
 
 
 @in_every_seat
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        *((kind, {"batch_size": 4, "drop_last": True}) for kind in (Rows, BatchRows, Stream)),
-        *((kind, {"batch_size": None}) for kind in (Rows, Stream)),
-        (Rows, {"batch_sampler": BatchSampler([3, 1, 20, 1, 0], 2, drop_last=False)}),
-        (Rows, {"batch_size": None, "sampler": [5, 0, 5]}),
-    ],
-)
-def test_ways_to_make_batches_are_torchs(seat, kind, options):
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_make_batches_are_torchs(seat, way):
     """Without a last batch that is not full, item by item, by a sampler of batches."""
-    ours, torchs = seat.loader(kind(LENGTH), **options), seat.peer(kind(LENGTH), **options)
-    for _ in range(2):
-        assert [torch.as_tensor(batch["index"]).tolist() for batch in ours] == [
-            torch.as_tensor(batch["index"]).tolist() for batch in torchs
-        ]
-    if kind is not Stream:
-        assert len(ours) == len(torchs)
+    kind, options = WAYS[way]
+    loader = seat.loader(kind(LENGTH), **options)
+    assert indices_of(loader) == epoch_of_torch(seat.num_workers, way)
+    assert kind is Stream or len(loader) == len(epoch_of_torch(0, way))
 
 
 class InOneCall(Dataset):
@@ -132,29 +156,7 @@ def test_samples_of_a_batch_are_asked_for_in_one_call(seat):
     assert list(loader) == [[indices] * len(indices) for indices in asked]
 
 
-@in_every_seat
-def test_batches_in_any_order_are_the_same_batches(seat):
-    """With in_order=False."""
-    found = indices_of(seat.loader(Rows(LENGTH), BATCH, in_order=False))
-    assert sorted(found) == indices_of(seat.loader(Rows(LENGTH), BATCH))
-
-
-@in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
-def test_random_bits_are_the_same_in_every_seat(seat, kind, persistent):
-    """Samples draw from streams of their own, by their position in the epoch: the workers' seat is
-    in no bit. Without workers there is another order (of a stream, or where workers persist and
-    take no seed from the generator), and nothing to compare."""
-    if seat is NONE and (persistent or kind in ITERABLE):
-        pytest.skip("compared with itself")
-    base = NONE if kind in MAP_STYLE and not persistent else THREADS
-    options = {"seed": 3, "persistent_workers": persistent}
-    expected = base.loader(kind(LENGTH), BATCH, **options, **options_of(kind))
-    loader = seat.loader(kind(LENGTH), BATCH, **options, **options_of(kind))
-    for _ in range(2):
-        assert bits_of(loader) == bits_of(expected)
-
-
-@in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
+@in_every_seat_by_pairs(kind=[Rows, PlacedStream, OwnPlaceStream], persistent=LIVES)
 def test_resumed_epochs_go_on_where_the_state_was_taken(seat, kind, persistent):
     """A new loader with the state gives what the first one would have: batches, bits, and the
     next epoch."""
@@ -167,17 +169,14 @@ def test_resumed_epochs_go_on_where_the_state_was_taken(seat, kind, persistent):
     first = loader()
     first.state_dict()  # an iterable's own state is kept from here on
     assert len(list(first)) == 11
-    batches, states = [], {}
+    batches, states = [], []
     for batch in first:
         batches.append(batch)
-        if len(batches) in (1, 5):
-            states[len(batches)] = first.state_dict()
-    later = bits_of(first)
-    for taken_at, state in states.items():
-        second = loader()
-        second.load_state_dict(state)
-        assert bits_of(second) == bits_of(batches[taken_at:])
-    assert bits_of(second) == later
+        states.append(first.state_dict())
+    second = loader()
+    second.load_state_dict(states[4])
+    assert bits_of(second) == bits_of(batches[5:])
+    assert bits_of(second) == bits_of(first)
 
 
 @in_every_seat
@@ -199,15 +198,15 @@ def test_error_of_a_sample_is_the_users_and_costs_its_batch_alone(seat):
 
 
 @in_every_seat
-@pytest.mark.parametrize("replace", [False, True])
-def test_bad_sample_is_left_out_or_replaced(seat, replace):
+def test_bad_sample_is_left_out_or_replaced(seat):
     """With on_error="skip": the same batches, skipped samples, failures and length everywhere."""
-    loader = seat.loader(BadRows(LENGTH), BATCH, on_error="skip", replace=replace)
     expected = [[*range(n, min(n + 2, LENGTH))] for n in range(0, LENGTH, 2)]
-    expected[4] = [8, 10] if replace else [8]
-    assert indices_of(loader) == expected
-    assert [(sample.key, sample.stage) for sample in loader.skipped] == [(9, "fetch")]
-    assert len(loader) == len(expected)
+    for replace, batch in ((False, [8]), (True, [8, 10])):
+        loader = seat.loader(BadRows(LENGTH), BATCH, on_error="skip", replace=replace)
+        expected[4] = batch
+        assert indices_of(loader) == expected
+        assert [(sample.key, sample.stage) for sample in loader.skipped] == [(9, "fetch")]
+        assert len(loader) == len(expected)
 
 
 class ManyBadRows(Rows):
@@ -298,19 +297,6 @@ def test_workers_are_told_what_torch_tells_them(seat, rng):
     assert len(ours) == len(torchs)
 
 
-@in_every_seat
-@pytest.mark.parametrize("kind", [Rows, Stream])
-def test_statistics_have_every_sample(seat, kind):
-    """snapshot() has the stages of the epoch, and the samples of all workers."""
-    loader = seat.loader(kind(LENGTH), BATCH)
-    for _ in range(2):
-        list(loader)
-    fetch, collate = loader.snapshot().stages
-    assert (fetch.name, collate.name) == ("fetch", "collate")
-    assert fetch.tasks.num_tasks == LENGTH
-    assert collate.tasks.num_tasks == len(list(loader))
-
-
 class EvenRows(Rows):
     """A batch in two has no good sample."""
 
@@ -320,25 +306,28 @@ class EvenRows(Rows):
         return super().__getitem__(index)
 
 
-@with_workers
+@in_every_seat
 @pytest.mark.parametrize("kind", [Rows, Stream, EvenRows])
-def test_figures_of_the_queue_count_batches_alone(seat, kind):
-    """The end of a worker's iterable passes through it, too, and so does what is left of a batch
-    without a good sample."""
+def test_statistics_have_every_sample(seat, kind):
+    """snapshot() has the stages of the epoch, and the samples of all workers. Figures of the queue
+    count batches alone: the end of a worker's iterable passes through it, too, and so does what is
+    left of a batch without a good sample."""
     loader = seat.loader(kind(LENGTH), BATCH, on_error="skip", error_budget=LENGTH)
     for _ in range(2):
         num_batches = len(list(loader))
     fetch, collate = loader.snapshot().stages
+    assert (fetch.name, collate.name) == ("fetch", "collate")
+    assert fetch.tasks.num_tasks == LENGTH
+    assert kind is EvenRows or collate.tasks.num_tasks == num_batches
     assert fetch.queue == collate.queue
-    assert fetch.queue.num_items == num_batches
+    assert seat is NONE or fetch.queue.num_items == num_batches
 
 
 @in_every_seat
-@both_lives
-def test_report_and_trace_are_of_the_whole_epoch(seat, persistent, tmp_path):
+def test_report_and_trace_are_of_the_whole_epoch(seat, tmp_path):
     """The report has the figures of snapshot() and says where the workers were; a trace has the
     loop's turn for every batch, and the work of the workers wherever they are."""
-    loader = seat.loader(Rows(LENGTH), BATCH, persistent_workers=persistent)
+    loader = seat.loader(Rows(LENGTH), BATCH, persistent_workers=True)
     with tracing(tmp_path / "trace.json"):
         num_batches = len(list(loader))
         profile = loader.profile()
@@ -385,27 +374,15 @@ class Counting(Rows):
         return {"made": self.made[0]}
 
 
-@in_seats(*(seat for seat in SEATS if seat is not SPAWNED))
+@in_seats(NONE, THREADS, FORKED, SERVED)
 @both_lives
 def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
     """Those of the epoch, whoever counted them."""
     loader = seat.loader(Counting(LENGTH), BATCH, persistent_workers=persistent)
     for _ in range(2):
         list(loader)
-        made = loader.snapshot().data["made"]
-        assert made == LENGTH
-    assert loader.report().stats.data["made"] == made
-
-
-@with_workers
-@both_lives
-def test_broken_off_epoch_leaves_nothing_for_the_next(seat, persistent):
-    """After break the next epoch is whole."""
-    loader = seat.loader(Rows(LENGTH), BATCH, persistent_workers=persistent)
-    for number, _ in enumerate(loader):
-        if number == 3:
-            break
-    assert [index for batch in indices_of(loader) for index in batch] == list(range(LENGTH))
+        assert loader.snapshot().data["made"] == LENGTH
+    assert loader.report().stats.data["made"] == LENGTH
 
 
 @in_every_seat_by_pairs(kind=[Rows, Stream], persistent=LIVES)
@@ -424,6 +401,8 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     until(lambda: set(multiprocessing.active_children()) <= processes)
     with pytest.raises(PipelineStopped, match="closed"):
         next(batches)
+    for _ in loader:  # after break the next epoch is whole, too
+        break
     batches = iter(loader)
     indices = [index for batch in batches for index in batch["index"].tolist()]
     assert sorted(indices) == list(range(LENGTH))

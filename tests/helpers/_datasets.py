@@ -24,17 +24,42 @@ def share_of_worker(length):
 # -- the least that a dataset can be
 
 
-class Indices(Dataset):
-    """Map-style: sample i is i; those in ``bad`` cannot be read."""
+class Sized(Dataset):
+    """Map-style, of some length."""
 
-    length, bad = 12, ()
+    length = 12
 
-    def __init__(self, length=12, bad=()):
+    def __init__(self, length=12):
         self.length = length
-        self.bad = bad
 
     def __len__(self):
         return self.length
+
+
+class Divided(IterableDataset):
+    """Iterable: every worker has the items that are its own, torch's way to divide a stream."""
+
+    def __init__(self, length=24):
+        self.length = length
+
+    def items(self):
+        return share_of_worker(self.length)
+
+    def __iter__(self):
+        return map(self.make, self.items())
+
+    def make(self, item):
+        return item
+
+
+class Indices(Sized):
+    """Sample i is i; those in ``bad`` cannot be read."""
+
+    bad = ()
+
+    def __init__(self, length=12, bad=()):
+        super().__init__(length)
+        self.bad = bad
 
     def __getitem__(self, index):
         if index in self.bad:
@@ -55,60 +80,44 @@ class IndexStream(Indices, IterableDataset):
         return iter(share_of_worker(self.length))
 
 
-class Points(Dataset):
+class Points(Sized):
     """Sample i is a vector of one number, i."""
-
-    def __init__(self, length=12):
-        self.length = length
-
-    def __len__(self):
-        return self.length
 
     def __getitem__(self, index):
         return torch.tensor([float(index)])
 
 
-class Made(Dataset):
-    """Map-style: samples are what a function makes of their indices."""
-
-    length = 12
+class Made(Sized):
+    """Samples are what a function makes of their indices."""
 
     def __init__(self, make, length=12):
+        super().__init__(length)
         self.make = make
-        self.length = length
-
-    def __len__(self):
-        return self.length
 
     def __getitem__(self, index):
         return self.make(index)
 
 
-class Drawing(Dataset):
-    """Map-style: samples are what a function draws."""
-
-    def __init__(self, draw, length=12):
-        self.draw = draw
-        self.length = length
-
-    def __len__(self):
-        return self.length
+class Drawing(Made):
+    """Samples are what a function draws."""
 
     def __getitem__(self, index):
-        return self.draw()
+        return self.make()
 
 
-class Drawn(Dataset):
+def drawn(index):
+    """A sample that shows what it drew."""
+    return torch.tensor([index, int(torch.randint(10**9, ()))])
+
+
+class Drawn(Sized):
     """Samples show what they drew."""
 
     def __init__(self, length=24):
-        self.length = length
-
-    def __len__(self):
-        return self.length
+        super().__init__(length)
 
     def __getitem__(self, index):
-        return torch.tensor([index, int(torch.randint(10**9, ()))])
+        return drawn(index)
 
 
 class BulkDrawn(Drawn):
@@ -118,15 +127,11 @@ class BulkDrawn(Drawn):
         return [self[index] for index in indices]
 
 
-class DrawnStream(IterableDataset):
+class DrawnStream(Divided):
     """The same one after another; each worker has its share."""
 
-    def __init__(self, length=24):
-        self.length = length
-
-    def __iter__(self):
-        for item in share_of_worker(self.length):
-            yield torch.tensor([item, int(torch.randint(10**9, ()))])
+    def make(self, item):
+        return drawn(item)
 
 
 # -- every kind that a loader tells apart: of a length they hold the same samples, so that what a
@@ -139,14 +144,11 @@ def sample_of(index):
     return {"index": index, "draws": torch.tensor(draws, dtype=torch.float64), "name": f"#{index}"}
 
 
-class Rows(Dataset):
+class Rows(Sized):
     """Map-style: one call a sample."""
 
     def __init__(self, length=24):
-        self.length = length
-
-    def __len__(self):
-        return self.length
+        super().__init__(length)
 
     def __getitem__(self, index):
         if not 0 <= index < self.length:
@@ -193,71 +195,61 @@ class BatchRows(Rows):
         return [self[index] for index in indices]
 
 
-class Stream(IterableDataset):
-    """Iterable: every worker has the indices that are its own, torch's way to divide a stream."""
+class Stream(Divided):
+    """Iterable."""
 
-    def __init__(self, length=24):
-        self.length = length
-
-    def __iter__(self):
-        return map(sample_of, share_of_worker(self.length))
+    def make(self, item):
+        return sample_of(item)
 
 
-class PlacedStream(Stream):
-    """Iterable, with an iterator that has a state: the next index."""
+class Steps:
+    """An iterator with a state: how many items it has given."""
 
-    def __iter__(self):
-        share = share_of_worker(self.length)
-        return _PlacedIterator(share.start, share.step, self.length)
-
-
-class _PlacedIterator:
-    def __init__(self, first, step, length):
-        self.next_index, self.step, self.length = first, step, length
+    def __init__(self, items, make=lambda item: item):
+        self.items, self.make, self.place = items, make, 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self.next_index >= self.length:
+        if self.place == len(self.items):
             raise StopIteration
-        index = self.next_index
-        self.next_index += self.step
-        return sample_of(index)
+        self.place += 1
+        return self.make(self.items[self.place - 1])
 
     def state_dict(self):
-        return {"next_index": self.next_index}
+        return {"place": self.place}
 
     def load_state_dict(self, state):
-        self.next_index = state["next_index"]
+        self.place = state["place"]
+
+
+class PlacedStream(Stream):
+    """Iterable, with an iterator that has a state."""
+
+    def __iter__(self):
+        return Steps(self.items(), self.make)
 
 
 class OwnPlaceStream(Stream):
-    """Iterable that keeps its own position, which the next iterator goes on from."""
+    """Iterable that keeps its own state, from which the next iterator goes on."""
 
-    def __init__(self, length=24):
-        super().__init__(length)
-        self.next_index = None
+    next_item = None
 
     def __iter__(self):
-        share = share_of_worker(self.length)
-        index = share.start if self.next_index is None else self.next_index
-        while index < self.length:
-            self.next_index = index + share.step
-            yield sample_of(index)
-            index += share.step
-        self.next_index = None
+        items = self.items()
+        item = items.start if self.next_item is None else self.next_item
+        while item < self.length:
+            self.next_item = item + items.step
+            yield self.make(item)
+            item += items.step
+        self.next_item = None
 
     def state_dict(self):
-        return {"next_index": self.next_index}
+        return {"next_item": self.next_item}
 
     def load_state_dict(self, state):
-        self.next_index = state["next_index"]
-
-
-def indices_alone(samples):
-    """Collate to the indices."""
-    return [sample["index"] for sample in samples]
+        self.next_item = state["next_item"]
 
 
 MAP_STYLE = (Rows, BatchRows)
@@ -280,15 +272,12 @@ def item_of(index: int) -> dict[str, Any]:
     return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
 
 
-class MapData(Dataset):
+class MapData(Sized):
     """Map-style; raises the given error type where ``bad`` says so."""
 
     def __init__(self, length: int, bad: dict[int, type[Exception]] | None = None) -> None:
-        self.length = length
+        super().__init__(length)
         self.bad = bad or {}
-
-    def __len__(self):
-        return self.length
 
     def __getitem__(self, index):
         if index in self.bad:
@@ -360,17 +349,14 @@ class WorkerInfoData(Dataset):
         return self, get_worker_info(), threading.current_thread()
 
 
-class GatedData(Dataset):
+class GatedData(Sized):
     """Sample ``held`` waits until ``gate`` is set; ``entered`` says that a worker is waiting."""
 
-    def __init__(self, length: int, *, held: int = 0) -> None:
-        self.length = length
+    def __init__(self, length: int, *, held: int | None = 0) -> None:
+        super().__init__(length)
         self.held = held
         self.gate = threading.Event()
         self.entered = threading.Event()
-
-    def __len__(self):
-        return self.length
 
     def __getitem__(self, index):
         if index == self.held:
@@ -416,20 +402,20 @@ class Asked:
         self.load(state)
 
 
-class Live(Asked, IterableDataset):
+class Live(Asked, DrawnStream):
     """Its state is a container that it goes on using; and it carries on where it was in the epoch
     before, unless that was finished.
     """
 
     def __init__(self, length=24):
-        self.length = length
+        super().__init__(length)
         self.place = {"given": []}
 
     def __iter__(self):
         self.place = {"given": [*self.place["given"]]}  # each worker's own
-        for item in share_of_worker(self.length)[len(self.place["given"]) :]:
+        for item in self.items()[len(self.place["given"]) :]:
             self.place["given"].append(item)
-            yield torch.tensor([item, int(torch.randint(10**9, ()))])
+            yield drawn(item)
         self.place["given"].clear()
 
     def state(self):
@@ -441,14 +427,11 @@ class Live(Asked, IterableDataset):
         self.place = state
 
 
-class LiveIterators(IterableDataset):
+class LiveIterators(DrawnStream):
     """The same of its iterators."""
 
-    def __init__(self, length=24):
-        self.length = length
-
     def __iter__(self):
-        return _LiveIterator(share_of_worker(self.length))
+        return _LiveIterator(self.items())
 
 
 class _LiveIterator(Asked):
@@ -463,7 +446,7 @@ class _LiveIterator(Asked):
         if self.place[0] == len(self.items):
             raise StopIteration
         self.place[0] += 1
-        return torch.tensor([self.items[self.place[0] - 1], int(torch.randint(10**9, ()))])
+        return drawn(self.items[self.place[0] - 1])
 
     def state(self):
         return self.place
@@ -499,15 +482,12 @@ class Endless(Asked, IterableDataset):
         self.next_item, self.left = 0 + state["next_item"], None if left is None else 0 + left
 
 
-class Shuffled(IterableDataset):
+class Shuffled(Divided):
     """A shuffle buffer that draws from torch's generator; what it gives depends on all draws."""
-
-    def __init__(self, length=24):
-        self.length = length
 
     def __iter__(self):
         buffer = []
-        for item in share_of_worker(self.length):
+        for item in self.items():
             buffer.append(item)
             if len(buffer) == 4:
                 yield buffer.pop(int(torch.randint(len(buffer), ())))
@@ -515,37 +495,18 @@ class Shuffled(IterableDataset):
             yield buffer.pop(int(torch.randint(len(buffer), ())))
 
 
-class StatefulStream(DrawnStream):
+class StatefulStream(OwnPlaceStream):
     """Keeps its own state, so that no item is made twice: how far it is."""
 
-    def __init__(self, length=24):
-        super().__init__(length)
-        self.next_item = None
-
-    def __iter__(self):
-        share = share_of_worker(self.length)
-        item = share.start if self.next_item is None else self.next_item
-        while item < self.length:
-            self.next_item = item + share.step
-            yield torch.tensor([item, int(torch.randint(10**9, ()))])
-            item += share.step
-        self.next_item = None
-
-    def state_dict(self):
-        return {"next_item": self.next_item}
-
-    def load_state_dict(self, state):
-        self.next_item = state["next_item"]
+    def make(self, item):
+        return drawn(item)
 
 
-class ForSomebodyElse(IterableDataset):
+class ForSomebodyElse(Divided):
     """Its methods are not meant for a loader, as those of litdata's streams."""
 
     def __init__(self, length=12):
-        self.length = length
-
-    def __iter__(self):
-        return iter(share_of_worker(self.length))
+        super().__init__(length)
 
     def state_dict(self, num_samples_yielded, num_workers, batch_size):
         raise AssertionError("nobody may call it")
@@ -568,14 +529,8 @@ class Uncopyable(ForSomebodyElse):
         return {"cursor": lambda: 0}
 
 
-class OnlyFor(Dataset):
+class OnlyFor(Indices):
     """Map-style, with methods that are not for loaders."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return index
 
     def state_dict(self, destination):
         raise AssertionError("nobody may call it")
@@ -584,15 +539,13 @@ class OnlyFor(Dataset):
         raise AssertionError("nobody may call it")
 
 
-class Walk(IterableDataset):
+class Walk(Divided):
     """Goes on where it was, whoever iterates; tells nobody where that is."""
 
-    def __init__(self, length=12):
-        self.length = length
-        self.at = 0
+    at = 0
 
     def __iter__(self):
-        items = share_of_worker(self.length)
+        items = self.items()
         while self.at < len(items):
             self.at += 1
             yield items[self.at - 1]
@@ -608,36 +561,11 @@ class WalkWithState(Walk):
         self.at = state["at"]
 
 
-class Steps:
-    """An iterator with a state."""
-
-    def __init__(self, items):
-        self.items, self.place = items, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.place == len(self.items):
-            raise StopIteration
-        self.place += 1
-        return self.items[self.place - 1]
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
-
-
-class SteppedOver(IterableDataset):
+class SteppedOver(Divided):
     """Its iterators keep a state, which ends with them."""
 
-    def __init__(self, length=12):
-        self.length = length
-
     def __iter__(self):
-        return Steps(share_of_worker(self.length))
+        return Steps(self.items())
 
 
 class Position:
@@ -684,6 +612,32 @@ class Deck:
     def load_state_dict(self, state):
         self.left = state["left"]
         self.own.set_state(torch.tensor(state["own"], dtype=torch.uint8))
+
+
+class GoingOn:
+    """A source of a pipeline that keeps its generator and its position; after a pass it stands at
+    its end until it is iterated again."""
+
+    def __init__(self, length=8):
+        self.length, self.generator = length, torch.Generator().manual_seed(3)
+        self.order, self.position, self.rests = [], 0, False
+
+    def __iter__(self):
+        if self.position == len(self.order) and not self.rests:
+            self.order = torch.randperm(self.length, generator=self.generator).tolist()
+            self.position = 0
+        self.rests = False
+        while self.position < len(self.order):
+            self.position += 1
+            yield self.order[self.position - 1]
+
+    def state_dict(self):
+        generator = self.generator.get_state().tolist()
+        return {"generator": generator, "order": [*self.order], "position": self.position}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(torch.tensor(state["generator"], dtype=torch.uint8))
+        self.order, self.position, self.rests = [*state["order"]], state["position"], True
 
 
 class ShuffledSource:

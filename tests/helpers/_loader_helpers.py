@@ -88,6 +88,12 @@ def epoch_of(loader: Any) -> list[Any]:
             events.append(type(error))
 
 
+def resumed(loader: Any, state: Any) -> Any:
+    """The loader, which goes on where the state says."""
+    loader.load_state_dict(state)
+    return loader
+
+
 class ModelLoader(torch_data.DataLoader):
     """torch's DataLoader with its worker processes played in turn by the calling thread.
 

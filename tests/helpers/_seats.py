@@ -2,7 +2,7 @@
 
 ``@in_every_seat`` gives a test ``seat``; ``seat.loader(dataset, ...)`` is our loader there, and
 ``seat.peer(dataset, ...)`` torch's own loader with as many workers. Options of the test win over
-those of the seat. ``--seats`` prints a table of the tests by seats.
+those of the seat.
 
 Spawned workers differ from a fork server's in how they are started alone, and the seat belongs to
 the long forms, but for tests that ask for it (``in_seats(*SEATS)``).
@@ -88,15 +88,10 @@ def in_seats(*seats: Seat) -> Any:
     return pytest.mark.parametrize("seat", [pytest.param(seat, id=seat.name) for seat in seats])
 
 
-def _in_long_forms(seats: tuple[Seat, ...]) -> Any:
-    return pytest.mark.parametrize("seat", _params(seats))
-
-
 def _params(seats: tuple[Seat, ...]) -> list[Any]:
-    def marks(seat: Seat) -> Any:
-        return [pytest.mark.long] if seat is SPAWNED else []
-
-    return [pytest.param(seat, id=seat.name, marks=marks(seat)) for seat in seats]
+    """The same, of which one is a long form."""
+    long = [pytest.mark.long]
+    return [pytest.param(s, id=s.name, marks=long if s is SPAWNED else []) for s in seats]
 
 
 def in_every_seat_by_pairs(**values: Any) -> Any:
@@ -105,5 +100,5 @@ def in_every_seat_by_pairs(**values: Any) -> Any:
     return by_pairs(seat=_params(SEATS), **values)
 
 
-in_every_seat = _in_long_forms(SEATS)
-with_workers = _in_long_forms(WITH_WORKERS)
+in_every_seat = pytest.mark.parametrize("seat", _params(SEATS))
+with_workers = pytest.mark.parametrize("seat", _params(WITH_WORKERS))
