@@ -180,7 +180,7 @@ def num_parts(kind, seat):
 @st.composite
 def histories(draw, seats, whats=("elsewhere", "twice", "same")):
     """Of loaders whose states fit each other."""
-    kind = draw(st.sampled_from([*MAP_STYLE, *ITERABLE]))
+    kind = draw(st.sampled_from([*MAP_STYLE] * 4 + [*ITERABLE]))  # those have many orders
     persistent = draw(st.booleans())
     open_seats = [seat for seat in seats if seat is not NONE or not persistent]
     seat = draw(st.sampled_from(open_seats))
@@ -308,13 +308,13 @@ def test_histories_lose_and_change_nothing():
     workers and on threads."""
     done: Counter[str] = Counter()
 
-    @settings(QUICK, max_examples=200)
+    @settings(QUICK, max_examples=100)
     @given(histories((NONE, THREADS, ONE)))
     def run(history):
         check(history, done)
 
     run()
-    assert min(done[what] for what in ("twice", "same", "elsewhere")) > 30
+    assert min(done[what] for what in ("twice", "same", "elsewhere")) > 15
 
 
 def test_histories_lose_and_change_nothing_when_workers_are_processes(caplog):

@@ -126,8 +126,9 @@ class Failing(Dataset):
 
     def collate(self, samples):
         self.raise_at(samples[0], "collate_fn")
-        if self.where in ("pin_memory", "to"):
-            return Moving(self, samples[0])
+        kinds = {"pin_memory": Pinning, "to": Moving}
+        if self.where in kinds:
+            return kinds[self.where](self, samples[0])
         return default_collate(samples)
 
 
@@ -189,15 +190,21 @@ class Leaving(_Part):
         self.dataset.raise_at(self.index, "__del__")
 
 
-class Moving(_Part):
-    """A batch that pins or moves itself, or raises."""
+class Pinning(_Part):
+    """A batch that pins itself, or raises."""
 
     def __reduce__(self):
-        return Moving, (self.dataset, self.index)
+        return type(self), (self.dataset, self.index)
 
     def pin_memory(self):
         self.dataset.raise_at(self.index, "pin_memory")
         return self.index
+
+
+class Moving(_Part):
+    """A batch that moves itself, or raises."""
+
+    __reduce__ = Pinning.__reduce__
 
     def to(self, device, **options):
         self.dataset.raise_at(self.index, "to")
