@@ -43,7 +43,10 @@ from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.timeout(600),  # 20 s here; room for a slow machine
+]
 
 LENGTH = 23
 ONE = Seat("one thread", {"num_workers": 1, "isolation": "thread"}, are_threads=True)
@@ -308,7 +311,7 @@ def test_histories_lose_and_change_nothing():
     workers and on threads."""
     done: Counter[str] = Counter()
 
-    @settings(QUICK, max_examples=100)
+    @settings(QUICK, max_examples=70)
     @given(histories((NONE, THREADS, ONE)))
     def run(history):
         check(history, done)
