@@ -123,7 +123,8 @@ def test_samples_are_those_of_torchvision(root, name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_getitems_equals_getitem(root, name):
-    """One by one or all at once: same bits, and the generator is left in the same state."""
+    """One by one or all at once: same bits, and the generator is left in the same state. A loader
+    may take .collated instead of stacking; where samples are made one by one there is none."""
     dataset = ImageFolder(root, EVERY[name])
     indices = [3, 0, 7, 7, 11, 2]
     single, state = seeded(lambda: [dataset[i] for i in indices])
@@ -132,26 +133,15 @@ def test_getitems_equals_getitem(root, name):
     assert torch.equal(state, state_together)
     assert dataset.__getitems__([]) == []
     assert len(dataset.__getitems__(np.array([3, 0]))) == 2
-
-
-@pytest.mark.parametrize("name", BATCHED)
-def test_collated_is_what_default_collate_makes(root, name):
-    """A loader may take .collated instead of stacking."""
-    samples = ImageFolder(root, BATCHED[name]).__getitems__([0, 5, 8])
-    images, targets = default_collate(list(samples))
-    assert torch.equal(samples.collated[0], images)
-    assert torch.equal(samples.collated[1], targets)
-    assert samples.collated[1].dtype == torch.int64
-    if samples.collated[0].is_floating_point():
-        assert samples.collated[0].is_contiguous()
-
-
-@pytest.mark.parametrize("name", [name for name in UNBATCHED if name != "sizes vary"])
-def test_collated_is_absent_where_samples_are_made_one_by_one(root, name):
-    """No .collated, but an ordinary list that collates."""
-    samples = ImageFolder(root, UNBATCHED[name]).__getitems__([0, 6])
-    assert isinstance(samples, CollatedSamples)
-    assert samples.collated is None
+    if name in UNBATCHED:
+        assert isinstance(together, CollatedSamples)
+        assert together.collated is None or name == "sizes vary"
+        return
+    images, targets = default_collate(list(together))
+    assert torch.equal(together.collated[0], images)
+    assert torch.equal(together.collated[1], targets)
+    assert together.collated[1].dtype == torch.int64
+    assert not images.is_floating_point() or together.collated[0].is_contiguous()
 
 
 def test_transform_that_gives_pillow_images(root):
@@ -183,27 +173,18 @@ def test_other_loader_is_left_alone(root):
     assert_same(samples, [theirs[0], theirs[5]])
 
 
-def test_target_transform(root):
-    """target_transform is applied, one by one and together."""
-    dataset = ImageFolder(root, BATCHED["validation, v1"], target_transform=lambda t: t + 40)
-    assert [target for _, target in dataset.__getitems__([0, 6])] == [40, 41]
-    assert dataset[6][1] == 41
-
-
-def test_subclass_with_own_getitem(root):
-    """A subclass that adds the path to each sample has it in batches too."""
+def test_target_transform_and_own_getitem_count_in_batches(root):
+    """One by one and together; the transform that counts is the one at the time of loading."""
 
     class WithPath(ImageFolder):
         def __getitem__(self, index):
             return (*super().__getitem__(index), self.samples[index][0])
 
-    dataset = WithPath(root, BATCHED["validation, v1"])
-    assert [len(sample) for sample in dataset.__getitems__([0, 6])] == [3, 3]
-
-
-def test_transform_replaced_later(root):
-    """The transform that counts is the one at the time of loading."""
-    dataset = ImageFolder(root, BATCHED["validation, v1"])
+    recipe = BATCHED["validation, v1"]
+    dataset = ImageFolder(root, recipe, target_transform=lambda t: t + 40)
+    assert [target for _, target in dataset.__getitems__([0, 6])] == [40, 41]
+    assert dataset[6][1] == 41
+    assert [len(sample) for sample in WithPath(root, recipe).__getitems__([0, 6])] == [3, 3]
     dataset.transform = BATCHED["uint8"]
     assert dataset.__getitems__([0, 1]).collated[0].dtype == torch.uint8
 
@@ -290,17 +271,10 @@ def test_seeds_of_a_batch_draw_what_its_contexts_draw(root, name, place):
             assert len(taken) == 1 or not torch.equal(found[1], found[2])
 
 
-def test_pickles(root):
-    """The dataset travels to other processes and loads the same there."""
-    dataset = ImageFolder(root, BATCHED["validation, v2"])
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert_same(copy.__getitems__([0, 3]), dataset.__getitems__([0, 3]))
-
-
 def test_in_torch_dataloader(root):
-    """torch's own loader, and a Subset, use the batch call."""
-    dataset = ImageFolder(root, BATCHED["validation, v1"])
-    loader = DataLoader(Subset(dataset, range(1, 11)), batch_size=4)
+    """torch's own loader, and a Subset, use the batch call; also of a pickle."""
+    dataset = ImageFolder(root, BATCHED["validation, v2"])
+    loader = DataLoader(Subset(pickle.loads(pickle.dumps(dataset)), range(1, 11)), batch_size=4)
     batches = list(loader)
     expected = [default_collate([dataset[i] for i in r]) for r in ((1, 2, 3, 4), (9, 10))]
     assert torch.equal(batches[0][0], expected[0][0])

@@ -128,8 +128,10 @@ def test_epoch_has_every_sample_once_over_the_ranks(drawn, epoch, world, group):
         parts[tail] = [list(sampler) for sampler in samplers]
         assert [len(sampler) for sampler in samplers] == [len(part) for part in parts[tail]]
     assert len({len(part) for part in parts["drop"]}) == 1
-    dealt = [n for part in parts["uneven"] for group in part for n in group]
-    assert sorted(dealt) == list(range(len(sizes)))
+    groups = [members for part in parts["uneven"] for members in part]
+    assert sorted(itertools.chain(*groups)) == list(range(len(sizes)))
+    for own in ([sizes[n] for n in members] for members in groups):
+        assert (sum(own) if group is pack else max(own) * len(own)) <= budget
 
 
 def test_epochs_are_other_groups_with_little_waste():

@@ -183,23 +183,15 @@ def test_epoch_is_not_shared_when_a_source_is_derived(root, kind):
 
 
 def test_generators_of_the_trainer_are_untouched_when_sources_shuffle():
-    """Neither torch's nor Python's random numbers depend on whether a source drew some."""
-    torch.manual_seed(5)
-    random.seed(5)
-    expected = torch.rand(3), random.random()
-    torch.manual_seed(5)
-    random.seed(5)
-    list(as_source(range(100)).shuffle(0))
+    """Neither torch's nor Python's random numbers depend on whether a source drew some; nor does
+    the order on torch.set_default_device()."""
+    states = torch.get_rng_state(), random.getstate()
+    expected = list(as_source(range(100)).shuffle(0))
     list(as_source(Countdown(100)).shuffle(0, 8))
-    assert torch.equal(torch.rand(3), expected[0])
-    assert random.random() == expected[1]
-
-
-def test_permutation_is_on_the_cpu_when_torch_has_another_default_device():
-    """torch.set_default_device() does not reach it."""
-    expected = list(as_source(range(9)).shuffle(0))
     with torch.device("meta"):
-        assert list(as_source(range(9)).shuffle(0)) == expected
+        assert list(as_source(range(100)).shuffle(0)) == expected
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
 
 
 # --- lists -----------------------------------------------------------------------------------
@@ -258,22 +250,9 @@ def test_first_item_comes_soon_when_the_buffer_is_large():
     assert len(taken) == 101
 
 
-def test_length_is_known_when_the_iterable_has_one():
-    """Samplers have a length, generators none."""
-    assert [len(as_source(Sampler(7)).shard(i, 3)) for i in range(3)] == [3, 2, 2]
-    with pytest.raises(TypeError, match="has no len"):
-        len(as_source(Countdown(7)))
-
-
-def test_epoch_is_passed_on_when_the_iterable_has_one():
-    """So that a sampler shuffles anew."""
-    source = as_source(Sampler(3))
-    source.set_epoch(10)
-    assert list(source) == [10, 11, 12]
-
-
-def test_iterable_dataset_is_a_stream():
-    """torch's have a [number] that only raises; with a length they are not lists either."""
+def test_length_and_epoch_are_those_of_the_iterable():
+    """Samplers have both, so that they shuffle anew; generators have none. torch's iterable
+    datasets have a [number] that only raises; with a length they are not lists either."""
 
     class Numbers(torch.utils.data.IterableDataset):
         def __len__(self):
@@ -282,18 +261,20 @@ def test_iterable_dataset_is_a_stream():
         def __iter__(self):
             return iter(range(5))
 
+    assert [len(as_source(Sampler(7)).shard(i, 3)) for i in range(3)] == [3, 2, 2]
+    source = as_source(Sampler(3))
+    source.set_epoch(10)
+    assert list(source) == [10, 11, 12]
     source = as_source(Numbers())
     assert not isinstance(source, ListSource)
     assert (list(source.shard(1, 2)), len(source)) == ([1, 3], 5)
+    with pytest.raises(TypeError, match="has no len"):
+        len(as_source(Countdown(7)))
 
 
 def test_generator_function_is_called_anew_for_every_iteration():
     """It can be iterated any number of times, which its generator cannot."""
-
-    def numbers():
-        yield from range(4)
-
-    source = as_source(numbers)
+    source = as_source(lambda: (number for number in range(4)))
     assert list(source) == list(source) == [0, 1, 2, 3]
 
 
@@ -359,8 +340,13 @@ def tree(tmp_path, monkeypatch):
     ],
 )
 def test_files_are_found_sorted_and_once(tree, patterns, options, expected):
-    """By paths, folders and globs; folders and hidden names are not files."""
+    """By paths, folders and globs; folders and hidden names are not files. A file of exactly that
+    name comes before the meaning as a pattern."""
     assert list(Files(patterns, **options)) == expected
+    (tree / "b" / "[x].jpg").write_bytes(b"")
+    assert list(Files("b/[x].jpg")) == ["b/[x].jpg"]
+    with pytest.raises(TypeError, match=r"suffixes must be a collection of them, got '.jpg'"):
+        Files("a", suffixes=".jpg")
 
 
 @pytest.mark.parametrize(
@@ -383,12 +369,6 @@ def test_each_folder_is_read_once_when_links_lead_in_circles(
     assert names == ["c/x/1.jpg", "c/y/1.jpg", "c/z/deep/1.jpg"]
 
 
-def test_file_is_found_when_its_name_has_brackets(tree):
-    """A file of exactly that name comes before the meaning as a pattern."""
-    (tree / "b" / "[x].jpg").write_bytes(b"")
-    assert list(Files("b/[x].jpg")) == ["b/[x].jpg"]
-
-
 @pytest.mark.parametrize(
     ("pattern", "options", "message"),
     [
@@ -401,12 +381,6 @@ def test_pattern_without_a_file_is_an_error(tree, pattern, options, message):
     """It names the pattern and what is there instead, even beside patterns that match."""
     with pytest.raises(FileNotFoundError, match=message):
         Files(["top.jpg", pattern] if not options else pattern, **options)
-
-
-def test_suffixes_must_be_a_collection(tree):
-    """A string would be taken for its letters."""
-    with pytest.raises(TypeError, match=r"suffixes must be a collection of them, got '.jpg'"):
-        Files("a", suffixes=".jpg")
 
 
 @pytest.fixture

@@ -75,14 +75,10 @@ def test_archive_is_decompressed_when_its_content_says_so(compress):
 
 
 def test_member_without_content_is_skipped():
-    """Folders, links and devices are not files."""
+    """Folders, links and devices are not files; an archive of none is empty."""
     files = [(f"no-{kind}", kind) for kind in "123456"]
     archive = tar_of([("a", b"1"), *files, ("b", b"2")])
     assert list(iter_tarfile(archive)) == [("a", b"1"), ("b", b"2")]
-
-
-def test_archive_of_no_files_is_empty():
-    """The end marker alone."""
     assert list(iter_tarfile(tar_of([]))) == []
 
 
@@ -249,19 +245,16 @@ def test_shards_are_named_in_many_ways(shards):
     assert repr(TarShards(["train-003.tar"] * 2)) == "<TarShards of 2 shards>"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
+def test_braces_are_expanded():
+    """As a shell does it."""
+    for pattern, expected in (
         ("a{08..10}", ["a08", "a09", "a10"]),
         ("a{8..10}", ["a8", "a9", "a10"]),
         ("{a,b}-{0..1}.tar", ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]),
         ("s3://b/{000..001}.tar", ["s3://b/000.tar", "s3://b/001.tar"]),
         ("plain{x}", ["plain{x}"]),
-    ],
-)
-def test_braces_are_expanded(pattern, expected):
-    """As a shell does it."""
-    assert expand_braces(pattern) == expected
+    ):
+        assert expand_braces(pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -342,20 +335,17 @@ def test_damaged_shard_is_skipped_on_request(shards, caplog):
         list(source)
 
 
-def test_sample_with_two_fields_of_one_name_is_damage(tmp_path):
-    """Nothing is silently replaced."""
-    (tmp_path / "a.tar").write_bytes(tar_of([("1.jpg", b"a"), ("1.JPG", b"b")]))
+def test_sample_with_two_fields_of_one_name_or_beyond_the_limit_is_refused(tmp_path):
+    """Nothing is silently replaced; one large member, or many that belong together."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of([("1.jpg", b"a"), ("1.JPG", b"b")]))
     with pytest.raises(DecodeError, match=r"a\.tar: sample '1' has more than one 'jpg'"):
-        list(TarShards(tmp_path / "a.tar"))
-
-
-def test_sample_beyond_the_limit_is_refused(tmp_path):
-    """One large member, or many that belong together."""
-    (tmp_path / "a.tar").write_bytes(tar_of((f"1.f{n}", bytes(400)) for n in range(9)))
+        list(TarShards(path))
+    path.write_bytes(tar_of((f"1.f{n}", bytes(400)) for n in range(9)))
     with pytest.raises(DecodeError, match="sample '1' has more than max_sample_bytes=2000"):
-        list(TarShards(tmp_path / "a.tar", max_sample_bytes=2000))
+        list(TarShards(path, max_sample_bytes=2000))
     with pytest.raises(DecodeError, match=r"'1\.f0' claims 400 bytes; the limit is 300"):
-        list(TarShards(tmp_path / "a.tar", max_sample_bytes=300))
+        list(TarShards(path, max_sample_bytes=300))
 
 
 # --- end to end ------------------------------------------------------------------------------

@@ -67,6 +67,12 @@ def test_ranks_have_nothing_in_common_and_together_everything(kind, share, drop,
     assert parts == [list(sampler) for sampler in samplers], "the same in every pass"
 
 
+def random_states():
+    """Of everyone's generators."""
+    numpys = np.random.get_state()[1].tolist()
+    return random.getstate(), numpys, torch.get_rng_state().tolist()
+
+
 @given(share=shares(), seed=seeds, history=st.lists(seeds, max_size=3), draws=st.integers(0, 5))
 def test_shuffle_depends_on_its_seed_alone(share, seed, history, draws):
     """Neither on what was before, nor on anyone's random state, which it leaves alone."""
@@ -78,12 +84,9 @@ def test_shuffle_depends_on_its_seed_alone(share, seed, history, draws):
         list(itertools.islice(used, draws))
     used.shuffle(seed=seed)
     random.seed(draws), np.random.seed(draws), torch.manual_seed(draws)
-    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    state = random_states()
     first = list(fresh)
-    assert state == (
-        *(random.getstate(), np.random.get_state()[1].tolist()),
-        torch.get_rng_state().tolist(),
-    )
+    assert state == random_states()
     random.random(), np.random.rand(), torch.rand(1)
     assert list(used) == first == list(pickle.loads(pickle.dumps(fresh)))
 
@@ -125,33 +128,21 @@ def test_order_is_spdl_s(arguments, seed):
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "complaint"),
+    ("n", "options", "error", "complaint"),
     [
-        (lambda k, **o: k(0, **o), ValueError, "n must be >= 1, got 0"),
-        (lambda k, **o: k(2.5, **o), TypeError, "integer"),
-        (
-            lambda k, **o: k(9, **{**o, "world_size": 0}),
-            ValueError,
-            "world_size must be >= 1, got 0",
-        ),
-        (
-            lambda k, **o: k(9, **{**o, "rank": 2}),
-            ValueError,
-            "rank must be between 0 and 1, got 2",
-        ),
-        (
-            lambda k, **o: k(9, **{**o, "rank": -1}),
-            ValueError,
-            "rank must be between 0 and 1, got -1",
-        ),
-        (lambda k, **o: k(1, **o), ValueError, "Pass ddp_drop_last_distributed_round=False"),
+        (0, {}, ValueError, "n must be >= 1, got 0"),
+        (2.5, {}, TypeError, "integer"),
+        (9, {"world_size": 0}, ValueError, "world_size must be >= 1, got 0"),
+        (9, {"rank": 2}, ValueError, "rank must be between 0 and 1, got 2"),
+        (9, {"rank": -1}, ValueError, "rank must be between 0 and 1, got -1"),
+        (1, {}, ValueError, "Pass ddp_drop_last_distributed_round=False"),
     ],
 )
 @pytest.mark.parametrize("kind", [DistributedDeterministicSampler, DistributedRandomSampler])
-def test_share_is_refused_when_it_cannot_be(kind, make, error, complaint):
+def test_share_is_refused_when_it_cannot_be(kind, n, options, error, complaint):
     """With the argument's name and what was given."""
     with pytest.raises(error, match=complaint):
-        make(kind, rank=0, world_size=2)
+        kind(n, **{"rank": 0, "world_size": 2, **options})
 
 
 @pytest.mark.parametrize(
@@ -217,6 +208,9 @@ def test_embed_shuffle_shuffles_once_a_pass():
     for _ in source:
         break  # a pass that was left counts
     assert next(iter(source)) == ((5, 6, 7), 0)
+    source = embed_shuffle(DistributedRandomSampler(20, rank=0, world_size=1))
+    list(source)
+    assert list(pickle.loads(pickle.dumps(source))) == list(source) != list(source)
 
 
 @given(share=shares(), epoch=st.integers(0, 99), last=st.booleans())
@@ -251,14 +245,6 @@ def test_embed_shuffle_has_a_length_where_the_source_has_one():
         len(embed_shuffle(Recording()))
     with pytest.raises(TypeError, match=r"have shuffle\(seed\), got list"):
         embed_shuffle([1, 2])
-
-
-def test_shuffled_source_goes_on_where_it_was_when_it_is_copied():
-    """As when a child process gets it after some passes."""
-    source = embed_shuffle(DistributedRandomSampler(20, rank=0, world_size=1))
-    list(source)
-    copy = pickle.loads(pickle.dumps(source))
-    assert list(copy) == list(source) != list(source)
 
 
 def test_repeat_source_goes_round_what_cannot_be_shuffled():
@@ -360,10 +346,8 @@ def test_folder_is_refused_when_it_is_empty(tmp_path):
 def test_imagenet_gives_paths_with_their_labels(folder):
     """By the name of the file's own folder."""
     source = ImageNet(folder)
-    assert [(path.parent.name, label) for path, label in source] == [
-        *[("n01440764", 0)] * 3,
-        *[("n15075141", 999)] * 2,
-    ]
+    found = [(path.parent.name, label) for path, label in source]
+    assert found == [("n01440764", 0)] * 3 + [("n15075141", 999)] * 2
     assert len(source) == 5
     source.shuffle(1)
     shuffled = list(source)

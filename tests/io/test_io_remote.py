@@ -103,7 +103,8 @@ def test_url_has_a_protocol(name, expected):
 
 
 def test_content_is_read_from_paths_and_urls(tmp_path, monkeypatch):
-    """Local paths, file:// and memory://, empty files too."""
+    """Local paths, file:// and memory://, empty files too; through fsspec's chains, and with the
+    options of a file system; an open file from any place."""
     fsspec.filesystem("memory").pipe({"/a.bin": b"remote", "/empty": b""})
     (tmp_path / "a.bin").write_bytes(b"local")
     (tmp_path / "empty").write_bytes(b"")
@@ -116,29 +117,15 @@ def test_content_is_read_from_paths_and_urls(tmp_path, monkeypatch):
     assert reader(f"file://{tmp_path}/a.bin") == b"local"
     assert reader("memory://a.bin") == b"remote"
     assert reader("memory://empty") == b""
-
-
-def test_content_is_read_through_a_chain(tmp_path):
-    """fsspec's chained URLs, here a cache in front of another file system."""
-    fsspec.filesystem("memory").pipe("/a.bin", b"remote")
-    assert Reader()("simplecache::memory://a.bin") == b"remote"
+    assert reader("simplecache::memory://a.bin") == b"remote"
+    assert Reader(storage_options={"content": b"other"})("flaky://a.bin") == b"other"
+    with open_url("memory://a.bin") as file:
+        file.seek(2)
+        assert file.read(3) == b"mot"
 
 
 def open_url(url):
     return open_resuming(url, RetryPolicy(0, 0, 0))
-
-
-def test_open_file_reads_in_parts():
-    """A binary file that can be read from any place."""
-    fsspec.filesystem("memory").pipe("/a.bin", b"0123456789")
-    with open_url("memory://a.bin") as file:
-        file.seek(4)
-        assert file.read(3) == b"456"
-
-
-def test_options_reach_the_file_system():
-    """storage_options are fsspec's."""
-    assert Reader(storage_options={"content": b"other"})("flaky://a.bin") == b"other"
 
 
 @pytest.mark.parametrize("use", [read_url, open_url, glob_url, Files, Reader()])
@@ -158,11 +145,11 @@ def test_package_is_named_when_a_protocol_needs_it(monkeypatch):
     assert caught.value.name == "no_such_package"
 
 
-@pytest.mark.parametrize("path", [b"bytes", 5, None])
-def test_thing_that_is_no_path_is_refused(path):
+def test_thing_that_is_no_path_is_refused():
     """Rather than read from a file descriptor."""
-    with pytest.raises(TypeError, match="expected a path or a URL, got"):
-        Reader()(path)
+    for path in (b"bytes", 5, None):
+        with pytest.raises(TypeError, match="expected a path or a URL, got"):
+            Reader()(path)
 
 
 # --- retries ---------------------------------------------------------------------------------
@@ -250,17 +237,12 @@ def test_retries_are_logged_without_flooding(caplog):
     assert "'flaky://a.bin' failed (attempt 1 of 10" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"retries": -1}, "retries must be >= 0, got -1"),
-        ({"backoff_seconds": -1}, "must be >= 0, got -1 and 5.0"),
-    ],
-)
-def test_options_are_checked(options, message):
+def test_options_are_checked():
     """When the reader is made, not when it reads."""
-    with pytest.raises(ValueError, match=message):
-        Reader(**options)
+    with pytest.raises(ValueError, match="retries must be >= 0, got -1"):
+        Reader(retries=-1)
+    with pytest.raises(ValueError, match=r"must be >= 0, got -1 and 5.0"):
+        Reader(backoff_seconds=-1)
 
 
 def test_reader_can_be_pickled():
@@ -273,14 +255,14 @@ def test_reader_can_be_pickled():
     assert (reader.num_retries, twin.num_retries) == (1, 0)
 
 
-@pytest.mark.parametrize(("status", "expected"), [(404, False), (500, True)])
 @pytest.mark.parametrize("where", ["status", "code", "response"])
-def test_status_is_understood_wherever_a_library_keeps_it(where, status, expected):
+def test_status_is_understood_wherever_a_library_keeps_it(where):
     """aiohttp, gcsfs and requests each have their own place."""
-    error = OSError("no")
-    value = SimpleNamespace(status_code=status) if where == "response" else status
-    setattr(error, where, value)
-    assert is_transient(error) == expected
+    for status in (404, 500):
+        error = OSError("no")
+        value = SimpleNamespace(status_code=status) if where == "response" else status
+        setattr(error, where, value)
+        assert is_transient(error) == (status == 500)
 
 
 # --- many at once ----------------------------------------------------------------------------

@@ -2,15 +2,13 @@
 
 import asyncio
 import gc
-import json
 import os
 import threading
-from pathlib import Path
 
 import _warm
 import pytest
 from _folders import ROOT
-from _trace_check import check_trace
+from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.observe import Profile, make_report
@@ -29,7 +27,7 @@ def no_loaders_of_other_files():
 
 def events_of(path):
     """What a trace holds."""
-    return json.loads(Path(path).read_text())["traceEvents"]
+    return content_of(path)["traceEvents"]
 
 
 def rows_of(events):

@@ -89,32 +89,19 @@ def assert_read_or_refused(content, path, readers=READERS):
     return len(refusals)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_damaged_file_is_read_or_refused(seed, whole, tmp_path):
+def test_damaged_file_is_read_or_refused(whole, tmp_path):
     """Whatever SQLite, JSON or Python say of it: a ValueError with the path, and nothing else."""
-    draws = random.Random(seed)
-    refused = [assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db") for _ in range(8)]
+    draws = random.Random(0)
+    refused = [assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db") for _ in range(12)]
     assert any(refused)
     assert assert_read_or_refused(whole, tmp_path / "s.db") == 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(100, 120))
-def test_damaged_file_is_read_or_refused_for_long(seed, whole, tmp_path):
-    """The long form of the above."""
-    draws = random.Random(seed)
-    for _ in range(40):
-        assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db")
-
-
 def trace_of(path):
     """A trace of a small pipeline."""
-    with tracing(path):
-        pipeline = (
-            PipelineBuilder().add_source(range(8)).pipe(str, name="decode").add_sink().build()
-        )
-        with pipeline.auto_stop():
-            assert len(list(pipeline)) == 8
+    builder = PipelineBuilder().add_source(range(8)).pipe(str, name="decode").add_sink()
+    with tracing(path), (pipeline := builder.build()).auto_stop():
+        assert len(list(pipeline)) == 8
     return json.loads(path.read_text())
 
 
@@ -142,7 +129,7 @@ def test_damaged_trace_is_read_or_refused(tmp_path):
     trace, kinds, num_refused = trace_of(path), {}, 0
     for place in places_in(trace):  # of as many events as there were
         kinds.setdefault(tuple("any" if isinstance(key, int) else key for key in place), place)
-    for _ in range(60):
+    for _ in range(30):
         changed = copy.deepcopy(trace)
         *way, last = draws.choice([*kinds.values()])
         around = functools.reduce(operator.getitem, way, changed)
@@ -151,7 +138,7 @@ def test_damaged_trace_is_read_or_refused(tmp_path):
         else:
             around[last] = draws.choice(JUNK)
         num_refused += assert_read_or_refused(json.dumps(changed).encode(), path, TRACE_READERS)
-    assert num_refused > 20
+    assert num_refused > 10
     assert assert_read_or_refused(json.dumps(trace).encode(), path, TRACE_READERS) == 0
 
 
@@ -245,14 +232,10 @@ def test_missing_path_is_one_line_that_says_what_to_give(command, tmp_path, caps
     assert not list(tmp_path.iterdir())
 
 
-def test_help_is_shown_without_a_command(capsys):
-    """And lists all of them."""
+def test_help_is_shown_without_a_command_and_a_successor_for_one_that_is_gone(capsys):
+    """In one line, with status 2, whatever options follow."""
     assert main([]) == 0
     assert "report" in capsys.readouterr().out
-
-
-def test_command_that_is_gone_says_what_to_use(capsys):
-    """In one line, with status 2, whatever options follow."""
     assert main(["watch", "run.db", "--once"]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("spdl-torch: the command watch is gone. Use report FILE")

@@ -107,17 +107,8 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
         queue = QueuePerfStats(
             10.0 * part, 200 * part, 0.0, 0.0, 0.5, *(part * each for each in (0.1, 0.2, 0.3, 0.4))
         )
-        times = TaskPerfStats(
-            1000 * part,
-            part,
-            0.01,
-            0.02 / part,
-            0.03 * part,
-            10.0 * part,
-            0.001,
-            0.009 / part,
-            9.9 * part,
-        )
+        counts = 1000 * part, part, 0.01, 0.02 / part, 0.03 * part, 10.0 * part
+        times = TaskPerfStats(*counts, 0.001, 0.009 / part, 9.9 * part)
         stage = StageStats("fetch", 2, times, queue, 3 * part, 0.495, 0.1, 0.2, 20.0 * part)
         stats = PipelineStats(10.0 * part, 0.5, (stage,), {"cache/found": 3})
         return make_report(stats.totals(), probes, pooled=("fetch",))
@@ -205,12 +196,12 @@ def test_loaders_of_one_run_are_kept_apart(tmp_path):
     """Each has its number, its name and its probes."""
     path = tmp_path / "s.db"
     reports = [reading(busy=0.9, gil=0.004), reading(busy=0.9, gil=0.0)]
-    for number, report in enumerate(reports):
-        write(path, *entries_of(report, pipeline_id=number, name=f"loader {number}"))
-    with SQLiteStatsWriter(path) as writer:
-        for number, report in enumerate(reports):
-            for entry in entries_of(report, pipeline_id=number, name=f"loader {number}"):
-                writer.log(entry)
+    entries = [
+        entry
+        for number, report in enumerate(reports)
+        for entry in entries_of(report, pipeline_id=number, name=f"loader {number}")
+    ]
+    write(path, *entries)
     assert pipelines_of_file(path) == {0: "loader 0", 1: "loader 1"}
     for number, report in enumerate(reports):
         check_same(report, report_of_file(path, pipeline=number))

@@ -110,33 +110,25 @@ def test_real_run_becomes_two_pictures(real_db_path, tmp_path):
     assert set(lines(figure, "throughput")) == set(lines(figure, "occupancy"))
 
 
-def test_units_are_on_every_axis(db_path):
-    """And the start, the run and the machine are in the title."""
+def test_every_stage_has_its_lines_with_units(db_path):
+    """One a panel, three where there are percentiles; the start, the run and the machine are in
+    the title."""
     tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
-    assert [axes.get_ylabel() for axes in tasks.axes] == [
-        "tasks\n(1/s)",
-        "failures\n(1/s)",
-        "task time\n(ms)",
-    ]
-    assert [axes.get_ylabel() for axes in queues.axes] == [
-        "throughput (QPS)\n(items/s)",
-        "occupancy\n(% of the time)",
-        "put: wait for room\n(ms)",
-        "get: wait for an item\n(ms)",
-    ]
+    assert {axes.get_ylabel(): len(axes.lines) for axes in (*tasks.axes, *queues.axes)} == {
+        "tasks\n(1/s)": 2,
+        "failures\n(1/s)": 2,
+        "task time\n(ms)": 6,
+        "throughput (QPS)\n(items/s)": 4,
+        "occupancy\n(% of the time)": 4,
+        "put: wait for room\n(ms)": 12,
+        "get: wait for an item\n(ms)": 12,
+    }
     assert panel(queues, "occupancy").get_ylim() == (-4, 104)
+    started = datetime.fromtimestamp(1000).astimezone().isoformat(sep=" ")
     for figure in (tasks, queues):
         assert figure.axes[-1].get_xlabel().startswith("time since the run's start (s)")
-        started = datetime.fromtimestamp(1000).astimezone().isoformat(sep=" ")
         assert "s.db  |  run 1 of 1  |  rank 0 of 1" in figure.get_suptitle()
         assert figure.get_suptitle().endswith(f"started {started}")
-
-
-def test_every_stage_has_its_lines(db_path):
-    """One a panel; three where there are percentiles."""
-    tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
-    assert [len(axes.lines) for axes in tasks.axes] == [2, 2, 6]
-    assert [len(axes.lines) for axes in queues.axes] == [4, 4, 12, 12]
     assert lines(tasks, "task time") == {
         f"0:{position}:{label} {kind}": pytest.approx([value] * 3)
         for position, label in ((1, "read"), (2, "decode"))
@@ -192,8 +184,9 @@ def spans(axes, kind):
     ]
 
 
-def test_full_collections_are_spans_from_start_to_stop(tmp_path):
-    """On every panel, cut to what is shown; young ones too close to tell apart are one."""
+def test_full_collections_are_spans_from_start_to_stop(tmp_path, db_path):
+    """On every panel, cut to what is shown; young ones too close to tell apart are one. Without
+    any, neither the panels nor the legend have some."""
     events = [
         *collection(1005.0, 1007.0, 2),
         *collection(1029.0, 1033.0, 2),  # goes on after the last interval
@@ -201,7 +194,7 @@ def test_full_collections_are_spans_from_start_to_stop(tmp_path):
         *(event for n in range(50) for event in collection(1012 + n / 1e4, 1012 + n / 1e4, 0)),
         *collection(1020.0, 1020.001, 1),
     ]
-    path = write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE), *events)
+    path = write(tmp_path / "gc.db", *of_pipeline(SLOW_DECODE), *events)
     for figure in (plot_task_stats(path), plot_queue_stats(path)):
         for axes in figure.axes:
             assert spans(axes, "full") == [(5, 7), (29, 30)]
@@ -210,32 +203,23 @@ def test_full_collections_are_spans_from_start_to_stop(tmp_path):
             assert shapes.get_hatch()
         assert "full garbage\ncollections: 2,\n6 s in all" in legend_texts(figure)
         assert any("young garbage\ncollections: 51" in text for text in legend_texts(figure))
-
-
-def test_collections_are_left_out_when_there_were_none(db_path):
-    """Neither in the panels nor in the legend."""
-    figure = plot_task_stats(db_path)
-    assert not any(axes.collections for axes in figure.axes)
-    assert legend_texts(figure) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
+    none = plot_task_stats(db_path)
+    assert not any(axes.collections for axes in none.axes)
+    assert legend_texts(none) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
 
 
 # -- what is drawn ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["decode", "0:2:decode_queue"])
-def test_stage_is_chosen_by_any_of_its_names(db_path, name):
-    """With its queue; the bottleneck is still looked for among all."""
-    tasks, queues = (
-        plot_task_stats(db_path, stages=[name]),
-        plot_queue_stats(db_path, stages=[name]),
-    )
-    assert list(lines(tasks, "tasks")) == ["0:2:decode mean"]
-    assert list(lines(queues, "throughput")) == ["0:2:decode_queue mean"]
-    assert sentence(tasks) == sentence(queues) == sentence(plot_task_stats(db_path)) != ""
-
-
-def test_picture_is_left_out_when_a_stage_has_no_figures_for_it(db_path, tmp_path):
-    """A source has a queue and no tasks."""
+def test_stage_is_chosen_by_any_of_its_names(db_path, tmp_path):
+    """With its queue; the bottleneck is still looked for among all. A source has no tasks: there is
+    no picture of them."""
+    for name in ("decode", "0:2:decode_queue"):
+        tasks = plot_task_stats(db_path, stages=[name])
+        queues = plot_queue_stats(db_path, stages=[name])
+        assert list(lines(tasks, "tasks")) == ["0:2:decode mean"]
+        assert list(lines(queues, "throughput")) == ["0:2:decode_queue mean"]
+        assert sentence(tasks) == sentence(queues) == sentence(plot_task_stats(db_path)) != ""
     (path,) = plot_stats(db_path, tmp_path, stages=["src"], file_format="svg")
     assert path.name == "queue_stats_combined.svg"
     assert path.read_bytes().startswith(b"<?xml")
@@ -243,23 +227,23 @@ def test_picture_is_left_out_when_a_stage_has_no_figures_for_it(db_path, tmp_pat
         plot_task_stats(db_path, stages=["src"])
 
 
-TIME_SPANS = {
-    "none": (None, None, [10, 20, 30]),
-    "text of seconds": ("1015", "1025", [20]),
-    "after the start": ("+15", "+0.45 min", [20]),
-    "date": (datetime.fromtimestamp(1020).isoformat(sep=" "), None, [20, 30]),
-    "date with a zone": (None, "1970-01-01T00:16:50+00:00", [10]),
-}
-
-
-@pytest.mark.parametrize("case", TIME_SPANS)
-def test_time_span_is_given_in_any_form(db_path, case):
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (None, None, [10, 20, 30]),
+        ("1015", "1025", [20]),
+        ("+15", "+0.45 min", [20]),
+        (datetime.fromtimestamp(1020).isoformat(sep=" "), None, [20, 30]),
+        (None, "1970-01-01T00:16:50+00:00", [10]),
+    ],
+    ids=["none", "text of seconds", "after the start", "date", "date with a zone"],
+)
+def test_time_span_is_given_in_any_form(db_path, start, end, expected):
     """Both bounds are inclusive, and the axis still counts from the run's start."""
-    start, end, expected = TIME_SPANS[case]
     figure = plot_task_stats(db_path, start_time=start, end_time=end)
-    line = figure.axes[0].lines[0]
-    assert list(line.get_xdata())[-len(expected) :] == expected
-    assert len(line.get_xdata()) == max(2, len(expected))
+    times = list(figure.axes[0].lines[0].get_xdata())
+    assert times[-len(expected) :] == expected
+    assert len(times) == max(2, len(expected))
 
 
 def test_last_run_with_stats_is_drawn_by_default(tmp_path):
@@ -273,35 +257,27 @@ def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     assert list(lines(plot_task_stats(path, run_id=1), "tasks")) == ["0:1:first mean"]
 
 
-EMPTY = {
-    "no such stage": (
-        {"stages": ["decod"]},
-        "run 1: no stage 'decod'; it has src, read, decode, sink",
-    ),
-    "no such run": ({"run_id": 7}, r"run_id must be of a run with figures \(1\), got 7"),
-    "nothing then": (
-        {"start_time": "+1h"},
-        r"no interval of the chosen .* intervals end from \+10.000 s to \+30.000 s",
-    ),
-    "end before start": ({"start_time": 1030, "end_time": 1010}, "no interval of the chosen"),
-    "no time": ({"end_time": "noon"}, "end_time must be seconds since 1970, .* got 'noon'"),
-    "no format": ({"file_format": "gif"}, "file_format must be png, svg or pdf, got 'gif'"),
-}
-
-
-@pytest.mark.parametrize("case", EMPTY)
-def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, case):
-    """And no folder is made."""
-    options, message = EMPTY[case]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": ["decod"]}, "run 1: no stage 'decod'; it has src, read, decode, sink"),
+        ({"run_id": 7}, r"run_id must be of a run with figures \(1\), got 7"),
+        ({"start_time": "+1h"}, r"no interval of .* intervals end from \+10.000 s to \+30.000 s"),
+        ({"start_time": 1030, "end_time": 1010}, "no interval of the chosen"),
+        ({"end_time": "noon"}, "end_time must be seconds since 1970, .* got 'noon'"),
+        ({"file_format": "gif"}, "file_format must be png, svg or pdf, got 'gif'"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, options, message):
+    """And no folder is made. Events alone do not make a plot."""
     with pytest.raises(ValueError, match=message):
         plot_stats(db_path, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_file_without_figures_is_an_error(tmp_path):
-    """Events alone do not make a plot."""
-    path = write(tmp_path / "s.db", EventLogEntry(1.0, "mine"))
-    with pytest.raises(ValueError, match=r"s.db: no figures of a stage or a queue were logged"):
+    path = write(tmp_path / "events.db", EventLogEntry(1.0, "mine"))
+    with pytest.raises(
+        ValueError, match=r"events.db: no figures of a stage or a queue were logged"
+    ):
         plot_task_stats(path)
 
 
@@ -314,38 +290,40 @@ def test_sentence_is_that_of_the_report(db_path, real_db_path):
         for figure in (plot_task_stats(path), plot_queue_stats(path)):
             verdict = report_of_file(path).verdict
             assert (sentence(figure), verdict.stage) == (verdict.finding, label)
-            marked = sum(text.endswith("\n(bottleneck)") for text in legend_texts(figure))
-            assert marked == (label is not None)
-    assert "0:2:decode_queue\n(bottleneck)" in legend_texts(plot_queue_stats(db_path))
+            assert len(pointed_at(figure)) == (label is not None)
+    assert pointed_at(plot_queue_stats(db_path)) == ["0:2:decode_queue\n(bottleneck)"]
 
 
-@pytest.mark.parametrize(("wait", "marked"), [(9.0, ["0:0:src_queue\n(bottleneck)"]), (0.1, [])])
-def test_legend_points_at_the_source_or_at_nothing(tmp_path, wait, marked):
-    """Nothing, if no stage is to blame."""
-    entries = of_pipeline({"src": 0.1, "read": 0.9, "sink": 0.1}, get_wait_time=wait)
-    figure = plot_queue_stats(write(tmp_path / "s.db", *entries))
-    assert [text for text in legend_texts(figure) if text.endswith("(bottleneck)")] == marked
+def pointed_at(figure):
+    """The entries of the legend that are marked."""
+    return [text for text in legend_texts(figure) if text.endswith("\n(bottleneck)")]
 
 
 def test_bottleneck_is_of_the_time_that_is_shown(tmp_path):
-    """An interval that is not drawn has no say."""
-    entries = of_pipeline(SLOW_DECODE, num_intervals=1, get_wait_time=9.0)
-    entries += of_pipeline(SLOW_DECODE, num_intervals=1, start=2000.0)
+    """An interval that is not drawn has no say; it may be the source, or nobody."""
+    slow_source = {"src": 0.1, "read": 0.9, "sink": 0.1}
+    entries = of_pipeline(slow_source, num_intervals=1, get_wait_time=9.0)
+    entries += of_pipeline(slow_source, num_intervals=1, start=2000.0, get_wait_time=0.1)
     path = write(tmp_path / "s.db", *entries)
-    assert "'decode' is the bottleneck" in sentence(plot_queue_stats(path, end_time=1500))
-    assert "not input-bound" in sentence(plot_queue_stats(path, start_time=1500))
+    waiting = plot_queue_stats(path, end_time=1500)
+    assert pointed_at(waiting) == ["0:0:src_queue\n(bottleneck)"]
+    later = plot_queue_stats(path, start_time=1500)
+    assert "not input-bound" in sentence(later)
+    assert pointed_at(later) == []
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", ["_private", "price $1 to $2", "<lambda>"])
-def test_name_is_shown_as_it_is(tmp_path, label):
+def test_name_is_shown_as_it_is(tmp_path):
     """No formula, and nothing left out."""
-    figure = plot_task_stats(write(tmp_path / "s.db", task_entry(10.0, label)))
-    assert legend_texts(figure)[0].strip() == label
+    labels = ["_private", "price $1 to $2", "<lambda>"]
+    entries = [task_entry(10.0, f"0:{place}:{label}") for place, label in enumerate(labels)]
+    figure = plot_task_stats(write(tmp_path / "s.db", *entries))
+    shown = figure.legends[0].get_texts()[:3]
+    assert [text.get_text().partition(":")[2].partition(":")[2] for text in shown] == labels
     figure.draw_without_rendering()
-    assert not figure.legends[0].get_texts()[0].get_parse_math()
+    assert not any(text.get_parse_math() for text in shown)
 
 
 def test_plotting_leaves_matplotlib_alone(real_db_path, tmp_path):

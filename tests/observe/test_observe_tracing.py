@@ -1,10 +1,9 @@
 """Traces of real runs: of loaders and pipelines, of a block, and when something goes wrong."""
 
-import gzip
-import json
 import logging
 import threading
 from fractions import Fraction
+from functools import partial
 
 import numpy
 import pytest
@@ -12,9 +11,8 @@ import torch
 from _datasets import MapData
 from _gates import Boom, GatedOp, until
 from _loader_helpers import ThreadLoader as DataLoader
-from _trace_check import check_trace
+from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
-from torch.profiler import ProfilerActivity, profile
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import (
@@ -31,8 +29,7 @@ from spdl_torch.pipeline import PipelineBuilder
 
 
 def events_of(path):
-    text = path.read_bytes()
-    return json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)["traceEvents"]
+    return content_of(path)["traceEvents"]
 
 
 def row_names(events):
@@ -92,7 +89,6 @@ def test_epochs_of_a_loader_share_their_rows(tmp_path, persistent):
 
 @pytest.mark.parametrize("make", [
     lambda: DataLoader(MapData(8), batch_size=2),
-    lambda: DataLoader(MapData(8), batch_size=2, num_workers=2),
     lambda: DataLoader(MapData(8), batch_size=2, num_workers=2, persistent_workers=True),
     lambda: PipelineDataset(PipelineBuilder().add_source(range(8)).pipe(abs).add_sink()),
 ])  # fmt: skip
@@ -122,40 +118,6 @@ def test_stats_off_means_no_profile():
     list(loader)
     with pytest.raises(RuntimeError, match="stats=False was given"):
         loader.profile()
-
-
-def test_worker_threads_are_in_our_trace_and_not_in_the_profiler_s(tmp_path):
-    """torch.profiler records none of the loader's threads (D6)."""
-    from spdl_torch.observe import merge_with_torch
-
-    class Marked(MapData):
-        def __getitem__(self, index):
-            with torch.profiler.record_function("in the dataset"):
-                return super().__getitem__(index)
-
-    loader = DataLoader(Marked(12), batch_size=2, num_workers=2)
-    with (
-        tracing(tmp_path / "ours.json"),
-        profile(activities=[ProfilerActivity.CPU]) as profiler,
-    ):
-        for _ in loader:
-            with torch.profiler.record_function("in the loop"):
-                torch.ones(1000).sum()
-    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
-    merged = merge_with_torch(tmp_path / "ours.json", tmp_path / "torch.json", tmp_path / "m.json")
-    events = events_of(merged)
-    names = [e["name"] for e in events if e["ph"] == "X"]
-    assert "in the loop" in names
-    assert "in the dataset" not in names
-    assert {"worker[0]", "worker[1]"} & row_names(events)
-    # The same clock: a step of ours encloses what torch saw in the loop's body.
-    steps = [e for e in slices_in(events, "training") if e["name"] == "Training Step"]
-    bodies = [e for e in events if e["ph"] == "X" and e["name"] == "in the loop"]
-    inside = sum(
-        any(s["ts"] - 200 <= b["ts"] and b["ts"] <= s["ts"] + s["dur"] + 200 for s in steps)
-        for b in bodies
-    )
-    assert inside == len(bodies) == 6
 
 
 # -- pipelines ---------------------------------------------------------------------------------
@@ -198,12 +160,6 @@ def test_the_trace_of_any_pipeline_is_well_formed(tmp_path_factory, data):
 # -- tracing() ---------------------------------------------------------------------------------
 
 
-def test_tracing_refuses_a_bad_name_before_the_run(tmp_path):
-    """Nobody trains for an hour to hear that the file's name is wrong."""
-    with pytest.raises(ValueError, match="this is a folder"), tracing(tmp_path):
-        raise AssertionError("the block must not run")
-
-
 def test_tracing_writes_what_was_before_an_exception(tmp_path):
     """The exception is the user's own; the trace is there."""
     loader = DataLoader(MapData(8), batch_size=2, num_workers=2)
@@ -238,30 +194,26 @@ def counters_in(path, name="counter 0"):
     return [e["args"]["value"] for e in events_of(path) if (e["ph"], e["name"]) == ("C", name)]
 
 
-@pytest.mark.parametrize("value", [
-    1.5, True, 3, Fraction(3, 2), numpy.float32(1.5), numpy.ones(1), torch.tensor(1.5),
-    torch.ones(1, 1, requires_grad=True), torch.tensor(1.5, dtype=torch.bfloat16),
-])  # fmt: skip
-def test_a_counter_takes_whatever_is_one_number(tmp_path, value):
-    """A loss is often a tensor, a metric a number of NumPy's."""
+def test_a_counter_takes_whatever_is_one_number(tmp_path):
+    """A loss is often a tensor, a metric a number of NumPy's; what is none is refused at the call,
+    where the mistake is, and the trace is written without it."""
+    values = [
+        *(1.5, True, 3, Fraction(3, 2), numpy.float32(1.5), numpy.ones(1), torch.tensor(1.5)),
+        *(torch.ones(1, 1, requires_grad=True), torch.tensor(1.5, dtype=torch.bfloat16)),
+    ]
+    refused = [
+        (torch.ones(2), r"Tensor of shape \(2,\)"),
+        (numpy.ones((2, 3)), r"ndarray of shape \(2, 3\)"),
+        *[("1.5", "str"), (b"1", "bytes"), (None, "NoneType"), (1j, "complex")],
+        (torch.tensor(1j), "Tensor"),
+    ]
     with tracing(tmp_path / "run.json"):
-        trace_counter(0, value)
-    (shown,) = counters_in(tmp_path / "run.json")
-    assert shown == value
-
-
-@pytest.mark.parametrize(("value", "got"), [
-    (torch.ones(2), r"Tensor of shape \(2,\)"), (numpy.ones((2, 3)), r"ndarray of shape \(2, 3\)"),
-    ("1.5", "str"), (b"1", "bytes"), (None, "NoneType"), (1j, "complex"),
-    (torch.tensor(1j), "Tensor"),
-])  # fmt: skip
-def test_a_counter_refuses_what_is_not_one_number(tmp_path, value, got):
-    """At the call, where the mistake is; the trace is written without it."""
-    with tracing(tmp_path / "run.json"):
-        trace_counter(0, 1.0)
-        with pytest.raises(TypeError, match=f"single one, got {got}"):
+        for value in values:
             trace_counter(0, value)
-    assert counters_in(tmp_path / "run.json") == [1.0]
+        for value, got in refused:
+            with pytest.raises(TypeError, match=f"single one, got {got}"):
+                trace_counter(0, value)
+    assert counters_in(tmp_path / "run.json") == [float(value) for value in values]
 
 
 def test_a_counter_that_is_not_finite_leaves_the_trace_whole(tmp_path, caplog):
@@ -417,13 +369,17 @@ def test_a_trace_that_cannot_be_written_is_logged_and_not_raised(tmp_path, caplo
     assert "no trace for exception-Boom" in caplog.text
 
 
-@pytest.mark.parametrize("option", ["stall_seconds", "last_seconds"])
-def test_a_time_that_is_none_is_refused(tmp_path, option):
-    """Before anything runs."""
-    with (
-        pytest.raises(ValueError, match=f"{option} must be > 0, got 0"),
-        flight_recorder(tmp_path, **{option: 0}),
-    ):
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (tracing, "this is a folder"),
+        (partial(flight_recorder, stall_seconds=0), "stall_seconds must be > 0, got 0"),
+        (partial(flight_recorder, last_seconds=0), "last_seconds must be > 0, got 0"),
+    ],
+)
+def test_bad_argument_is_refused_before_the_run(tmp_path, make, message):
+    """Nobody trains for an hour to hear that the file's name is wrong."""
+    with pytest.raises(ValueError, match=message), make(tmp_path):
         raise AssertionError("the block must not run")
 
 
