@@ -185,6 +185,7 @@ def test_target_transform_and_own_getitem_count_in_batches(root):
     assert [target for _, target in dataset.__getitems__([0, 6])] == [40, 41]
     assert dataset[6][1] == 41
     assert [len(sample) for sample in WithPath(root, recipe).__getitems__([0, 6])] == [3, 3]
+    dataset = ImageFolder(root, recipe)
     dataset.transform = BATCHED["uint8"]
     assert dataset.__getitems__([0, 1]).collated[0].dtype == torch.uint8
 

@@ -260,7 +260,7 @@ def test_entry_that_cannot_be_written_is_left_out(tmp_path, caplog):
     number = 1 + len(UNWRITABLE)
     assert writer.num_dropped == number
     assert rows(tmp_path / "s.db", "SELECT num_dropped FROM run") == [(number,)]
-    assert query_event_stats(tmp_path / "s.db") == []
+    assert query_event_stats(tmp_path / "s.db", "mine") == []
     first, last = (record.getMessage() for record in caplog.records)
     assert "('a', 1)" in first
     assert "TypeError: keys must be str" in first
