@@ -27,8 +27,16 @@ from spdl_torch.errors import DecodeError
 from .._source import Source, read_source, source_name
 from . import kernel, libjpeg_turbo
 from .header import exif_markers, is_scan, plain_jpeg_scan, read_header
-from .pillow import check_size, decode_with_pillow, is_pillows_own, pil_info, reason, to_pil
-from .scaled import denominator_for, load_scaled, load_scaled_box
+from .pillow import (
+    check_size,
+    decode_reduced,
+    decode_with_pillow,
+    is_pillows_own,
+    pil_info,
+    reason,
+    to_pil,
+)
+from .scaled import denominator_for, load_scaled_box
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -134,13 +142,10 @@ def decode_at_least(data: Tensor, name: str, least: tuple[int, int]) -> Tensor:
     Returns: uint8, (3, H, W), CPU.
     Raises: as :func:`decode_image`.
     """
-    size = header_size(data, name) if data.numel() and _is_jpeg(data) else None
-    denominator = 1 if size is None else denominator_for(size, least)
-    if size is None or denominator == 1:
-        return decode_tensor(data, name)
-    library = libjpeg_turbo.find_library()
-    is_able = library is not None and bool(_sound_jpegs({0: data}))
-    found = load_scaled(data, size, denominator, library if is_able else None)
+    found = None
+    if data.numel() and _is_jpeg(data) and (size := header_size(data, name)) is not None:
+        denominator = denominator_for(size, least)
+        found = decode_reduced(data, size, denominator) if denominator > 1 else None
     return decode_tensor(data, name) if found is None else found
 
 

@@ -59,7 +59,8 @@ def image_loader(
     """
     if at_least is None:
         return decode_image(path)
-    _check_least(at_least)
+    least_height, least_width = at_least
+    check_size(least_width, least_height, "image_loader: at_least")
     return decode_at_least(read_source(path), source_name(path), at_least)
 
 
@@ -238,17 +239,6 @@ def _check_request(
     check_crop_function(crop, where)
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
-
-
-def _check_least(at_least: tuple[int, int]) -> None:
-    try:
-        is_below = min(at_least) < 1
-    except TypeError:
-        raise TypeError(
-            f"image_loader: at_least must be (height, width) in pixels, got {at_least!r}."
-        ) from None
-    if is_below:
-        raise ValueError(f"image_loader: at_least must be >= 1, got {at_least}.")
 
 
 def _one_size(plans: dict[int, PicturePlan], names: list[str]) -> tuple[int, int]:

@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from PIL.Image import Resampling
 
-from .libjpeg_turbo import reduced_size
 from .pillow import decode_reduced, to_pil
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .kernel import PicturePlan
-    from .libjpeg_turbo import Box, LibJpegTurbo
+    from .libjpeg_turbo import LibJpegTurbo
 
     Size = tuple[int, int]
     """Height and width, in pixels."""
@@ -48,32 +47,14 @@ def load_scaled_box(
     first_row, first_column = top // d, left // d
     end_row, end_column = -(-(top + height) // d), -(-(left + width) // d)
     box = first_row, first_column, end_row - first_row, end_column - first_column
-    picture = _decode_box(data, plan.size, box, d, library)
+    picture = None if library is None else library.decode_region(data, plan.size, box, d)
     if picture is None:
-        return None
+        whole = decode_reduced(data, plan.size, d)
+        if whole is None:
+            return None
+        picture = whole[:, first_row:end_row, first_column:end_column]
     y, x = top / d - first_row, left / d - first_column
     resized = to_pil(picture).resize(
         plan.resized[::-1], Resampling.BILINEAR, box=(x, y, x + width / d, y + height / d)
     )
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
-
-
-def load_scaled(
-    data: Tensor, size: Size, denominator: int, library: LibJpegTurbo | None
-) -> Tensor | None:
-    """Decode a whole JPEG of ``size`` as :func:`load_scaled_box` does, and do not resize it."""
-    box = 0, 0, *reduced_size(size, denominator)
-    return _decode_box(data, size, box, denominator, library)
-
-
-def _decode_box(
-    data: Tensor, size: Size, box: Box, denominator: int, library: LibJpegTurbo | None
-) -> Tensor | None:
-    """Return the box, in pixels of the smaller picture; None: nobody decodes it so."""
-    if library is not None:
-        region = library.decode_region(data, size, box, denominator)
-        if region is not None:
-            return region
-    whole = decode_reduced(data, size, denominator)
-    top, left, height, width = box
-    return None if whole is None else whole[:, top : top + height, left : left + width]
