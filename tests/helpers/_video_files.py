@@ -3,7 +3,6 @@
 import bisect
 import contextlib
 import functools
-import io
 import re
 import struct
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from unittest import mock
 import av
 import numpy as np
 import torch
-from _videos import Kind, write_video
+from _videos import Kind, decode_plainly, write_video
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (
@@ -117,6 +116,7 @@ KINDS = {
     "MP4, H.264 10 bit": of("mp4", "libx264", x264(), "yuv420p10le"),
     "MP4, H.264 interlaced": of("mp4", "libx264", x264(flags="+ildct+ilme")),
     "MP4, H.264 rotated": of("mp4", "libx264", x264(), rotation=(90,)),
+    "MP4, H.264 mirrored": of("mp4", "libx264", x264(), rotation=(180, True)),
     "MP4, H.264 odd size": of("mp4", "libx264", x264(), "yuv444p", size=(61, 47)),
     "MP4, H.264 variable rate": of("mp4", "libx264", x264(), step=uneven),
     "MP4, H.264 late start": of("mp4", "libx264", x264(), step=from_fifty),
@@ -181,6 +181,9 @@ KINDS = {
     "Y4M": of("yuv4mpegpipe", "wrapped_avframe"),
 }
 
+TURNS = {(): np.asarray, (90,): np.rot90, (180, True): np.flipud}
+"""What puts the frames of a kind upright, by its rotation."""
+
 VARIANTS = {
     "whole": lambda content: content,
     "cut at the front": lambda content: content[len(content) // 4 :],
@@ -203,7 +206,7 @@ class Decoded(NamedTuple):
     """A file, and what PyAV makes of it from its first packet to its last."""
 
     content: bytes
-    frames: list  # upright tensors (H, W, 3)
+    frames: torch.Tensor  # (N, H, W, 3), upright
     times: list  # seconds; None where the container has none
 
 
@@ -211,21 +214,10 @@ class Decoded(NamedTuple):
 def decoded(kind, variant="whole"):
     """Return a file of a kind; None if PyAV cannot read what is left of it."""
     content = VARIANTS[variant](_written(kind))
-    frames, times = [], []
     try:
-        with av.open(io.BytesIO(content)) as container:
-            stream = container.streams.video[0]
-            stream.codec_context.thread_count = 1
-            is_timed = container.format.name != "avi" and not int(container.format.flags) & 0x80
-            for frame in container.decode(stream):
-                array = frame.to_ndarray(format="rgb24")
-                turned = np.rot90(array) if KINDS[kind].rotation else array
-                frames.append(torch.from_numpy(np.ascontiguousarray(turned)))
-                has_time = is_timed and frame.pts is not None
-                times.append(float(frame.pts * frame.time_base) if has_time else None)
+        return Decoded(content, *decode_plainly(content, TURNS[KINDS[kind].rotation]))
     except (av.FFmpegError, IndexError):
         return None
-    return Decoded(content, frames, times)
 
 
 @functools.cache
@@ -271,9 +263,9 @@ def both_ways(load):
 class Tally:
     """Frames that were compared, and errors that named the file."""
 
-    def __init__(self, kind, variant):
+    def __init__(self, kind, variant="whole", video=None):
         self.kind, self.variant = kind, variant
-        self.video = decoded(kind, variant)
+        self.video = video or decoded(kind, variant)
         self.num_frames = 0
         self.refused = []
 

@@ -44,7 +44,6 @@ KINDS = {
     ),
     "odd size": Kind("mp4", "libx264", {"g": "9"}, "yuv444p", (61, 47)),
     "rotated": Kind("mp4", "libx264", {"g": "9"}, rotation=(90,)),
-    "mirrored": Kind("mp4", "libx264", {"g": "9"}, rotation=(180, True)),
     "mpeg4 in avi": Kind("avi", "mpeg4", {"bf": "2", "g": "12"}),
     "mpeg2 in ts": Kind("mpegts", "mpeg2video", {"bf": "2", "g": "12"}),
     "h264 in ts": Kind("mpegts", "libx264", {"bf": "2", "g": "12"}),
@@ -134,23 +133,22 @@ def _edited(packets, kind):
 
 
 class Plain(NamedTuple):
-    """What PyAV's plain decode gives."""
+    """What PyAV's plain decode gives, from the first packet to the last."""
 
-    frames: torch.Tensor  # (N, H, W, 3), as stored: not turned
-    times: list  # seconds; counted where the container has none
+    frames: torch.Tensor  # (N, H, W, 3)
+    times: list  # seconds; None where the container has none
 
 
-def decode_plainly(source):
-    """Every frame of a path or bytes."""
-    file = io.BytesIO(source) if isinstance(source, bytes) else str(source)
-    with av.open(file) as container:
+def decode_plainly(source, turn=np.asarray):
+    """Every frame of a path or bytes, as stored or turned upright."""
+    frames, times = [], []
+    with av.open(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
-        frames = list(container.decode(stream))
-        has_times = not {"avi", "h264"} & set(container.format.name.split(","))
-        times = [
-            float(frame.pts * frame.time_base if has_times else number / stream.average_rate)
-            for number, frame in enumerate(frames)
-        ]
-        arrays = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in frames]
-    return Plain(torch.stack(arrays), times)
+        is_timed = container.format.name != "avi" and not int(container.format.flags) & 0x80
+        for frame in container.decode(stream):
+            array = np.ascontiguousarray(turn(frame.to_ndarray(format="rgb24")))
+            frames.append(torch.from_numpy(array))
+            has_time = is_timed and frame.pts is not None
+            times.append(float(frame.pts * frame.time_base) if has_time else None)
+    return Plain(torch.stack(frames) if frames else torch.empty(0), times)

@@ -1,25 +1,74 @@
-"""Decoding less: libjpeg-turbo's regions have the pixels, the errors and the random numbers of
-torchvision's whole pictures."""
+"""Whatever decodes JPEGs, the pixels, errors and random numbers are the same: those of torchvision;
+of libjpeg-turbo, which decodes regions; of torchcodec and Pillow where torchvision has no decoders;
+and of all mixtures."""
 
 import io
 import itertools
+import sys
 from ctypes.util import find_library
+from functools import partial
 
 import pytest
 import torch
-from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, jpeg, photograph
+from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, jpeg
+from _pictures import KINDS as FILES, png16
 from _readings import shown
 from hypothesis import given, settings, strategies as st
+from PIL import Image
 from torchvision.transforms import v2
 
 from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import Crop, image_codec, load_image, load_image_batch, random_resized_crop
-from spdl_torch.io._image import kernel, libjpeg_turbo
-from spdl_torch.io._image.decode import decode_image
+from spdl_torch.io import (
+    Crop,
+    decode_image,
+    image_codec,
+    load_image,
+    load_image_batch,
+    random_resized_crop,
+)
+from spdl_torch.io._image import decode, kernel, libjpeg_turbo
 from spdl_torch.io._image.header import is_scan, plain_jpeg_scan, read_header
 
+EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS, "png 16-bit gray": png16(0, 1)[0]}
+DECODERS = ["torchvision", "libjpeg-turbo", "torchcodec"]
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed")
+
+
+@pytest.fixture(params=["libjpeg-turbo", "libjpeg-turbo alone", "torchcodec", "Pillow"])
+def codec(request):
+    """What decodes in place of torchvision alone."""
+    if request.param == "torchcodec":
+        pytest.importorskip("torchcodec", reason="torchcodec is not installed")
+    if "libjpeg-turbo" in request.param and LIBRARY is None:
+        pytest.skip("libjpeg-turbo 3 is not installed")
+    return request.param
+
+
+@pytest.fixture
+def regions(monkeypatch):
+    """For each picture of which libjpeg-turbo is asked for a region, whether it gave one."""
+    asked, decode_region = [], libjpeg_turbo.LibJpegTurbo.decode_region
+
+    def spy(self, *args):
+        found = decode_region(self, *args)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
+    return asked
+
+
+def turned(orientation):
+    """A square JPEG with an EXIF orientation, which a decoder that obeys it turns unnoticed."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture, buffer = Image.open(io.BytesIO(jpeg(96, 96))), io.BytesIO()
+    picture.save(buffer, "JPEG", exif=exif)
+    return buffer.getvalue()
+
+
+TURNED = [turned(each) for each in range(1, 9)]
 
 
 def whole_and_part(content, box):
@@ -45,140 +94,160 @@ def test_region_has_the_pixels_of_the_whole_picture(kind, data):
     assert torch.equal(part, expected)
 
 
-@needs_library
-def test_every_kind_gives_the_same_batch(monkeypatch):
-    """Common JPEGs by region, all others by torchvision or Pillow, in one batch of equal bits."""
-    asked = []
-    decode_region = libjpeg_turbo.LibJpegTurbo.decode_region
-
-    def spy(self, *args):
-        found = decode_region(self, *args)
-        asked.append(found is not None)
-        return found
-
-    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", spy)
-    buffer = io.BytesIO()
-    photograph(150, 201, 3).save(buffer, "PNG")
-    contents = [*KINDS.values(), *OTHER_KINDS.values(), buffer.getvalue(), jpeg(30, 40)]
+def test_pixels_are_torchvisions(codec, regions):
+    """Every kind of JPEG, and other formats, in one batch and alone."""
+    contents = [*EVERY_KIND.values(), *TURNED]
 
     def load(codec):
-        torch.manual_seed(2)
-        crop = lambda *size: random_resized_crop(*size, scale=(0.1, 0.5))  # noqa: E731
-        return by(codec, load_image_batch)(contents, width=50, height=40, crop=crop)
+        torch.manual_seed(0)
+        crop = partial(random_resized_crop, scale=(0.1, 0.5))
+        return by(codec, load_image_batch)(contents, width=40, height=30, crop=crop)
 
     expected = load("torchvision")
-    assert asked == []
-    assert torch.equal(load("libjpeg-turbo"), expected)
-    # Those of other samplings are refused by the library; the others, it does not get to see.
-    assert asked == [True] * len(KINDS) + [False] * 2
+    assert regions == []
+    assert torch.equal(load(codec), expected)
+    # What it refuses are other samplings; what is no common JPEG, it does not get to see.
+    if "libjpeg-turbo" in codec:
+        assert regions.count(True) >= len(KINDS)
+        assert regions.count(False) == 2
+    for content in contents:
+        expected = by("torchvision", load_image)(content)
+        assert torch.equal(by(codec, load_image)(content), expected)
+
+
+def hit(content, data):
+    """The file as it is, cut short, or with some bytes in it changed."""
+    place = data.draw(st.integers(0, len(content) - 1), label="place")
+    new = data.draw(st.none() | st.binary(max_size=20), label="new")
+    if new is None:
+        return content[: place + 1] if data.draw(st.booleans(), label="cut") else content
+    return content[:place] + new + content[place + len(new) :]
+
+
+@given(data=st.data(), decoders=st.sets(st.sampled_from(DECODERS)), scaled=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_nothing_depends_on_what_is_installed(data, decoders, scaled):
+    """Every kind of file, sound, turned or damaged, as a whole, in part and at a reduced size: the
+    same pixels, or refused, for all sets of decoders."""
+    content = hit(data.draw(st.sampled_from([*EVERY_KIND.values(), *TURNED])), data)
+
+    def load(decoders):
+        with having(decoders):
+            try:
+                return [
+                    decode_image(content),
+                    decode_image(content, apply_exif_orientation=True),
+                    load_image(content, 20, 10, crop=kept, scaled=scaled),
+                ]
+            except DecodeError:
+                return []
+
+    drawn = {}
+    kept = lambda *size: drawn.setdefault(size, Crop(*data.draw(boxes(*size))))  # noqa: E731
+    expected, found = load(["torchvision"]), load(decoders)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
 
 
 @needs_library
-def test_whole_pictures_are_left_to_the_batch_kernel(monkeypatch):
+def test_whole_pictures_are_left_to_the_batch_kernel(regions):
     """Without a crop, or with one that takes nearly everything, there is nothing to save."""
-
-    def refuse(*args):
-        raise AssertionError("not to be called")
-
-    monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", refuse)
     content = KINDS["4:2:0"]
     load_image_batch([content], width=9, height=9)
     load_image(content, 9, 9, crop=lambda h, w: Crop(3, 3, h - 6, w - 6))
+    assert regions == []
 
 
 @needs_library
+def test_libjpeg_turbo_decodes_whole_pictures_where_torchvision_cannot(regions):
+    """It is found there, too, and decodes without the GIL."""
+    find = libjpeg_turbo.find_library.__wrapped__
+    with decoding_by("libjpeg-turbo alone"):
+        assert find().path == LIBRARY.path
+    regions.clear()
+    by("libjpeg-turbo alone", load_image_batch)([*KINDS.values()], width=9, height=9)
+    assert regions == [True] * len(KINDS)
+
+
+def test_torchcodec_decodes_where_torchvision_cannot(monkeypatch):
+    """It is torchcodec that decodes, not Pillow."""
+    pytest.importorskip("torchcodec", reason="torchcodec is not installed")
+    torchcodec, seen = decode.torchcodec_jpeg(), []
+    spy = lambda data: seen.append(len(data)) or torchcodec(data)  # noqa: E731
+    expected = load_image(KINDS["4:2:0"], 50, 40)
+    monkeypatch.setattr(decode, "torchcodec_jpeg", lambda: spy)
+    assert torch.equal(by("torchcodec", load_image)(KINDS["4:2:0"], 50, 40), expected)
+    assert seen == [len(KINDS["4:2:0"])]
+
+
 @pytest.mark.parametrize("size", [0, 2, 300, 2000, -100, -1])
-def test_truncated_file_has_the_same_error(size):
-    """Also where the region lies above what is missing."""
-    content = KINDS["4:2:0"][:size]
-    messages = []
-    for codec in ("torchvision", "libjpeg-turbo"):
-        with pytest.raises(DecodeError, match="<bytes>") as caught:
-            by(codec, load_image)(content, 9, 9, crop=lambda h, w: Crop(0, 0, 20, 20))
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
+def test_truncated_file_has_an_error_that_names_it(codec, size, tmp_path):
+    """Also where the region lies above what is missing; in a batch it is left out."""
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(KINDS["4:2:0"][:size])
+    crop = lambda height, width: Crop(0, 0, 20, 20)  # noqa: E731
+    texts = []
+    for each in (codec, "torchvision"):
+        with pytest.raises(DecodeError, match=r"/bad\.jpg: ") as caught:
+            by(each, load_image)(bad, 9, 9, crop=crop)
+        texts.append(str(caught.value))
+    assert codec != "libjpeg-turbo" or texts[0] == texts[1]
+    load = partial(load_image_batch, width=20, height=20, crop=crop, strict=False)
+    good = KINDS["gray"]
+    assert torch.equal(by(codec, load)([bad, good]), load([good]))
 
 
-@needs_library
-def test_bad_file_in_a_batch_is_named_or_left_out(tmp_path):
-    """Both codecs treat it alike, and give the same rest of the batch."""
-    for number in range(4):
-        (tmp_path / f"{number}.jpg").write_bytes(jpeg(120, 140, seed=number))
-    bad = tmp_path / "2.jpg"
-    bad.write_bytes(bad.read_bytes()[:-300])
-    paths = sorted(tmp_path.iterdir())
-
-    def load(codec, strict):
-        torch.manual_seed(1)
-        crop = lambda *size: random_resized_crop(*size, scale=(0.1, 0.5))  # noqa: E731
-        load_batch = by(codec, load_image_batch)
-        return load_batch(paths, width=30, height=30, crop=crop, strict=strict)
-
-    with pytest.raises(DecodeError, match=r"2\.jpg"):
-        load("libjpeg-turbo", True)
-    rest = load("libjpeg-turbo", False)
-    assert len(rest) == 3
-    assert torch.equal(rest, load("torchvision", False))
+def test_bytes_before_the_first_segment_are_refused(codec):
+    """torchcodec would skip them; torchvision and Pillow do not know such a file for a JPEG."""
+    for each in ("torchvision", codec):
+        with pytest.raises(DecodeError, match=r"nsupported image file|not an image"):
+            by(each, load_image)(KINDS["gray"][:2] + b"\0" + KINDS["gray"][2:], 9, 9)
 
 
-@needs_library
-def test_damage_that_it_warns_about_is_torchvisions_case():
-    """libjpeg-turbo goes on after a warning; then torchvision has the word, pixels and all."""
-    content = bytearray(KINDS["4:2:0"])
-    middle = len(content) // 2
-    content[middle : middle + 40] = bytes(40)
-    images = [
-        by(each, load_image)(bytes(content), 50, 50, crop=lambda h, w: Crop(h // 2, 0, h // 2, w))
-        for each in ("torchvision", "libjpeg-turbo")
-    ]
-    assert torch.equal(*images)
+def test_folder_and_loader_do_not_depend_on_it(codec, tmp_path):
+    """Same seed, same epoch, in full and at reduced sizes; the report names the library."""
+    (tmp_path / "class").mkdir()
+    for number, content in enumerate(KINDS.values()):
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(content)
+    transform = v2.Compose([v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
-
-@needs_library
-def test_folder_and_loader_do_not_depend_on_the_codec(tmp_path):
-    """Same seed, same epoch, for any number of workers and either codec."""
-    for number in range(12):
-        folder = tmp_path / f"class{number % 3}"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{number}.jpg").write_bytes(jpeg(140, 160 + number, seed=number))
-    transform = v2.Compose([v2.RandomResizedCrop(48), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-
-    def epoch(codec, num_workers):
-        dataset = ImageFolder(tmp_path, transform)
-        order = torch.Generator().manual_seed(3)
-        loader = DataLoader(
-            dataset, 4, shuffle=True, generator=order, seed=3, num_workers=num_workers
-        )
+    def epoch(codec, scaled, num_workers):
+        dataset = ImageFolder(tmp_path, transform, scaled=scaled)
+        loader = DataLoader(dataset, 2, seed=3, num_workers=num_workers)
         with decoding_by(codec):
-            return [tensor for batch in loader for tensor in batch]
+            batches = [batch[0] for batch in loader]
+            (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r] or [""]
+        return batches, remark
 
-    expected = epoch("torchvision", 0)
-    for num_workers in (0, 2):
-        assert all(map(torch.equal, expected, epoch("libjpeg-turbo", num_workers)))
+    for scaled in (False, True):
+        expected, _ = epoch("torchvision", scaled, 0)
+        for num_workers in (0, 2):
+            found, remark = epoch(codec, scaled, num_workers)
+            assert all(map(torch.equal, found, expected))
+            if num_workers:
+                decoder = "Pillow" if scaled else codec
+                assert (LIBRARY.path if "libjpeg-turbo" in codec else decoder) in remark
+                assert ("at a reduced size" in remark) is scaled
 
 
-@needs_library
-def test_report_tells_the_codec(tmp_path):
-    """A note beside the verdict, wherever the folder is wrapped."""
-    folder = tmp_path / "class"
-    folder.mkdir()
+def test_report_tells_the_codec_of_a_folder_that_is_wrapped(tmp_path):
+    """A note beside the verdict."""
+    (folder := tmp_path / "class").mkdir()
     (folder / "0.jpg").write_bytes(jpeg(100, 100))
-    transform = v2.Compose([v2.RandomResizedCrop(48), v2.PILToTensor()])
-    for codec, expected in (("libjpeg-turbo", LIBRARY.path), ("torchvision", "torchvision")):
-        dataset = ImageFolder(tmp_path, transform)
-        for each in (dataset, torch.utils.data.Subset(dataset, [0])):
-            loader = DataLoader(each, num_workers=1)
-            with decoding_by(codec):
-                list(loader)
-                (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
-                assert expected in remark
-                assert remark in shown(loader.report())
+    dataset = ImageFolder(tmp_path, v2.Compose([v2.RandomResizedCrop(48), v2.PILToTensor()]))
+    loader = DataLoader(torch.utils.data.Subset(dataset, [0]), num_workers=1)
+    with decoding_by("torchvision"):
+        list(loader)
+        (remark,) = [r for r in loader.report().verdict.remarks if "JPEG" in r]
+        assert "torchvision" in remark
+        assert remark in shown(loader.report())
 
 
-@needs_library
-def test_image_codec_names_the_library():
-    """The file that it was loaded from; torchvision, where there is none."""
-    assert image_codec() == f"libjpeg-turbo ({LIBRARY.path})"
+def test_image_codec_names_what_decodes(codec):
+    """The file that a library was loaded from; torchcodec with its number."""
+    version = getattr(sys.modules.get("torchcodec"), "__version__", None)
+    expected = {"torchcodec": f"torchcodec ({version})", "Pillow": "Pillow"}
+    assert by(codec, image_codec)() == (expected.get(codec) or f"libjpeg-turbo ({LIBRARY.path})")
     assert by("torchvision", image_codec)() == "torchvision"
 
 

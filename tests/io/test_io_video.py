@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import pickle
 import struct
 import threading
 from fractions import Fraction
@@ -11,7 +10,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from _videos import KINDS, REAL, Kind, decode_plainly, write_video
+from _videos import KINDS, Kind, write_video
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import (
@@ -27,44 +26,6 @@ from spdl_torch.io import (
 )
 
 EXAMPLE = write_video(KINDS["b-frames"])
-
-
-def upright(name, frames):
-    """What the container asks for."""
-    if name == "rotated":
-        return frames.permute(0, 2, 1, 3).flip(1)
-    return frames.flip(1) if name == "mirrored" else frames
-
-
-@pytest.fixture(scope="module", params=[*KINDS, *(path.name for path in REAL)])
-def video(request):
-    """Source, frames as they are to be displayed, and their times."""
-    if request.param in KINDS:
-        source = write_video(KINDS[request.param])
-    else:
-        source = next(path for path in REAL if path.name == request.param)
-    plain = decode_plainly(source)
-    return source, upright(request.param, plain.frames), plain.times
-
-
-def test_load_video_equals_a_plain_decode(video):
-    """Every frame, bit for bit, at its time, upright."""
-    source, frames, times = video
-    assert torch.equal(load_video(source), frames)
-    packets = demux_video(source)
-    assert packets.timestamps == pytest.approx(times)
-    assert decode_packets(packets).get_timestamps() == pytest.approx(times)
-
-
-def test_load_video_of_a_window_has_exactly_its_frames(video):
-    """start <= time < end, wherever the keyframes are."""
-    source, frames, times = video
-    starts = range(0, len(times), max(1, len(times) // 7))
-    ends = [*times, times[-1] + 1]
-    single, stretches = zip(starts, starts, strict=True), itertools.pairwise(starts)
-    for first, last in [*single, *stretches, (starts[1], starts[-1])]:
-        window = (ends[first], ends[last + 1])
-        assert torch.equal(load_video(source, window), frames[first : last + 1])
 
 
 FINE = Kind(
@@ -90,26 +51,6 @@ def test_times_of_frames_give_these_frames_at_fine_time_bases(ticks):
     again = load_clip(content, lambda info: clip.timestamps)
     assert torch.equal(again.timestamps, clip.timestamps)
     assert torch.equal(again.frames, whole)
-
-
-def test_sample_decode_video_gives_the_frames_asked_for(video):
-    """By their places in the order of display, in a window too."""
-    source, frames, times = video
-    indices = sorted({0, 1, 11, 13, len(times) // 2, len(times) - 1})
-    sampled = sample_decode_video(demux_video(source), indices)
-    assert torch.equal(convert_frames(sampled), frames[indices])
-    window = demux_video(source, timestamp=(times[9], times[30]))
-    assert torch.equal(convert_frames(sample_decode_video(window, [3])), frames[[12]])
-
-
-def test_packets_are_decoded_again_alike(video):
-    """By their own decoder, by a twin's, after pickling, and with more threads."""
-    source, frames, times = video
-    packets = demux_video(source, timestamp=(times[5], times[20]))
-    pickled = pickle.loads(pickle.dumps(packets))
-    for again in (packets, packets, packets.clone(), pickled):
-        assert torch.equal(convert_frames(decode_packets(again)), frames[5:20])
-    assert torch.equal(convert_frames(decode_packets(packets, num_threads=2)), frames[5:20])
 
 
 def test_demux_video_reads_no_more_than_it_needs(tmp_path):

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from _video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded, edited
+from _video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded, edited
 from _videos import Kind, decode_plainly, write_video
 from hypothesis import given, settings, strategies as st
 from PIL import Image
@@ -40,6 +40,7 @@ SHORT = (
     "MP4, H.264 intra-refresh",
     "MP4, H.264 inexact recovery points",
     "MP4, H.264 rotated",
+    "MP4, H.264 mirrored",
     "MP4, H.264 edit list, both ends cut",
     "MP4, H.264 a fragment for each frame",
     "MP4, HEVC open GOP",
@@ -88,6 +89,24 @@ def test_frames_and_times_are_those_of_a_decode_of_all(kind):
     check(kind, "whole", 2, 3)
 
 
+@pytest.mark.parametrize("kind", SHORT)
+@pytest.mark.parametrize("is_window", [False, True])
+def test_packets_are_decoded_again_alike(kind, is_window):
+    """By their own decoder, by a twin's, after pickling, and with more threads; what came beside
+    them is kept."""
+    times = sorted(Tally(kind, "whole").times)
+    window = (times[5], times[-3]) if is_window else None
+    packets = demux_video(decoded(kind).content, timestamp=window)
+    expected = load_video(decoded(kind).content, window)
+    pickled = pickle.loads(pickle.dumps(packets))
+    for again in (packets, packets, packets.clone(), pickled, pickled.clone()):
+        frames = decode_packets(again)
+        assert torch.equal(convert_frames(frames), expected)
+        assert frames.get_timestamps() == pytest.approx(packets.timestamps)
+    assert torch.equal(convert_frames(decode_packets(packets, num_threads=2)), expected)
+    assert torch.equal(convert_frames(sample_decode_video(packets, [3])), expected[[3]])
+
+
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [
@@ -110,20 +129,6 @@ def test_a_moment_that_a_cut_file_no_longer_has_is_refused(kind):
     with pytest.raises(DecodeError, match=r"^<bytes>: no frame at .* cut off, and states 0\.96 s"):
         load_clip(content, uniform_frames(12))
     assert torch.equal(load_clip(content, lambda _: [0.1]).frames[0], whole.frames[2])
-
-
-@pytest.mark.parametrize(
-    "kind", ["transport stream, H.264", "GIF", "raw MPEG-4", "MXF, MPEG-2", "Matroska, MPEG-2"]
-)
-def test_what_cannot_seek_is_kept_in_a_file_where_it_is_large(kind, monkeypatch):
-    """And read from there as often as needed; the frames are the same."""
-    content = decoded(kind).content
-    expected = load_clip(content, strided_frames(6, 3))
-    monkeypatch.setattr(opening, "_MOST_IN_MEMORY", 100)
-    clip = load_clip(Pipe(content), strided_frames(6, 3))
-    assert torch.equal(clip.frames, expected.frames)
-    assert torch.equal(clip.timestamps, expected.timestamps)
-    assert torch.equal(load_video(Pipe(content)), load_video(content))
 
 
 @pytest.mark.parametrize(("kind", "variant"), BROKEN)
@@ -182,7 +187,7 @@ def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
     video, one = decoded(kind, "two glued together"), decoded(kind)
     assert len(load_video(video.content)) == len(demux_video(video.content)) == 48
     frames = sample_decode_video(demux_video(video.content), [3, 27])
-    assert torch.equal(convert_frames(frames), torch.stack([one.frames[3], one.frames[3]]))
+    assert torch.equal(convert_frames(frames), one.frames[[3, 3]])
     for load in (
         lambda: load_clip(video.content, lambda info: [0.7]),
         lambda: load_video(video.content, (0.6, 0.9)),
@@ -195,11 +200,11 @@ def test_two_matroska_files_glued_together_are_the_first_one_where_times_are_ask
     """Its list ends with it; whole they have all frames."""
     kind = "Matroska, H.264 late start"
     video, one = decoded(kind, "two glued together"), decoded(kind)
-    assert torch.equal(load_video(video.content), torch.stack(video.frames))
+    assert torch.equal(load_video(video.content), video.frames)
     assert len(video.frames) == 48
     clip = load_clip(video.content, lambda info: [2.5])
     assert torch.equal(clip.frames[0], one.frames[12])
-    assert torch.equal(load_video(video.content, (2.5, 2.6)), torch.stack(one.frames[13:15]))
+    assert torch.equal(load_video(video.content, (2.5, 2.6)), one.frames[13:15])
 
 
 def test_frames_that_are_not_displayed_have_no_index():
@@ -209,15 +214,6 @@ def test_frames_that_are_not_displayed_have_no_index():
     assert (packets.num_packets, len(packets), len(video.frames)) == (24, 21, 21)
     with pytest.raises(IndexError, match=r"indices must be in \[0, 21\)"):
         sample_decode_video(packets, [21])
-
-
-@pytest.mark.parametrize("kind", ["AVI, raw with a palette", "MPEG program stream, MPEG-2"])
-def test_pickled_packets_keep_what_came_beside_them(kind):
-    """A palette; the frames that only decoding showed."""
-    video = decoded(kind)
-    packets = pickle.loads(pickle.dumps(demux_video(video.content)))
-    for again in (packets, packets.clone()):
-        assert torch.equal(convert_frames(decode_packets(again)), torch.stack(video.frames))
 
 
 def test_a_trimmed_video_is_upright_whichever_decoder_decodes_it():
@@ -264,7 +260,7 @@ def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
     times = demux_video(path).timestamps
     with path.open("rb") as file:
         frames = load_video(file, (times[9], times[12]))
-    assert torch.equal(frames, torch.stack(video.frames[9:12]))
+    assert torch.equal(frames, video.frames[9:12])
 
 
 def remuxed(content, container, *, first=0, keys=None):
@@ -282,18 +278,12 @@ def remuxed(content, container, *, first=0, keys=None):
 
 
 def check_against_plain(content):
-    """Compare a window from each frame on, a clip and chosen frames with a decode of all."""
-    frames, times = decode_plainly(content)
-    for first in range(0, len(times) - 2, 5):
-        window = load_video(content, (times[first], times[first + 2]))
-        assert torch.equal(window, frames[first : first + 2])
-    clip = load_clip(content, lambda info: [time + 0.01 for time in times])
-    assert clip.timestamps.tolist() == pytest.approx(times)
-    assert torch.equal(clip.frames[::7], load_clip(content, lambda info: times[::7]).frames)
-    error = (clip.frames.double() - frames.double()).square().mean(dim=(1, 2, 3))
-    assert error.max() < 10  # FFmpeg's scaler converts in another way; other frames have > 1000
-    chosen = sample_decode_video(demux_video(content), [3, len(times) - 1])
-    assert torch.equal(convert_frames(chosen), frames[[3, -1]])
+    """By every way of access."""
+    video = Decoded(content, *decode_plainly(content))
+    tally = Tally(None, "whole", video).at_random(random.Random(0), 4)
+    assert tally.num_frames > len(video.frames) > 0
+    window = load_video(content, (tally.times[-3], tally.times[-1]))
+    assert torch.equal(window, video.frames[-3:-1])
 
 
 @pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
@@ -355,52 +345,38 @@ class Pipe(io.RawIOBase):
         return self._file.read(size)
 
 
-@pytest.mark.parametrize("kind", ["Matroska, MPEG-2", "Matroska, HEVC 10 bit", "AVI, MPEG-4"])
-def test_sources_that_cannot_seek_have_the_same_windows_and_clips(kind):
-    """They are read from their beginning, whatever the container lists."""
+@pytest.mark.parametrize("most_in_memory", [1 << 26, 100])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("Matroska, MPEG-2", "Matroska, HEVC 10 bit", "AVI, MPEG-4", "transport stream, H.264"),
+        *("GIF", "raw MPEG-4", "MP4, H.264", "MOV, ProRes", "MXF, MPEG-2"),
+    ],
+)
+def test_sources_that_cannot_seek_have_the_same_frames(kind, most_in_memory, monkeypatch):
+    """Whole, in windows and clips, also where a list stands at the end; large ones are kept in a
+    file."""
+    monkeypatch.setattr(opening, "_MOST_IN_MEMORY", most_in_memory)
     video = decoded(kind)
     times = demux_video(video.content).timestamps
+    assert torch.equal(load_video(Pipe(video.content)), video.frames)
     for first in (0, 9, 20):
         window = load_video(Pipe(video.content), (times[first], times[first + 2]))
-        assert torch.equal(window, torch.stack(video.frames[first : first + 2]))
+        assert torch.equal(window, video.frames[first : first + 2])
     moments = [times[2] + 0.01, times[20] + 0.01]
-    clip, seeking = (
-        load_clip(src, lambda _: moments) for src in (Pipe(video.content), video.content)
-    )
-    assert torch.equal(clip.frames, seeking.frames)
+    clip = load_clip(Pipe(video.content), lambda _: moments)
+    assert torch.equal(clip.frames, video.frames[[2, 20]])
     assert clip.timestamps.tolist() == pytest.approx([times[2], times[20]])
-
-
-@pytest.mark.parametrize("kind", ["MP4, H.264", "MOV, ProRes", "MXF, MPEG-2"])
-def test_what_stands_at_the_end_of_a_source_that_cannot_seek_is_found(kind):
-    """The list of an MP4, the times of an MXF."""
-    video = decoded(kind)
-    times = demux_video(video.content).timestamps
-    assert torch.equal(load_video(Pipe(video.content)), torch.stack(video.frames))
-    window = load_video(Pipe(video.content), (times[10], times[15]))
-    assert torch.equal(window, torch.stack(video.frames[10:15]))
-    clip = load_clip(Pipe(video.content), lambda info: [times[12] + 0.01])
-    assert torch.equal(clip.frames[0], video.frames[12])
-
-
-def from_its_second_keyframe(content):
-    """The packets of a video from there on, in a transport stream."""
-    file = io.BytesIO()
-    with av.open(io.BytesIO(content)) as source, av.open(file, "w", "mpegts") as out:
-        stream = out.add_stream_from_template(source.streams.video[0])
-        packets = [packet for packet in source.demux(video=0) if packet.size]
-        second = [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
-        for packet in packets[second:]:
-            packet.stream = stream
-            out.mux(packet)
-    return file.getvalue()
+    expected = load_clip(video.content, strided_frames(6, 3))
+    strided = load_clip(Pipe(video.content), strided_frames(6, 3))
+    assert torch.equal(strided.frames, expected.frames)
 
 
 def test_frames_of_hevc_before_the_first_keyframe_that_need_only_it_are_whole():
     """What comes first out of the decoder is no keyframe, and undamaged all the same."""
     options = "log-level=none:keyint=8:min-keyint=8:scenecut=0:open-gop=0:radl=2:bframes=3"
     whole = write_video(Kind("mpegts", "libx265", {"x265-params": options}))
-    content = from_its_second_keyframe(whole)
+    content = remuxed(whole, "mpegts", first=6)  # which is the second keyframe
     labels = demux_video(content).labels
     leading = sum(label.pts < labels[0].pts for label in labels)
     assert (labels[0].is_entry, leading > 0) == (True, True)
