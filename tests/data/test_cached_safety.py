@@ -59,31 +59,24 @@ def damages_of(content, values):
 def count_served(folder, name, values, *, in_use):
     """Assert that all samples come, twice, for every damage of a file; return their number."""
     dataset, own = filled(folder)
-    wholes = {each.name: each.read_bytes() for each in own.iterdir()}
-    (name,) = [each for each in wholes if each.endswith(name)]
+    wholes = {each: each.read_bytes() for each in own.iterdir()}
+    (name,) = [each for each in wholes if each.name.endswith(name)]
     damages = list(damages_of(wholes[name], values))
     for damaged in damages:
-        if in_use:
-            [dataset[index] for index in range(2)]
-        else:
-            dataset = None
-            gc.collect(0)
+        dataset = None
+        gc.collect(0)
         for each, whole in wholes.items():
-            with open(own / each, "r+b") as file:
-                file.write(damaged if each == name else whole)
-                file.truncate()
+            each.write_bytes(whole)
+        if in_use:
+            dataset = cached(Rows(), folder, version=1)
+            [dataset[index] for index in range(2)]
+        name.write_bytes(damaged)
         if not in_use:
             dataset = cached(Rows(), folder, version=1)
         for _ in range(2):
             assert [dataset[index] for index in range(3)] == SAMPLES
         assert dataset.loading_remarks()
         assert max(each.stat().st_size for each in own.iterdir()) < 100_000
-        if in_use:
-            dataset = None
-            gc.collect(0)
-            for each, whole in wholes.items():
-                (own / each).write_bytes(whole)
-            dataset = cached(Rows(), folder, version=1)
     return len(damages)
 
 
