@@ -196,6 +196,16 @@ def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
             load()
 
 
+def test_frames_that_come_out_of_order_are_no_other_moments():
+    """As from a decoder whose references are lost: each moment has its frame, or an error."""
+    tally = Tally("FLV, H.264", "cut in the middle")
+    assert tally.times != sorted(tally.times)
+    for time in tally.times:
+        tally.clip([time + 0.01])
+        tally.window(time - 0.01, time + 0.01)
+    assert tally.refused
+
+
 def test_two_matroska_files_glued_together_are_the_first_one_where_times_are_asked_for():
     """Its list ends with it; whole they have all frames."""
     kind = "Matroska, H.264 late start"

@@ -263,13 +263,22 @@ def _may_lack_references(first: Packet[Any], codec: VideoCodec) -> bool:
 def ascending(
     frames: Iterable[tuple[VideoFrame, bool]], name: str, codec: VideoCodec
 ) -> Iterator[tuple[VideoFrame, bool]]:
-    """Yield the same. Raises: DecodeError: times go back, so that none means one frame."""
+    """Yield the same, each after a look at the next ones: a decoder that has lost its way gives
+    frames out of order. Raises: DecodeError: times go back, so that none means one frame."""
     last: int | None = None
-    for frame, is_damaged in frames:
-        if last is not None and frame.pts is not None and frame.pts < last:
-            raise goes_back(name, last, frame.pts, codec)
-        last = frame.pts
-        yield frame, is_damaged
+    ahead: deque[tuple[VideoFrame, bool]] = deque()
+    try:
+        for frame, is_damaged in frames:
+            if last is not None and frame.pts is not None and frame.pts < last:
+                raise goes_back(name, last, frame.pts, codec)
+            last = frame.pts
+            ahead.append((frame, is_damaged))
+            if len(ahead) > max(1, codec.reorder_depth):
+                yield ahead.popleft()
+    except FFmpegError:  # what cannot be decoded comes after them
+        yield from ahead
+        raise
+    yield from ahead
 
 
 def undamaged(frame: VideoFrame, is_damaged: bool, name: str) -> VideoFrame:
