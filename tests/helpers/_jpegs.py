@@ -1,16 +1,14 @@
 """JPEGs of every sampling, and boxes of them."""
 
 import contextlib
-import io
 import random
 import zlib
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from _pictures import encode, photograph
 from hypothesis import strategies as st
-from PIL import Image
 
 from spdl_torch.io import Crop
 from spdl_torch.io._image import decode, kernel, libjpeg_turbo
@@ -45,18 +43,8 @@ def by(codec, function):
     return decoding_by(codec)(function)
 
 
-def photograph(height, width, seed):
-    rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(0, 256, (9, 13, 3), dtype=np.uint8))
-    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=int)
-    noisy = smooth + rng.integers(-40, 41, smooth.shape)
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-
-
 def jpeg(height, width, *, mode="RGB", seed=0, **options):
-    buffer = io.BytesIO()
-    photograph(height, width, seed).convert(mode).save(buffer, "JPEG", **options)
-    return buffer.getvalue()
+    return encode(photograph(height, width, seed, noise=40).convert(mode), "JPEG", **options)
 
 
 def with_sampling(content, factors):

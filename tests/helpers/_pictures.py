@@ -8,12 +8,12 @@ import numpy as np
 from PIL import Image
 
 
-def photograph(height=61, width=97, seed=0):
+def photograph(height=61, width=97, seed=0, *, noise=8):
     """Smooth colours with some noise, so that every codec has something to do."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (7, 9, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=int)
-    noisy = smooth + rng.integers(-8, 9, smooth.shape)
+    noisy = smooth + rng.integers(-noise, noise + 1, smooth.shape)
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
 
