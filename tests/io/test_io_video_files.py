@@ -46,6 +46,7 @@ SHORT = (
     "MP4, HEVC open GOP",
     "Matroska, H.264 variable rate",
     "Matroska, H.264 equal times",
+    "Matroska, H.264 a frame in 6 s",
     "WebM, VP8 with hidden frames",
     "WebM, AV1",
     "GIF",
