@@ -34,8 +34,7 @@ class Output(NamedTuple):
 
     number: int
     place: int
-    worker: Worker | None
-    """None: it is the end of an epoch."""
+    worker: Worker
     result: Any
     outcome: Outcome | None
     """None: ``result`` is an error that ends the stage."""
@@ -51,9 +50,8 @@ class AsyncStage(Stage):
         super().__init__(*args, **options)
         count = self.spec.concurrency
         self._free = Channel[Worker](count)
-        self._mark_is_free = Channel[None](1)  # one end of an epoch may wait beside the items
-        # Room for an output of each coroutine, that and the feeder's end: the loop never waits.
-        self._outputs = Channel[Output | int](count + 2)
+        # Room for an output of each coroutine and the feeder's end: the loop never waits.
+        self._outputs = Channel[Output | int](count + 1)
         # The loop alone changes these; of the first, the feeder adds to it.
         self._to_begin: deque[tuple[Worker, Any]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,7 +59,6 @@ class AsyncStage(Stage):
         self._places = itertools.count()
         # The emitter's:
         self._held: list[Output] = []  # a heap: those whose turn has not come
-        self._num_settled = self._num_passed = 0  # items and marks; marks alone
 
     def targets(self) -> list[Target]:
         """Return name and target of the feeder and the emitter."""
@@ -69,7 +66,6 @@ class AsyncStage(Stage):
             worker = self._new_worker()
             worker.since_ns = perf_counter_ns()
             self._free.put(worker)
-        self._mark_is_free.put(None)
         self._num_present = 2
         both = ("feeder", self._feed), ("emitter", self._pass_on)
         return [(f"{self.spec.name}-{n}", functools.partial(self._live, w)) for n, w in both]
@@ -106,24 +102,21 @@ class AsyncStage(Stage):
     # The feeder:
 
     def _feed(self) -> None:
-        num_begun, worker = 0, None
+        num_begun = 0
         try:
             while True:
-                worker = worker or self._free.get()
+                worker = self._free.get()
                 try:
-                    number, item = self.inlet.get_numbered()
+                    worker.taken, item = self.inlet.get_numbered()
                 except EndOfChannel:
                     return
                 if type(item) is Mark:
-                    self._mark_is_free.get()
-                    self._outputs.put(Output(number, 0, None, item, Outcome.PASSED, None))
+                    self._hand(worker, item, Outcome.PASSED)
                 else:
-                    worker.taken = number
                     self._to_begin.append((worker, item))
                     if not self._is_called:
                         self._is_called = True
                         self._run.loop.call(self._begin)
-                    worker = None
                 num_begun += 1
                 item = None  # else it would stay alive while this thread waits
         finally:
@@ -232,8 +225,8 @@ class AsyncStage(Stage):
                     self._run.loop.call(_resume, output.again, False)
             except BaseException as raised:
                 error = raised
-                for channel in (self.inlet, self._free, self._mark_is_free):
-                    channel.close()
+                self.inlet.close()
+                self._free.close()
                 self._run.loop.call(self._cancel)
             del output  # else its result would stay alive while this thread waits
         if error is not None:
@@ -241,40 +234,29 @@ class AsyncStage(Stage):
 
     def _pass_on_held(self) -> None:
         while self._held and self._is_turn(self._held[0].number):
-            output = heapq.heappop(self._held)
-            place = self._put(output.number, output.result)
-            if output.again is not None:
-                self._run.loop.call(_resume, output.again, True)
+            number, _, worker, result, outcome, again = heapq.heappop(self._held)
+            place = -1
+            if type(result) is Mark:
+                self._pass_mark(number)
+                self._free.put(worker)
                 continue
-            self._num_settled += 1
-            if output.worker is None:
-                self._num_passed += 1
-                self._mark_is_free.put(None)
+            if result is None:
+                self._emit_nothing(number)
             else:
-                self._record(output.worker, place, output.outcome)
-                self._free.put(output.worker)
+                place = self._emit(number, result, last=again is None)
+            if again is not None:
+                self._run.loop.call(_resume, again, True)
+                continue
+            self._record(worker, place, outcome)
+            self._free.put(worker)
 
     def _is_turn(self, number: int) -> bool:
         """Whether an item's output may be put now. In order, some fit in before their turn; out of
         order, only the end of an epoch waits, and what comes after it."""
+        turn = self.outlet.progress()[0]
         if self.ordered:
-            return number == self.outlet.progress()[0] or self.outlet.has_room(number, True)
-        marks, passed = self.inlet.mark_numbers, self._num_passed
-        if passed == len(marks) or number < marks[passed]:
-            return True
-        return number == marks[passed] == self._num_settled
-
-    def _put(self, number: int, result: Any) -> int:
-        """Pass a result on; return its number in the outlet, -1 = unknown."""
-        if result is not None and not self.ordered:
-            return self.outlet.put(result)
-        if result is not None:
-            self.outlet.put_at(number, result)
-        elif self.ordered:
-            self.outlet.skip(number)
-        elif self.outlet.closed:
-            raise ChannelClosed
-        return -1
+            return number == turn or self.outlet.has_room(number, True)
+        return self._epochs is None or self._epochs.epoch_of(number) == turn
 
     def _record(self, worker: Worker, output: int, outcome: Outcome | None) -> None:
         """Record a worker's turn, which has ended: now it waits for an item."""

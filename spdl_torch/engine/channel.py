@@ -199,22 +199,23 @@ class Channel(Generic[T]):
                     raise
         return self._put_slowly(None, item, advance=True)
 
-    def put_at(self, seq: int, item: T, *, last: bool = True) -> None:
-        """Put the item whose place in the order is ``seq``; blocks while it does not fit.
+    def put_at(self, seq: int, item: T, *, last: bool = True) -> int:
+        """Put the item whose place in the order is ``seq``; blocks while it does not fit. Returns
+        the item's number, -1 where it came before its turn.
 
         ``last=False``: more items of the same ``seq`` follow; ``skip(seq)`` ends them.
         """
         with self._lock:  # the common case: it fits
             if self.has_room(seq, last) and not (self._closed or self._finished):
                 try:
-                    self._place(seq, item, last)
+                    number = self._place(seq, item, last)
                     if self._putters and not self._putter_woken:
                         self._wake_putter()
-                    return
+                    return number
                 except BaseException:
                     self._wake_everyone()
                     raise
-        self._put_slowly(seq, item, advance=last)
+        return self._put_slowly(seq, item, advance=last)
 
     def skip(self, seq: int) -> None:
         """Declare that no further item comes for ``seq``; blocks like ``put_at``."""
@@ -264,18 +265,23 @@ class Channel(Generic[T]):
 
         Raises: ChannelClosed; EndOfChannel.
         """
-        while True:
-            waiter = threading.Lock()
-            waiter.acquire()
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            while True:
+                with self._lock:
+                    self._watchers.append(waiter)  # enlist first, look second, as in _try_put
+                    if self._closed:
+                        raise ChannelClosed
+                    if is_so():
+                        return
+                    if self._finished and not self._items:
+                        raise EndOfChannel
+                waiter.acquire()
+        finally:
             with self._lock:
-                self._watchers.append(waiter)  # enlist first, look second, as in _try_put
-                if self._closed:
-                    raise ChannelClosed
-                if is_so():
-                    return
-                if self._finished and not self._items:
-                    raise EndOfChannel
-            waiter.acquire()
+                if waiter in self._watchers:
+                    self._watchers.remove(waiter)
 
     def look_again(self) -> None:
         """Have those in ``wait_until`` look again. Never blocks."""
@@ -364,7 +370,7 @@ class Channel(Generic[T]):
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def _put_slowly(self, seq: int | None, item: Any, *, advance: bool) -> int:
-        """Wait for room, then put. Returns the item's number, unless ``seq`` is given."""
+        """Wait for room, then put. Returns the item's number, as ``put_at``."""
         started_ns = 0
         # A lock of this put alone: to acquire it a second time is to wait until another thread,
         # which found room for this put, releases it.
@@ -376,10 +382,11 @@ class Channel(Generic[T]):
                     if started_ns:
                         self._putter_woken = False  # this one is awake, and wakes the next itself
                     try:
-                        if self._try_put(seq, item, advance, waiter):
+                        number = self._try_put(seq, item, advance, waiter)
+                        if number is not None:
                             if started_ns:
                                 self._put_wait.end(started_ns)
-                            return self._num_put - 1
+                            return number
                         started_ns = started_ns or self._put_wait.begin()
                     except ChannelClosed:
                         raise
@@ -391,21 +398,23 @@ class Channel(Generic[T]):
             self._abandon_put(started_ns, (seq, advance, waiter))
             raise
 
-    def _try_put(self, seq: int | None, item: Any, advance: bool, waiter: threading.Lock) -> bool:
+    def _try_put(
+        self, seq: int | None, item: Any, advance: bool, waiter: threading.Lock
+    ) -> int | None:
         """Put if there is room, else enlist ``waiter``. The lock is held."""
         if self.has_room(seq, advance) or (self._may_burst() and self.has_room(seq, advance)):
             if self._closed or self._finished:
                 raise ChannelClosed
-            self._place(seq, item, advance)
+            number = self._place(seq, item, advance)
             if self._putters and not self._putter_woken:
                 self._wake_putter()
-            return True
+            return number
         # The race with a close() by a finalizer on this thread, which the lock does not keep
         # out: enlist first, look second. Then close() either finds the waiter or is seen here.
         self._putters.append((seq, advance, waiter))
         if self._closed or self._finished:
             raise ChannelClosed
-        return False
+        return None
 
     def has_room(self, seq: int | None, advance: bool) -> bool:
         """Whether a put goes on at once, without a burst. The lock is held, or nobody else puts."""
@@ -432,19 +441,19 @@ class Channel(Generic[T]):
         self._low_water = _low_water(self._room)
         return self._room > before
 
-    def _place(self, seq: int | None, item: Any, advance: bool) -> None:
-        if seq is None or seq == self._turn:
-            self._append(item)
-            if seq is not None and advance:
-                self._turn += 1
-                while (
-                    self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING
-                ):
-                    self._turn += 1
-                    self._append(item)
-        else:
+    def _place(self, seq: int | None, item: Any, advance: bool) -> int:
+        if seq is not None and seq != self._turn:
             self._early[seq] = item
             self._peak = max(self._peak, len(self._items) + len(self._early))
+            return -1
+        number = self._num_put
+        self._append(item)
+        if seq is not None and advance:
+            self._turn += 1
+            while self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING:
+                self._turn += 1
+                self._append(item)
+        return number
 
     def _append(self, item: Any) -> None:
         if type(item) in self._marks:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from bisect import bisect_left
+from collections import Counter
 from concurrent.futures import BrokenExecutor, CancelledError
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,7 @@ from .calls import (
     next_of,
     unmeasured,
 )
-from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark, WaitTime
+from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
 from .counters import TaskCell, ThreadCount
 from .failures import FailureBudget, add_note, as_exception, attach_note, describe
 from .hooks import TaskStatsHook
@@ -109,9 +111,9 @@ class Stage:
         self.ordered = spec.output_order == "input" and has_peers
         if self.ordered:
             run.recorder.restores_order(stage_number, outlet.progress)
-        self._gate: EpochGate | None = None
-        if run.spec.src.continuous and has_peers and not (self.ordered or spec.is_async):
-            self._gate = EpochGate(inlet, outlet)
+        self._epochs: EpochEnds | None = None
+        if run.spec.src.continuous and has_peers and not self.ordered:
+            self._epochs = EpochEnds(inlet, outlet)
         self.concurrency = spec.concurrency
         """How many workers are to work: those with a number below it, while others are parked."""
         self.thread_count = ThreadCount(spec.concurrency)
@@ -191,8 +193,7 @@ class Stage:
 
     def _waits_ns(self) -> tuple[int, int]:
         """Return how long the workers waited for items, and for room, open waits included."""
-        held_ns = 0 if self._gate is None else self._gate.waited_ns()
-        return self.inlet.counters().get_wait[0], self.outlet.counters().put_wait[0] + held_ns
+        return self.inlet.counters().get_wait[0], self.outlet.counters().put_wait[0]
 
     # The life of a worker:
 
@@ -266,7 +267,7 @@ class Stage:
     def _work_on_items(self, worker: Worker, call: Callable[[Any], Measured]) -> None:
         inlet, outlet, ring, cell = self.inlet, self.outlet, worker.ring, worker.cell
         take, put = self._take(worker), outlet.put
-        is_plain = not self.ordered and self._gate is None
+        is_plain = not self.ordered and self._epochs is None
         expands = self.spec.kind is OpKind.GENERATOR
         since_ns = ring.begin()
         while True:
@@ -407,12 +408,10 @@ class Stage:
 
     def _pass_mark(self, number: int) -> None:
         """Pass the end of an epoch on, behind all of its items."""
-        if self._gate is not None:
-            self._gate.take_mark(number)
-        elif self.ordered:
-            self.outlet.put_at(number, EPOCH_END)
+        if self._epochs is None:
+            self._emit(number, EPOCH_END)
         else:
-            self.outlet.put(EPOCH_END)
+            self._epochs.settle(number)
 
     # What a call is:
 
@@ -515,23 +514,20 @@ class Stage:
     def _emit(self, number: int, result: Any, *, last: bool = True) -> int:
         """Pass a result of that item on; return its number in the outlet, -1 = unknown."""
         if self.ordered:
-            self.outlet.put_at(number, result, last=last)
-            return -1
-        if self._gate is None:
+            return self.outlet.put_at(number, result, last=last)
+        if self._epochs is None:
             return self.outlet.put(result)
-        self._gate.wait_for_turn(number)
-        output = self.outlet.put(result)
+        output = self.outlet.put_at(self._epochs.epoch_of(number), result, last=False)
         if last:
-            self._gate.settle()
+            self._epochs.settle(number)
         return output
 
     def _emit_nothing(self, number: int) -> None:
         """Note that the item of that number has no result, or no further one."""
         if self.ordered:
             self.outlet.skip(number)
-        elif self._gate is not None:
-            self._gate.wait_for_turn(number)
-            self._gate.settle()
+        elif self._epochs is not None:
+            self._epochs.settle(number)
 
 
 def _taken_from(outputs: list[Any]) -> Iterator[Any]:
@@ -541,70 +537,34 @@ def _taken_from(outputs: list[Any]) -> Iterator[Any]:
         yield outputs.pop()
 
 
-class EpochGate:
+class EpochEnds:
     """Keeps epochs apart where several threads pass items on as they finish.
 
-    Only the end of an epoch waits, until each item before it is settled: passed on, dropped or
-    failed. Meanwhile threads work on items of the next epoch, and hold what they have for the queue
-    after the stage. So numbers below that of the mark are settled alone, and to count them is
-    enough; the inlet knows the number of a mark before anybody takes a later item.
+    The place of an item in the outlet is the number of its epoch, and what comes too early for that
+    waits there. Whoever settles the last item of an epoch (passed on, dropped or failed; the mark
+    is one of them) ends it by putting the mark. So nobody else waits for an item that is late.
     """
 
     def __init__(self, inlet: StatsQueue, outlet: StatsQueue) -> None:
+        # The inlet knows the number of a mark before anybody takes a later item.
         self._marks = inlet.mark_numbers
         self._outlet = outlet
         self._lock = threading.Lock()  # never held in a wait
-        self._num_settled = 0  # marks that were passed on included
-        self._num_taken = self._num_passed = 0  # of the marks
-        self._waits = WaitTime()
-        self._is_passing = False
+        self._num_settled: Counter[int] = Counter()  # of the epochs that have not ended
 
-    def wait_for_turn(self, number: int) -> None:
-        """Wait until the epochs before that of this number have ended. Raises: ChannelClosed."""
-        if self._is_turn(number):
-            return
+    def epoch_of(self, number: int) -> int:
+        """Return the epoch of an item, or of the mark at its end."""
+        return bisect_left(self._marks, number)
+
+    def settle(self, number: int) -> None:
+        """Note that an item has no further result, or that the mark was taken."""
+        marks, epoch = self._marks, self.epoch_of(number)
         with self._lock:
-            started_ns = self._waits.begin()
-        try:
-            self._outlet.wait_until(lambda: self._is_turn(number))
-        finally:
-            with self._lock:
-                self._waits.end(started_ns)
-
-    def waited_ns(self) -> int:
-        """Return how long all threads have waited for their turn, open waits included."""
-        with self._lock:
-            return self._waits.read()[0]
-
-    def _is_turn(self, number: int) -> bool:
-        passed = self._num_passed
-        return passed == len(self._marks) or number <= self._marks[passed]
-
-    def settle(self) -> None:
-        """Note that an item was passed on, or has no result. Its turn has come."""
-        with self._lock:
-            self._num_settled += 1
-        self._pass_marks()
-
-    def take_mark(self, number: int) -> None:
-        """Note that a mark was taken, which whoever settles the last item before it passes on. One
-        waits here alone; a second one keeps its thread."""
-        self.wait_for_turn(number)
-        with self._lock:
-            self._num_taken += 1
-        self._pass_marks()
-
-    def _pass_marks(self) -> None:
-        while True:
-            with self._lock:
-                passed = self._num_passed
-                is_due = passed < self._num_taken and self._marks[passed] == self._num_settled
-                if self._is_passing or not is_due:
-                    return
-                self._is_passing = True
-            self._outlet.put(EPOCH_END)
-            with self._lock:
-                self._is_passing = False
-                self._num_settled += 1
-                self._num_passed += 1
-            self._outlet.look_again()
+            self._num_settled[epoch] += 1
+            if epoch == len(marks):  # the mark has not come
+                return
+            begin = marks[epoch - 1] + 1 if epoch else 0
+            if self._num_settled[epoch] <= marks[epoch] - begin:
+                return
+            del self._num_settled[epoch]
+        self._outlet.put_at(epoch, EPOCH_END)
