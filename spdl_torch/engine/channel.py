@@ -425,7 +425,7 @@ class Channel(Generic[T]):
         # item whose turn it is never finds the channel full of later ones: a deadlock.
         if seq != self._turn and not (advance and seq - self._turn + waiting < self._room):
             return False
-        return waiting + len(self._early) < self._most
+        return waiting < self._room and waiting + len(self._early) < self._most
 
     def _may_burst(self) -> bool:
         """Double the room of a full channel if items were taken quickly, else go back to

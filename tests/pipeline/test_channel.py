@@ -322,16 +322,17 @@ def test_occupancy_is_the_share_of_time_with_an_item(clock):
     assert stats_module.queue_stats(first).occupancy_rate == pytest.approx(50 / 80)
 
 
-def test_burst_room_comes_with_quick_takers_only(clock):
+@pytest.mark.parametrize("in_order", [False, True])
+def test_burst_room_comes_with_quick_takers_only(clock, in_order):
     """Twice the room each time when a full channel's items were taken quickly, else capacity."""
     channel = Channel(2)
     channel.allow_bursts(8)
 
     def fill():
-        count = 0
-        while channel.has_room(None, True) or channel._may_burst():
-            channel.put(count)
-            count += 1
+        number = channel.progress()[1] if in_order else None
+        while channel.has_room(number, True) or channel._may_burst():
+            channel.put_at(number, 0) if in_order else channel.put(0)
+            number = number + 1 if in_order else None
         return len(channel)
 
     def drain(seconds_each):
