@@ -22,7 +22,7 @@ from .failures import as_exception
 from .loop import NotAContextError
 from .moments import Outcome
 from .ops import OpKind
-from .stage import Stage, Worker
+from .stage import Stage, Times, Worker
 from .stage_hooks import bad_hook
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class AsyncStage(Stage):
         """Return name and target of the feeder and the emitter."""
         for _ in range(self.spec.concurrency):
             worker = self._new_worker()
-            worker.since_ns = perf_counter_ns()
+            worker.times = Times(since_ns=perf_counter_ns())
             self._free.put(worker)
         self._num_present = 2
         both = ("feeder", self._feed), ("emitter", self._pass_on)
@@ -86,11 +86,9 @@ class AsyncStage(Stage):
 
     def _waits_ns(self) -> tuple[int, int]:
         """Return how long the coroutines waited for items, and for room, open waits included."""
-        in_ns, out_ns, now = 0, 0, self.thread_count.now_ns()
-        for worker in self._workers:
-            in_ns += worker.in_ns + (0 if worker.started_ns else now - worker.since_ns)
-            out_ns += worker.out_ns + (now - worker.ended_ns if worker.ended_ns else 0)
-        return in_ns, out_ns
+        now = self.thread_count.now_ns()
+        waits = [worker.times.waits_ns(now) for worker in self._workers]
+        return sum(in_ns for in_ns, _ in waits), sum(out_ns for _, out_ns in waits)
 
     def _cancel(self) -> None:
         if self._is_stopped:  # a second time would end what a ``finally`` awaits
@@ -146,7 +144,7 @@ class AsyncStage(Stage):
         """Make the call and count it. Raises: what ends the stage."""
         cell, loop = worker.cell, self._run.loop
         worker.ring.begin()
-        worker.started_ns = perf_counter_ns()
+        worker.times = worker.times._replace(started_ns=perf_counter_ns())
         # Coroutines share their thread, so a task's CPU time is that of the loop since the last
         # task ended: right in sum and on average, not for a single task.
         try:
@@ -154,18 +152,24 @@ class AsyncStage(Stage):
                 raise ChannelClosed
             result = await self._call(worker, item)
         except (Exception, asyncio.CancelledError) as error:
-            worker.ended_ns = perf_counter_ns()
+            took_ns = self._end_turn(worker)
             if self._is_stopped or self.ends_worker(error):
                 raise
-            cell.add_failure(worker.ended_ns - worker.started_ns, loop.cpu_ns())
+            cell.add_failure(took_ns, loop.cpu_ns())
             self._count_failure(as_exception(error), worker.taken, item)
             return None, Outcome.FAILED
-        worker.ended_ns = perf_counter_ns()
-        cell.add(worker.ended_ns - worker.started_ns, loop.cpu_ns())
+        cell.add(self._end_turn(worker), loop.cpu_ns())
         if result is None and self.spec.kind is OpKind.ASYNC_FUNCTION:
             cell.num_dropped += 1
             return None, Outcome.DROPPED
         return result, Outcome.PASSED
+
+    @staticmethod
+    def _end_turn(worker: Worker) -> int:
+        """Note that the call has ended; return how long it took."""
+        ended_ns = perf_counter_ns()
+        worker.times = worker.times._replace(ended_ns=ended_ns)
+        return ended_ns - worker.times.started_ns
 
     async def _call(self, worker: Worker, item: Any) -> Any:
         async with AsyncExitStack() as stack:
@@ -260,11 +264,9 @@ class AsyncStage(Stage):
 
     def _record(self, worker: Worker, output: int, outcome: Outcome | None) -> None:
         """Record a worker's turn, which has ended: now it waits for an item."""
-        since_ns, started_ns, ended_ns = worker.since_ns, worker.started_ns, worker.ended_ns
-        worker.since_ns = done_ns = perf_counter_ns()
-        worker.started_ns = worker.ended_ns = 0
-        worker.in_ns += started_ns - since_ns
-        worker.out_ns += done_ns - ended_ns
+        _, _, since_ns, started_ns, ended_ns = worker.times
+        done_ns = perf_counter_ns()
+        worker.times = Times(*worker.times.waits_ns(done_ns), done_ns)
         if done_ns - since_ns >= worker.ring.shortest_ns:
             times, kind = (since_ns, started_ns, ended_ns, done_ns, -1), outcome or Outcome.PASSED
             worker.ring.add(*times, worker.taken, output, self.inlet, self.outlet, kind)

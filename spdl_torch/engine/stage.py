@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections import Counter
 from concurrent.futures import BrokenExecutor, CancelledError
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .calls import (
     EXHAUSTED,
@@ -68,10 +68,28 @@ class Worker:
         # Of a generator: the time inside it, and the number of its last output.
         self.wall_ns = self.cpu_ns = 0
         self.output = -1
-        # Of a coroutine: its task; its turn, where 0 = not yet; its waits for items, and for room.
+        # Of a coroutine.
         self.task: Any = None
-        self.since_ns = self.started_ns = self.ended_ns = 0
-        self.in_ns = self.out_ns = 0
+        self.times = Times()
+
+
+class Times(NamedTuple):
+    """What a coroutine has waited, and its turn. One object: no reader sees half of a change."""
+
+    in_ns: int = 0
+    """The waits for items in the turns that have ended."""
+    out_ns: int = 0
+    """Those for room."""
+    since_ns: int = 0
+    """The end of the turn before."""
+    started_ns: int = 0
+    """0 = not yet, as below."""
+    ended_ns: int = 0
+
+    def waits_ns(self, now_ns: int) -> tuple[int, int]:
+        """Return both waits, open ones included."""
+        in_ns = self.in_ns + (self.started_ns or now_ns) - self.since_ns
+        return in_ns, self.out_ns + (now_ns - self.ended_ns if self.ended_ns else 0)
 
 
 class Stage:
@@ -316,12 +334,13 @@ class Stage:
 
     def _count_failure(self, error: Exception, number: int, item: Any) -> None:
         """Note a failing item on the user's exception and charge the budget."""
-        task = number // (self.spec.batch_size or 1)
-        what = f"item {task}: {describe(item)}"
+        if self.spec.kind is OpKind.AGGREGATE:
+            number = self.num_tasks - 1  # of the list
+        what = f"item {number}: {describe(item)}"
         if type(item) is Mark:  # the end, for an aggregator
             what = "in flush()"
         add_note(error, self.spec.name, threading.current_thread().name, what)
-        self._run.recorder.failed(self.spec.name, task, error)
+        self._run.recorder.failed(self.spec.name, number, error)
         if self.budget.spend(error, self.num_tasks):
             self._overdraw()
 

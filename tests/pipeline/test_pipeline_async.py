@@ -277,6 +277,30 @@ def test_coroutines_without_an_item_wait_for_one_each(clock):
         source.released.set()
 
 
+def test_wait_for_an_item_stays_when_the_item_has_come(clock):
+    """The sums only grow: a reading in the middle of a call has the wait before it."""
+    come, go_on, started = threading.Event(), threading.Event(), threading.Event()
+
+    def source():
+        assert come.wait(PATIENCE_SECONDS)
+        yield 1
+
+    async def op(item):
+        started.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.001)
+        return item
+
+    with pipeline_of(source(), op).auto_stop() as p:
+        until(lambda: run_of(p).queues[0].counters().get_wait[1] == 1)
+        clock.advance(5_000)
+        come.set()
+        assert started.wait(PATIENCE_SECONDS)
+        assert p.snapshot().stages[0].wait_in_ns == 5_000
+        go_on.set()
+        assert list(p) == [1]
+
+
 def test_coroutines_whose_results_have_no_room_wait_for_it_each(clock):
     """However few of them the thread that passes results on has in its hands."""
     p = pipeline_of(itertools.count(), asame, concurrency=4, buffer_size=1, sink=1)
