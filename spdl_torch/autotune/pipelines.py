@@ -12,7 +12,6 @@ from .tuning import TuningState, manual_call
 from .window import PARTS
 
 if TYPE_CHECKING:
-    from ..engine.definition import StageSpec
     from ..engine.loop import LazyRunner
     from ..engine.recorder import FlightRecorder
     from ..engine.run import Run
@@ -64,10 +63,11 @@ class _Session:
         self._state = state
         self._run = run
         names = Counter(stage.name for stage in run.spec.pipes)  # settings go by name
+        keep = state.tuning.keep
         self._free = {
             stage.name: stage.concurrency
             for stage in run.spec.pipes
-            if names[stage.name] == 1 and _is_free(stage, state.tuning.keep)
+            if names[stage.name] == 1 and stage.is_adjustable and stage.name not in keep
         }
         self._limits = state.tuning.limits()
 
@@ -131,11 +131,3 @@ def _load_of(stage: StageStats, *, is_free: bool) -> StageLoad:
         num_tasks=stage.num_tasks,
         is_free=is_free,
     )
-
-
-def _is_free(stage: StageSpec, keep: frozenset[str]) -> bool:
-    """Return whether the stage has its own threads, whose number does not affect its output."""
-    is_safe = stage.concurrency > 1 or (
-        stage.output_order == "input" and stage.kind.value == "function"
-    )
-    return stage.is_adjustable and is_safe and stage.executor is None and stage.name not in keep

@@ -132,10 +132,15 @@ class StageSpec:
 
     @property
     def is_adjustable(self) -> bool:
-        """Whether its concurrency may change while it runs. That of coroutines, which share one
-        thread, of an aggregate, which holds an unfinished list, and of a transfer may not.
+        """Whether its concurrency may change while it runs: that of threads of its own, whose
+        number does not affect what they pass on. Not that of coroutines, which share one thread, of
+        an aggregate, which holds an unfinished list, and of a transfer.
         """
-        return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR) and not self.on_one_thread
+        if self.on_one_thread or self.executor is not None:
+            return False
+        if self.concurrency > 1:
+            return self.kind in (OpKind.FUNCTION, OpKind.GENERATOR)
+        return self.kind is OpKind.FUNCTION and self.output_order == "input"
 
     def __str__(self) -> str:
         if self.kind is OpKind.AGGREGATE:

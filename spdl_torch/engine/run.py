@@ -131,7 +131,6 @@ class Run:
             StageInfo(0, options.stage_id + number, name, concurrency)
             for number, (name, concurrency) in enumerate(zip(names, concurrencies, strict=True))
         ]
-        self._given: list[StatsQueue] = []  # those whose size the user gave: it never changes
         self.queues: list[StatsQueue] = []
         """The queues, from that of the source to that of the sink, which only shows figures."""
         self.stages: list[Stage] = []
@@ -144,8 +143,6 @@ class Run:
             )
             if given is None:
                 queue.allow_bursts(BURST_BUFFER_SIZE)
-            else:
-                self._given.append(queue)
             if stage is None:
                 ring = recorder.new_ring(info.stage_name, 0, role="source")
                 self.source = Source(self, queue, ring)
@@ -397,8 +394,9 @@ class Run:
                 f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
                 f"with a tuner, and count >= 1, got {stage!r} and {count}."
             )
-        for queue in (live.inlet, live.outlet):
-            self._grow(queue, default_buffer_size(count))
+        number = self.stages.index(live)
+        for place in (number, number + 1):
+            self._grow(place, default_buffer_size(count))
         # A stop comes before, and nothing starts, or after, and joins the new threads.
         with self._lock:
             if self.state in (RunState.STOPPING, RunState.CLOSED):
@@ -406,13 +404,15 @@ class Run:
             self._threads.spawn_all(live.resize(count))
         live.inlet.look_again()
 
-    def _grow(self, queue: StatsQueue, capacity: int) -> None:
-        """Raise the capacity of a queue, unless the user gave it."""
+    def _grow(self, number: int, capacity: int) -> None:
+        """Raise the capacity of the queue after that stage, unless the user gave it."""
+        queue = self.queues[number]
         if queue is self.outlet:
             capacity += self._sink.buffer_size
-        if queue not in self._given and capacity > queue.capacity:
+        is_given = number > 0 and self.spec.pipes[number - 1].buffer_size is not None
+        if not is_given and capacity > queue.capacity:
             queue.grow(capacity)
-            self.recorder.set_capacity(self.queues.index(queue), capacity)
+            self.recorder.set_capacity(number, capacity)
 
     # For its readers:
 
