@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 T = TypeVar("T")
-Putter = tuple[int | None, bool, threading.Lock]
+Waiter = tuple[int | None, bool, threading.Lock]
+"""What a put waits for, as ``has_room`` takes it, and the lock that is released to wake it."""
 
 
 class EndOfChannel(Exception):
@@ -129,6 +130,29 @@ class WaitTime:
         return self._closed_ns + open_ns, self._num_open, self._histogram.counts()
 
 
+class Side:
+    """Those who wait at a channel to do one thing. The channel's lock is held."""
+
+    __slots__ = ("is_woken", "waiters", "waits")
+
+    def __init__(self) -> None:
+        self.waiters: deque[Waiter] = deque()
+        self.is_woken = False
+        """One woken thread at a time: it wakes the next one if there is still something for it.
+        Waking a thread for each item would, on cheap ops, wake most of them for nothing."""
+        self.waits = WaitTime()
+
+    def wake_all(self) -> None:
+        """Wake all, to look for themselves; those that find nothing wait again."""
+        while self.waiters:
+            try:
+                _release(self.waiters[0][2])
+                self.waiters.popleft()
+            except IndexError:
+                break
+        self.is_woken = False  # perhaps nobody waited: then nobody is on the way to wake the next
+
+
 class Channel(Generic[T]):
     """A first-in first-out queue of at most ``capacity`` items, with its own statistics.
 
@@ -161,13 +185,8 @@ class Channel(Generic[T]):
         self._turn = 0  # ordered use: the sequence number that is next to become an item
         self._finished = False
         self._closed = False
-        self._getters: deque[threading.Lock] = deque()
-        self._putters: deque[Putter] = deque()
-        self._watchers: deque[threading.Lock] = deque()  # in wait_until
-        # One woken thread at a time: it wakes the next one if there is still something for it.
-        # Waking a thread for each item would, on cheap ops, wake most of them for nothing.
-        self._getter_woken = False
-        self._putter_woken = False
+        self._puts, self._gets = Side(), Side()
+        self._watches = Side()  # in wait_until
         self._num_put = 0  # marks included, as in num_got: they are numbered like items
         self.num_got = 0
         """The number of items taken, including by a get that Ctrl-C then cut off."""
@@ -175,7 +194,6 @@ class Channel(Generic[T]):
         """The numbers of the marks that were put: as many as there were epochs."""
         # Statistics. A call for each item would cost as much as all the rest, so they are written
         # where items come and go.
-        self._put_wait, self._get_wait = WaitTime(), WaitTime()
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None
@@ -191,13 +209,13 @@ class Channel(Generic[T]):
             if len(self._items) < self._room and not (self._closed or self._finished):
                 try:
                     self._append(item)
-                    if self._putters and not self._putter_woken:
-                        self._wake_putter()
+                    if self._puts.waiters and not self._puts.is_woken:
+                        self._wake(self._puts)
                     return self._num_put - 1
                 except BaseException:
                     self._wake_everyone()
                     raise
-        return self._put_slowly(None, item, advance=True)
+        return self._put_slowly(None, item, True)
 
     def put_at(self, seq: int, item: T, *, last: bool = True) -> int:
         """Put the item whose place in the order is ``seq``; blocks while it does not fit. Returns
@@ -208,14 +226,11 @@ class Channel(Generic[T]):
         with self._lock:  # the common case: it fits
             if self.has_room(seq, last) and not (self._closed or self._finished):
                 try:
-                    number = self._place(seq, item, last)
-                    if self._putters and not self._putter_woken:
-                        self._wake_putter()
-                    return number
+                    return self._place(seq, item, last)
                 except BaseException:
                     self._wake_everyone()
                     raise
-        return self._put_slowly(seq, item, advance=last)
+        return self._put_slowly(seq, item, last)
 
     def skip(self, seq: int) -> None:
         """Declare that no further item comes for ``seq``; blocks like ``put_at``."""
@@ -250,10 +265,11 @@ class Channel(Generic[T]):
                         if self._finished:
                             self._stop_clock()
                             self._wake_everyone()
-                    elif self._getters and not self._getter_woken:
-                        self._wake_getter()
-                    if self._putters and not self._putter_woken and len(items) <= self._low_water:
-                        self._wake_putter()
+                    elif self._gets.waiters and not self._gets.is_woken:
+                        self._wake(self._gets)
+                    puts = self._puts
+                    if puts.waiters and not puts.is_woken and len(items) <= self._low_water:
+                        self._wake(puts)
                     return number, item
                 except BaseException:
                     self._wake_everyone()
@@ -265,28 +281,22 @@ class Channel(Generic[T]):
 
         Raises: ChannelClosed; EndOfChannel.
         """
-        waiter = threading.Lock()
-        waiter.acquire()
-        try:
-            while True:
-                with self._lock:
-                    self._watchers.append(waiter)  # enlist first, look second, as in _try_put
-                    if self._closed:
-                        raise ChannelClosed
-                    if is_so():
-                        return
-                    if self._finished and not self._items:
-                        raise EndOfChannel
-                waiter.acquire()
-        finally:
-            with self._lock:
-                if waiter in self._watchers:
-                    self._watchers.remove(waiter)
+
+        def look() -> Any:
+            if self._closed:
+                raise ChannelClosed
+            if is_so():
+                return True
+            if self._finished and not self._items:
+                raise EndOfChannel
+            return _NOTHING
+
+        self._wait(self._watches, look)
 
     def look_again(self) -> None:
         """Have those in ``wait_until`` look again. Never blocks."""
         with self._lock:
-            self._wake_watchers()
+            self._watches.wake_all()
 
     def allow_bursts(self, capacity: int) -> None:
         """Let up to ``capacity`` items wait while more than 10,000 a second are taken.
@@ -314,8 +324,8 @@ class Channel(Generic[T]):
                     most,
                     low_water,
                 )
-            if not self._putter_woken:
-                self._wake_putter()
+            if not self._puts.is_woken:
+                self._wake(self._puts)
 
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
@@ -357,8 +367,8 @@ class Channel(Generic[T]):
                 elapsed_ns=now - self._created_ns,
                 num_put=self._num_put - len(self.mark_numbers),
                 num_got=self.num_got - self._num_marks_got(),
-                put_wait=self._put_wait.read(),
-                get_wait=self._get_wait.read(),
+                put_wait=self._puts.waits.read(),
+                get_wait=self._gets.waits.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
                 peak_items=self._peak,
             )
@@ -369,61 +379,108 @@ class Channel(Generic[T]):
     def _stop_clock(self) -> None:
         self._ended_ns = self._ended_ns or perf_counter_ns()
 
-    def _put_slowly(self, seq: int | None, item: Any, *, advance: bool) -> int:
+    # How to wait:
+
+    def _put_slowly(self, seq: int | None, item: Any, last: bool) -> int:
         """Wait for room, then put. Returns the item's number, as ``put_at``."""
+
+        def put() -> Any:
+            if self._closed or self._finished:
+                raise ChannelClosed
+            if self.has_room(seq, last) or (self._may_burst() and self.has_room(seq, last)):
+                return self._place(seq, item, last)
+            return _NOTHING
+
+        number: int = self._wait(self._puts, put, seq, last)
+        return number
+
+    def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
+        def get() -> Any:
+            if self._closed:
+                raise ChannelClosed
+            if self._items:
+                return self.get_numbered()  # which does not wait now
+            if self._finished:
+                raise EndOfChannel
+            return _NOTHING
+
+        numbered: tuple[int, T] = self._wait(self._gets, get, timeout=timeout)
+        return numbered
+
+    def _wait(
+        self,
+        side: Side,
+        attempt: Callable[[], Any],
+        seq: int | None = None,
+        last: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Wait until the attempt, which is made under the lock, gives more than ``_NOTHING``."""
+        deadline = None if timeout is None else perf_counter() + timeout
         started_ns = 0
-        # A lock of this put alone: to acquire it a second time is to wait until another thread,
-        # which found room for this put, releases it.
-        waiter = threading.Lock()
-        waiter.acquire()
+        # A lock of this wait alone: to acquire it a second time is to wait until another thread,
+        # which found something for this one, releases it.
+        waiter = seq, last, threading.Lock()
+        waiter[2].acquire()
         try:
             while True:
                 with self._lock:
                     if started_ns:
-                        self._putter_woken = False  # this one is awake, and wakes the next itself
+                        side.is_woken = False  # this one is awake, and wakes the next itself
                     try:
-                        number = self._try_put(seq, item, advance, waiter)
-                        if number is not None:
+                        result = attempt()
+                        if result is not _NOTHING:
                             if started_ns:
-                                self._put_wait.end(started_ns)
-                            return number
-                        started_ns = started_ns or self._put_wait.begin()
-                    except ChannelClosed:
+                                side.waits.end(started_ns)
+                            return result
+                        # The race with a close() by a finalizer on this thread, which the lock does
+                        # not keep out: enlist first, look second. Then close() either finds the
+                        # waiter or is seen here.
+                        side.waiters.append(waiter)
+                        if self._closed:
+                            raise ChannelClosed
+                        started_ns = started_ns or side.waits.begin()
+                    except (ChannelClosed, EndOfChannel):
                         raise
                     except BaseException:
                         self._wake_everyone()
                         raise
-                waiter.acquire()  # without the channel's lock
+                if deadline is None:
+                    wait_for(waiter[2])
+                else:
+                    left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
+                    if left <= 0 or not wait_for(waiter[2], left):
+                        raise WaitIsOver(f"no item came within {timeout} seconds.")
         except BaseException:
-            self._abandon_put(started_ns, (seq, advance, waiter))
+            self._abandon(side, waiter, started_ns)
             raise
 
-    def _try_put(
-        self, seq: int | None, item: Any, advance: bool, waiter: threading.Lock
-    ) -> int | None:
-        """Put if there is room, else enlist ``waiter``. The lock is held."""
-        if self.has_room(seq, advance) or (self._may_burst() and self.has_room(seq, advance)):
-            if self._closed or self._finished:
-                raise ChannelClosed
-            number = self._place(seq, item, advance)
-            if self._putters and not self._putter_woken:
-                self._wake_putter()
-            return number
-        # The race with a close() by a finalizer on this thread, which the lock does not keep
-        # out: enlist first, look second. Then close() either finds the waiter or is seen here.
-        self._putters.append((seq, advance, waiter))
-        if self._closed or self._finished:
-            raise ChannelClosed
-        return None
+    def _abandon(self, side: Side, waiter: Waiter, started_ns: int) -> None:
+        """End a wait by Ctrl-C, a timeout or the channel's own end. If its waiter is still
+        enlisted, it is struck off, so that no wake-up is lost on it. If it is not, it was woken
+        just before, and passes that wake-up on.
+        """
+        with self._lock:
+            if started_ns:
+                side.waits.end(started_ns)
+            if waiter in side.waiters:
+                side.waiters.remove(waiter)
+            else:
+                side.is_woken = False
+                if side is self._puts or (side is self._gets and self._items):
+                    self._wake(side)
 
-    def has_room(self, seq: int | None, advance: bool) -> bool:
+    # How items come and go:
+
+    def has_room(self, seq: int | None, last: bool) -> bool:
         """Whether a put goes on at once, without a burst. The lock is held, or nobody else puts."""
         waiting = len(self._items)
         if seq is None:
             return waiting < self._room
         # Room is kept for the numbers between the turn and `seq` that have not come yet. So the
         # item whose turn it is never finds the channel full of later ones: a deadlock.
-        if seq != self._turn and not (advance and seq - self._turn + waiting < self._room):
+        if seq != self._turn and not (last and seq - self._turn + waiting < self._room):
             return False
         return waiting < self._room and waiting + len(self._early) < self._most
 
@@ -441,18 +498,24 @@ class Channel(Generic[T]):
         self._low_water = _low_water(self._room)
         return self._room > before
 
-    def _place(self, seq: int | None, item: Any, advance: bool) -> int:
+    def _place(self, seq: int | None, item: Any, last: bool) -> int:
+        """Put what there is room for; return its number, as ``put_at``. The lock is held."""
+        number = -1
         if seq is not None and seq != self._turn:
             self._early[seq] = item
             self._peak = max(self._peak, len(self._items) + len(self._early))
-            return -1
-        number = self._num_put
-        self._append(item)
-        if seq is not None and advance:
-            self._turn += 1
-            while self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING:
+        else:
+            number = self._num_put
+            self._append(item)
+            if seq is not None and last:
                 self._turn += 1
-                self._append(item)
+                while (
+                    self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING
+                ):
+                    self._turn += 1
+                    self._append(item)
+        if self._puts.waiters and not self._puts.is_woken:
+            self._wake(self._puts)
         return number
 
     def _append(self, item: Any) -> None:
@@ -468,99 +531,30 @@ class Channel(Generic[T]):
         self._num_put += 1
         if len(items) > self._peak:
             self._peak = len(items)
-        if self._getters and not self._getter_woken:
-            self._wake_getter()
+        if self._gets.waiters and not self._gets.is_woken:
+            self._wake(self._gets)
 
-    def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
-        deadline = None if timeout is None else perf_counter() + timeout
-        started_ns = 0
-        waiter = threading.Lock()
-        waiter.acquire()
+    # The lock is held. An empty deque is not an error, though: a close() by a finalizer on this
+    # very thread may have woken everyone just before. A waiter is released first and struck off
+    # second: one that Ctrl-C left between the two is on its way all the same.
+
+    def _wake(self, side: Side) -> None:
+        """Wake the first one that can go on; ordered puts are each for a place of their own."""
+        waiters = side.waiters
         try:
-            while True:
-                with self._lock:
-                    if started_ns:
-                        self._getter_woken = False  # this one is awake, and wakes the next itself
-                    try:
-                        taken = self._try_get(waiter)
-                        if taken is not None:
-                            if started_ns:
-                                self._get_wait.end(started_ns)
-                            return taken
-                        started_ns = started_ns or self._get_wait.begin()
-                    except (ChannelClosed, EndOfChannel):
-                        raise
-                    except BaseException:
-                        self._wake_everyone()
-                        raise
-                if deadline is None:
-                    wait_for(waiter)
-                else:
-                    left = min(deadline - perf_counter(), threading.TIMEOUT_MAX)
-                    if left <= 0 or not wait_for(waiter, left):
-                        raise WaitIsOver(f"no item came within {timeout} seconds.")
-        except BaseException:
-            self._abandon_get(started_ns, waiter)
-            raise
-
-    def _try_get(self, waiter: threading.Lock) -> tuple[int, T] | None:
-        """Take an item if there is one, else enlist ``waiter``. The lock is held."""
-        if self._closed:
-            raise ChannelClosed
-        if self._items:
-            return self.get_numbered()  # which does not wait now
-        if self._finished:
-            raise EndOfChannel
-        self._getters.append(waiter)
-        if self._closed:  # perhaps just now: enlist first, look second, as in _try_put
-            raise ChannelClosed
-        return None
-
-    # The lock is held in all of these. An empty deque is not an error, though: a close() by
-    # a finalizer on this very thread may have woken everyone just before. A waiter is released
-    # first and struck off second: one that Ctrl-C left between the two is on its way all the same.
-
-    def _wake_getter(self) -> None:
-        try:
-            _release(self._getters[0])
-            self._getter_woken = True
-            self._getters.popleft()
+            for place in range(len(waiters)):
+                seq, last, lock = waiters[place]
+                if side is not self._puts or self.has_room(seq, last):
+                    _release(lock)
+                    side.is_woken = True
+                    del waiters[place]
+                    return
         except IndexError:
             return
 
-    def _wake_putter(self) -> None:
-        """Wake the first put that fits; ordered ones are each for a place of their own."""
-        for entry in tuple(self._putters):
-            if self.has_room(entry[0], entry[1]):
-                _release(entry[2])
-                self._putter_woken = True
-                try:
-                    self._putters.remove(entry)
-                except ValueError:
-                    pass
-                return
-
-    def _wake_watchers(self) -> None:
-        while self._watchers:
-            try:
-                _release(self._watchers[0])
-                self._watchers.popleft()
-            except IndexError:
-                break
-
     def _wake_everyone(self) -> None:
-        """Wake all that wait, to look for themselves; those that find nothing wait again."""
-        while self._getters:
-            self._wake_getter()
-        while self._putters:
-            try:
-                _release(self._putters[0][2])
-                self._putters.popleft()
-            except IndexError:
-                break
-        self._wake_watchers()
-        # Perhaps nobody waited: then nobody is on the way to wake the next one.
-        self._getter_woken = self._putter_woken = False
+        for side in (self._gets, self._puts, self._watches):
+            side.wake_all()
 
     @scope
     def _all_awake_if_cut_off(self) -> Iterator[None]:
@@ -569,31 +563,6 @@ class Channel(Generic[T]):
         except BaseException:
             self._wake_everyone()
             raise
-
-    # A wait may end by Ctrl-C, a timeout or the channel's own end. If its waiter is still enlisted,
-    # it is struck off, so that no wake-up is lost on it. If it is not, it was woken just before,
-    # and passes that wake-up on.
-
-    def _abandon_put(self, started_ns: int, entry: Putter) -> None:
-        with self._lock:
-            if started_ns:
-                self._put_wait.end(started_ns)
-            if entry in self._putters:
-                self._putters.remove(entry)
-            else:
-                self._putter_woken = False
-                self._wake_putter()
-
-    def _abandon_get(self, started_ns: int, waiter: threading.Lock) -> None:
-        with self._lock:
-            if started_ns:
-                self._get_wait.end(started_ns)
-            if waiter in self._getters:
-                self._getters.remove(waiter)
-            else:
-                self._getter_woken = False
-                if self._items and self._getters:
-                    self._wake_getter()
 
 
 def _low_water(room: int) -> int:
