@@ -233,6 +233,35 @@ def pipeline_of(source, *ops, sink=3, build=None, **pipe):
     return builder.add_sink(sink).build(**(build or {}))
 
 
+def same(item):
+    return item
+
+
+async def asame(item):
+    return item
+
+
+def spread(item):
+    yield item
+
+
+async def aspread(item):
+    yield item
+
+
+class Hands:
+    """A tuner that does what the test says."""
+
+    interval, is_heard = None, True
+
+    def attach(self, run):
+        self.run = run
+        return self
+
+    def report_interval(self, runner):
+        """The test decides."""
+
+
 def run_child(code, *, timeout=PATIENCE_SECONDS):
     """Run ``code`` in a fresh interpreter: (exit code, stdout, stderr)."""
     done = subprocess.run(

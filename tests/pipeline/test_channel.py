@@ -178,61 +178,33 @@ def test_channel_agrees_with_the_model_on_random_steps(capacity, ordered, steps)
     assert counters.peak_items <= capacity
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     capacity=st.integers(1, 9),
     producers=st.integers(1, 4),
-    getters=st.integers(1, 3),
+    getters=st.integers(1, 4),
+    in_order=st.booleans(),
     plan=st.lists(st.sampled_from(["item", "skip", "run0", "run1", "run3"]), max_size=60),
 )
-def test_ordered_channel_delivers_in_order_with_many_threads(capacity, producers, getters, plan):
-    """Whatever threads put the numbers, one getter sees the exact order, several the same items."""
-    channel = Channel(capacity)
+def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, in_order, plan):
+    """Every item once: to one who gets in the order of the numbers, or of each producer."""
+    channel, lock = Channel(capacity), threading.Lock()
+    lengths = {"item": 1, "skip": 0, "run0": 0, "run1": 1, "run3": 3}
     numbers = iter(list(enumerate(plan)))
-    lock = threading.Lock()
 
-    def produce():
+    def produce(who):
         while True:
             with lock:
                 seq, what = next(numbers, (None, None))
             if seq is None:
                 return
-            if what == "item":
-                channel.put_at(seq, (seq, 0))
-            else:
-                for n in range(int(what[3:]) if what.startswith("run") else 0):
-                    channel.put_at(seq, (seq, n), last=False)
+            for n in range(lengths[what]):
+                if in_order:
+                    channel.put_at(seq, (seq, n, who), last=what == "item")
+                else:
+                    channel.put((seq, n, who))
+            if in_order and what != "item":
                 channel.skip(seq)
-
-    with eager_switching():
-        puts = [in_thread(produce) for _ in range(producers)]
-        gets = [in_thread(drain, channel) for _ in range(getters)]
-        for put in puts:
-            result_of(put)
-        channel.finish()
-        got = [result_of(get) for get in gets]
-    lengths = {"item": 1, "skip": 0, "run0": 0, "run1": 1, "run3": 3}
-    expected = [(seq, n) for seq, what in enumerate(plan) for n in range(lengths[what])]
-    for items in got:
-        assert items == sorted(items)
-    assert sorted(item for items in got for item in items) == expected
-    assert channel.counters().peak_items <= capacity
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    capacity=st.integers(1, 9),
-    producers=st.integers(1, 4),
-    getters=st.integers(1, 4),
-    each=st.integers(0, 60),
-)
-def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, each):
-    """First in, first out of each producer; every item once."""
-    channel = Channel(capacity)
-
-    def produce(who):
-        for n in range(each):
-            channel.put((who, n))
 
     with eager_switching():
         gets = [in_thread(drain, channel) for _ in range(getters)]
@@ -241,14 +213,14 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, e
         channel.finish()
         got = [result_of(get) for get in gets]
     for items in got:
+        assert not in_order or items == sorted(items)
         for who in range(producers):
-            mine = [n for w, n in items if w == who]
+            mine = [item for item in items if item[2] == who]
             assert mine == sorted(mine)
-    assert sorted(item for items in got for item in items) == [
-        (who, n) for who in range(producers) for n in range(each)
-    ]
+    expected = [(seq, n) for seq, what in enumerate(plan) for n in range(lengths[what])]
+    assert sorted(item[:2] for items in got for item in items) == expected
     counters = channel.counters()
-    assert counters.num_put == counters.num_got == producers * each
+    assert counters.num_put == counters.num_got == len(expected)
     assert counters.peak_items <= capacity
 
 

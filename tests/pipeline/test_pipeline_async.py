@@ -14,8 +14,10 @@ from _gates import (
     Boom,
     FakeClock,
     GatedOp,
+    asame,
     no_leak,
     pipeline_of,
+    same,
     spdl_threads,
     until,
 )
@@ -36,14 +38,6 @@ async def for_ever(item):
 async def outputs_for_ever(item):
     yield item
     await asyncio.Event().wait()
-
-
-def same(item):
-    return item
-
-
-async def asame(item):
-    return item
 
 
 async def aspread(item):

@@ -8,7 +8,7 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-from _gates import GatedOp, eager_switching, no_leak, quiet_log, spdl_threads, until
+from _gates import GatedOp, Hands, eager_switching, no_leak, quiet_log, spdl_threads, until
 from _inside import check_balance
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
@@ -24,19 +24,6 @@ from spdl_torch.autotune import PerfParams
 from spdl_torch.engine.channel import Channel, EndOfChannel
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
-
-
-class Hands:
-    """A tuner that does what the test says."""
-
-    interval, is_heard = None, True
-
-    def attach(self, run):
-        self.run = run
-        return self
-
-    def report_interval(self, runner):
-        """The test decides."""
 
 
 class PermitOp:

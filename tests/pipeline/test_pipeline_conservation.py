@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
 from _gates import eager_switching, multiset, no_leak, quiet_log
 from _inside import check_balance
 from _stages import KINDS, Plan, add, evaluate, plans
@@ -71,25 +70,6 @@ def test_stop_in_the_middle_accounts_for_every_item(pool, stages, taken, num_thr
     assert not multiset(got) - multiset(expected)
     check_balance(pipeline)
     assert "[closed]" in repr(pipeline)
-
-
-@pytest.mark.parametrize("concurrency", [2, 4, 8])
-def test_ordered_generators_keep_their_runs_together_under_stress(concurrency):
-    """Many outputs an item, many threads, a buffer smaller than one run."""
-    pipeline = (
-        PipelineBuilder()
-        .add_source(range(40))
-        .pipe(_nine, concurrency=concurrency, output_order="input", buffer_size=4)
-        .add_sink(1)
-        .build()
-    )
-    with eager_switching(), pipeline.auto_stop():
-        assert list(pipeline) == [(item, n) for item in range(40) for n in range(item % 10)]
-
-
-def _nine(item):
-    for n in range(item % 10):
-        yield item, n
 
 
 def test_pipelines_leave_no_thread_and_no_file_behind_when_run_to_the_end():

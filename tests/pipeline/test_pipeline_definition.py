@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import pytest
-from _gates import pipeline_of
+from _gates import asame, pipeline_of, same
 
 from spdl_torch import PipelineDataset
 from spdl_torch.engine.ops import OpKind, as_op
@@ -24,16 +24,8 @@ from spdl_torch.pipeline import (
 from spdl_torch.spdl.pipeline.defs import Collate
 
 
-def same(item):
-    return item
-
-
 def add(number, item):
     return item + number
-
-
-async def asame(item):
-    return item
 
 
 def spread(item):
@@ -174,6 +166,11 @@ class _Odd:
         (lambda b: b.pipe(same, max_failures=True), TypeError, "must be a number or None"),
         (lambda b: b.pipe(same, max_failures="1"), TypeError, "must be a number or None"),
         (lambda b: b.pipe(aspread, output_order="input"), ValueError, "does not go with an async"),
+        (
+            lambda b: b.pipe(asame, executor=ThreadPoolExecutor(1)),
+            ValueError,
+            "executor must be None for an async .*ThreadPoolExecutor",
+        ),
         (lambda b: b.aggregate(0), ValueError, "aggregate: n must be >= 1, got 0"),
         (lambda b: b.aggregate(2.0), TypeError, "aggregate: n must be an int"),
         (lambda b: b.aggregate(True), TypeError, "aggregate: n must be an int"),
@@ -206,27 +203,6 @@ def test_builder_refuses_what_cannot_be_meant(make, error, match):
     """Each mistake raises where it is made, with what was given."""
     with pytest.raises(error, match=match):
         make(PipelineBuilder())
-
-
-@pytest.mark.parametrize("op", [asame, aspread])
-def test_executor_for_an_async_op_is_refused(op):
-    """An async op runs on an event loop; an executor has none."""
-    with (
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(ValueError, match=r"executor must be None for an async .*ThreadPoolExecutor"),
-    ):
-        PipelineBuilder().pipe(op, executor=pool)
-
-
-def test_async_source_is_iterated():
-    """An async iterable is a source like any other."""
-
-    async def source():
-        for n in range(10):
-            yield n
-
-    with pipeline_of(source(), same).auto_stop() as p:
-        assert list(p) == list(range(10))
 
 
 def test_source_with_getitem_alone_is_iterated():
@@ -309,16 +285,8 @@ def test_definition_is_frozen_and_pickles():
     assert str(copy) == str(spec)
     from spdl_torch.pipeline import Pipeline
 
-    for definition in (spec, copy, copy):
-        with Pipeline(definition).auto_stop() as p:
-            assert list(p) == [2, -2, 3, -3, 4, -4]
-
-
-def test_builder_builds_many_pipelines():
-    """Each runs the source from its beginning; two run side by side."""
-    builder = build()
-    with builder.build().auto_stop() as first, builder.build().auto_stop() as second:
-        assert list(first) == list(second) == [2, -2, 3, -3, 4, -4]
+    with Pipeline(spec).auto_stop() as p, Pipeline(copy).auto_stop() as other:
+        assert list(p) == list(other) == list(Pipeline(copy)) == [2, -2, 3, -3, 4, -4]
 
 
 def test_names_come_from_the_op():

@@ -12,11 +12,12 @@ from _gates import (
     PATIENCE_SECONDS,
     Boom,
     GatedOp,
+    Hands,
+    asame,
     eager_switching,
-    in_thread,
     multiset,
     no_leak,
-    result_of,
+    same,
     until,
 )
 from _inside import check_balance, run_of
@@ -61,15 +62,6 @@ class AsyncEpochs(Epochs):
         for item in Epochs.__iter__(self):
             await asyncio.sleep(0)
             yield item
-
-
-def same(item):
-    return item
-
-
-async def asame(item):
-    await asyncio.sleep(0)
-    return item
 
 
 def continuous(source, *ops, sink=3, build=None, **pipe):
@@ -128,35 +120,6 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
         next(iter(pipeline), None)
     check_balance(pipeline)
     assert "[closed]" in repr(pipeline)
-
-
-class FirstIsSlow:
-    """Keeps the very first item until the test opens the gate."""
-
-    def __init__(self):
-        self.gate = threading.Event()
-
-    def __call__(self, item):
-        assert item != 0 or self.gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
-        return item
-
-
-class FirstIsSlowAsync(FirstIsSlow):
-    async def __call__(self, item):
-        return await asyncio.to_thread(super().__call__, item)
-
-
-@pytest.mark.parametrize("slow", [FirstIsSlow, FirstIsSlowAsync])
-def test_end_of_an_epoch_waits_for_an_item_that_is_still_in_work(slow):
-    """Other threads, or coroutines, are done with the rest of the epoch long before."""
-    op = slow()
-    pipeline = continuous(Epochs(3), op, concurrency=2)
-    with no_leak(), pipeline.auto_stop():
-        loop = in_thread(lambda: list(pipeline))
-        until(lambda: run_of(pipeline).outlet.counters().num_got == 2)
-        op.gate.set()
-        assert sorted(result_of(loop)) == [0, 1, 2]
-        assert sorted(pipeline) == [1000, 1001, 1002]
 
 
 def test_next_epoch_is_under_way_before_it_is_asked_for():
@@ -277,13 +240,6 @@ def test_aggregator_is_flushed_at_the_end_of_each_epoch(drop_last):
     with pipeline.auto_stop():
         assert [list(pipeline) for _ in range(3)] == [[12] if drop_last else [12, 5]] * 3
     assert pipeline.snapshot().stages[0].tasks.num_failures >= 3
-
-
-def test_aggregator_flushes_at_the_end_of_the_data():
-    """Without epochs: SPDL's contract."""
-    builder = PipelineBuilder().add_source([4, 4, 4, 5]).aggregate(Sums())
-    with builder.add_sink().build().auto_stop() as pipeline:
-        assert list(pipeline) == [12, 5]
 
 
 def test_error_of_flush_says_that_it_is_of_flush():
@@ -433,19 +389,6 @@ def test_stop_ends_every_thread_wherever_it_waits(op):
         iter(pipeline)
 
 
-def test_stop_from_another_thread_ends_a_wait_for_an_epoch():
-    """The loop gets PipelineStopped."""
-    op = GatedOp()
-    pipeline = continuous(Epochs(1), op, concurrency=2)
-    loop = in_thread(lambda: list(pipeline))
-    op.wait_started(1)
-    stop = in_thread(pipeline.stop)
-    until(lambda: "[stopping]" in repr(pipeline))
-    op.open()
-    result_of(stop)
-    assert isinstance(loop.exception(PATIENCE_SECONDS), PipelineStopped)
-
-
 def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
     """The garbage collector is enough."""
     with no_leak():
@@ -455,19 +398,6 @@ def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
         del pipeline
         gc.collect()
         assert gone() is None
-
-
-class Hands:
-    """A tuner that does what the test says."""
-
-    interval, is_heard = None, True
-
-    def attach(self, run):
-        self.run = run
-        return self
-
-    def report_interval(self, runner):
-        """The test decides."""
 
 
 @settings(deadline=None, max_examples=20)

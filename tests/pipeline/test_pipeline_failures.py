@@ -5,6 +5,7 @@ import concurrent.futures
 import decimal
 import gc
 import os
+import re
 import threading
 import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -51,60 +52,39 @@ def collect(pipeline):
     return items, caught.value
 
 
+@pytest.mark.parametrize(
+    ("limit", "bad", "count", "failure"),
+    [
+        (0, [], 20, None),
+        (0, [3], 20, "1 of 4 tasks failed, max_failures is 0"),
+        (3, [0, 1, 2], 20, None),
+        (3, [0, 1, 2, 3], 20, "4 of 4 tasks failed, max_failures is 3"),
+        (1, range(150), 150, "2 of 2 tasks failed, max_failures is 1"),
+        (1.0, range(150), 150, None),
+        # A share is judged after 100 tasks, and at the end where nothing has succeeded.
+        (0.1, range(10), 200, None),
+        (Fraction(1, 10), [*range(10), 100], 200, r"11 of 101 tasks.*max_failures is 0\.1 of all"),
+        (None, range(7), 7, r"7 of 7 tasks failed, max_failures is 0\.1 of all"),
+        (None, range(9, 300, 10), 300, None),
+        (None, range(0, 300, 9), 300, r"max_failures is 0\.1 of all"),
+    ],
+)
 @pytest.mark.parametrize("order", ["completion", "input"])
-@pytest.mark.parametrize("limit", [0, 1, 3])
-def test_int_budget_allows_exactly_so_many_failures(limit, order):
-    """With ``max_failures=N``, N failing items are dropped; one more fails the pipeline."""
-    op, _ = failing_at(*range(limit))
-    p = pipeline_of(range(20), op, concurrency=2, output_order=order, build={"max_failures": limit})
-    with p.auto_stop():
-        assert sorted(p) == list(range(limit, 20))
-    op, _ = failing_at(*range(limit + 1))
-    p = pipeline_of(range(20), op, build={"max_failures": limit})
-    items, failure = collect(p)
-    assert items == list(range(limit + 1, limit + 1 + len(items)))
-    assert f"{limit + 1} of" in failure.message
-    assert f"max_failures is {limit}" in failure.message
-
-
-@pytest.mark.parametrize("share", [0.1, Fraction(1, 10)])
-def test_share_is_judged_after_100_tasks(share):
-    """Ten failures in the first ten tasks pass; an eleventh among 101 tasks is too many."""
-    op, _ = failing_at(*range(10))
-    with pipeline_of(range(200), op, build={"max_failures": share}).auto_stop() as p:
-        assert list(p) == list(range(10, 200))
-    op, _ = failing_at(*range(10), 100)
-    items, failure = collect(pipeline_of(range(200), op, build={"max_failures": share}))
-    assert items[:90] == list(range(10, 100))
-    assert "11 of 101 tasks failed" in failure.message
-    assert "max_failures is 0.1 of all" in failure.message
-
-
-def test_share_fails_when_nothing_succeeds():
-    """A stage none of whose tasks succeeded fails the pipeline also before 100 tasks."""
-    op, raised = failing_at(*range(7))
-    items, failure = collect(pipeline_of(range(7), op))
-    assert items == []
-    assert list(failure.exceptions) == raised
-
-
-def test_default_budget_is_a_tenth():
-    """Without any max_failures, more than 10 % of the tasks fail the pipeline."""
-    op, _ = failing_at(*range(9, 300, 10))
-    with pipeline_of(range(300), op).auto_stop() as p:
-        assert len(list(p)) == 270
-    op, _ = failing_at(*range(0, 300, 9))
-    _, failure = collect(pipeline_of(range(300), op))
-    assert "max_failures is 0.1 of all" in failure.message
-
-
-def test_whole_share_never_fails():
-    """``max_failures=1.0`` lets every item fail; 1 (an int) lets one."""
-    op, _ = failing_at(*range(150))
-    with pipeline_of(range(150), op, build={"max_failures": 1.0}).auto_stop() as p:
-        assert list(p) == []
-    op, _ = failing_at(*range(150))
-    collect(pipeline_of(range(150), op, build={"max_failures": 1}))
+def test_budget_allows_exactly_so_many_failures(limit, bad, count, failure, order):
+    """Up to the limit failing items are dropped; one more fails the pipeline, after good items."""
+    op, raised = failing_at(*bad)
+    concurrency = 1 if failure else 2
+    pipe = {"concurrency": concurrency, "output_order": order, "build": {"max_failures": limit}}
+    p = pipeline_of(range(count), op, **pipe)
+    good = [item for item in range(count) if item not in bad]
+    if failure is None:
+        with p.auto_stop():
+            assert sorted(p) == good
+        return
+    items, error = collect(p)
+    assert items == good[: len(items)]
+    assert re.search(failure, error.message)
+    assert list(error.exceptions)[:20] == raised[: len(error.exceptions)]
 
 
 def test_stage_budget_overrides_that_of_the_pipeline():
@@ -292,7 +272,7 @@ def test_cancelled_error_of_the_op_is_a_failing_item(order):
     check_balance(p)
 
 
-@pytest.mark.parametrize("kind", ["function", "generator", "async", "async generator"])
+@pytest.mark.parametrize("kind", ["op", "asynchronous", "generator", "asynchronous_generator"])
 def test_closed_channel_of_the_op_s_own_is_a_failing_item(kind):
     """An op that waits at another pipeline's queue does not end this one as if the data ended."""
 
@@ -310,9 +290,8 @@ def test_closed_channel_of_the_op_s_own_is_a_failing_item(kind):
     async def asynchronous_generator(item):
         yield op(item)
 
-    ops = op, generator, asynchronous, asynchronous_generator
-    names = "function", "generator", "async", "async generator"
-    p = pipeline_of(range(9), dict(zip(names, ops, strict=True))[kind], build={"max_failures": 1})
+    ops = {each.__name__: each for each in (op, asynchronous, generator, asynchronous_generator)}
+    p = pipeline_of(range(9), ops[kind], build={"max_failures": 1})
     with p.auto_stop():
         assert list(p) == [n for n in range(9) if n != 3]
     assert p.snapshot().stages[0].tasks.num_failures == 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,13 @@ from _gates import (
     Boom,
     FakeClock,
     GatedOp,
+    asame,
+    aspread,
     in_thread,
     pipeline_of,
     result_of,
+    same,
+    spread,
     until,
 )
 from _inside import run_of
@@ -41,22 +44,6 @@ from spdl_torch.pipeline import (
 )
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-def same(item):
-    return item
-
-
-async def asame(item):
-    return item
-
-
-def spread(item):
-    yield item
-
-
-async def aspread(item):
-    yield item
 
 
 class Tracing(TaskHook):
@@ -135,7 +122,7 @@ def test_factory_is_called_once_for_each_stage():
     assert infos[0] == StageInfo(0, 1, "decode", 3)
 
 
-@pytest.mark.parametrize("kind", ["function", "async", "generator", "async generator"])
+@pytest.mark.parametrize("kind", ["op", "asynchronous", "generator", "asynchronous_generator"])
 def test_exception_of_the_op_passes_through_the_hooks(kind):
     """A hook sees the exception of the op, of a generator's body too, with the item."""
 
@@ -153,11 +140,10 @@ def test_exception_of_the_op_passes_through_the_hooks(kind):
         yield item
         raise Boom(item)
 
-    ops = (op, asynchronous, generator, asynchronous_generator)
-    kinds = dict(zip(("function", "async", "generator", "async generator"), ops, strict=True))
+    ops = {each.__name__: each for each in (op, asynchronous, generator, asynchronous_generator)}
     log = []
     build = {"task_hook_factory": lambda info: [Tracing("a", log)], "max_failures": 1}
-    with pipeline_of([3], kinds[kind], build=build).auto_stop() as p:
+    with pipeline_of([3], ops[kind], build=build).auto_stop() as p:
         list(p)
     assert ("error", "a", "Boom", "task", 3) in log
 
@@ -269,31 +255,19 @@ def collecting(base, asynchronous):
     got = {}
 
     class Collecting(base):
-        def _keep(self, stats):
+        def interval_stats_callback(self, stats):
             got.setdefault(str(getattr(self, "name", self.info)), []).append(stats)
-
-        if asynchronous:
-
-            async def interval_stats_callback(self, stats):
-                self._keep(stats)
-        else:
-
-            def interval_stats_callback(self, stats):
-                self._keep(stats)
+            return asyncio.sleep(0) if asynchronous else None
 
     return Collecting, got
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("interval", [None, 1e-3, 3600.0])
-@pytest.mark.parametrize("partial", [False, True])
-def test_callbacks_add_up_to_what_was_processed(interval, asynchronous, partial):
+def test_callbacks_add_up_to_what_was_processed(interval, asynchronous):
     """Over intervals shorter and longer than the run, nothing is lost; EOF is not an item."""
     queue_class, queues = collecting(StatsQueue, asynchronous)
     hook_class, tasks = collecting(TaskStatsHook, asynchronous)
-    build = {"report_stats_interval": interval}
-    if partial:  # the partial's own interval goes with it
-        queue_class = functools.partial(queue_class)
 
     def op(item):
         if item % 10 == 9:
@@ -310,7 +284,7 @@ def test_callbacks_add_up_to_what_was_processed(interval, asynchronous, partial)
             queue_class=queue_class,
             task_hook_factory=lambda info: [hook_class(info, interval)],
             max_failures=1.0,
-            **build,
+            report_stats_interval=interval,
         )
     )
     with p.auto_stop():
@@ -377,18 +351,17 @@ def test_callback_that_raises_does_not_stop_the_pipeline(asynchronous, caplog):
     """It is logged; the items and the other callbacks come."""
     caplog.set_level("ERROR", "spdl_torch.pipeline")
 
-    class Queue(StatsQueue):
-        if asynchronous:
+    class Plain(StatsQueue):
+        def interval_stats_callback(self, stats):
+            raise Boom("callback")
 
-            async def interval_stats_callback(self, stats):
-                raise Boom("callback")
-        else:
+    class Asynchronous(Plain):
+        async def interval_stats_callback(self, stats):
+            raise Boom("callback")
 
-            def interval_stats_callback(self, stats):
-                raise Boom("callback")
-
+    queue_class = Asynchronous if asynchronous else Plain
     hook_class, got = collecting(TaskStatsHook, False)
-    build = {"queue_class": Queue, "task_hook_factory": lambda info: [hook_class(info)]}
+    build = {"queue_class": queue_class, "task_hook_factory": lambda info: [hook_class(info)]}
     with pipeline_of(range(50), same, build=build).auto_stop() as p:
         assert list(p) == list(range(50))
     assert "0:1:same_queue: interval_stats_callback failed" in caplog.text

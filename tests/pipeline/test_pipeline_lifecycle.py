@@ -19,6 +19,8 @@ from _gates import (
     Boom,
     CountingSource,
     GatedOp,
+    asame,
+    aspread,
     eager_switching,
     in_thread,
     join_spdl_threads,
@@ -26,7 +28,9 @@ from _gates import (
     pipeline_of,
     result_of,
     run_child,
+    same,
     spdl_threads,
+    spread,
     start_child,
     until,
 )
@@ -34,10 +38,6 @@ from _inside import lock_of, run_of
 
 from spdl_torch.engine import threads as thread_group
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineStopped
-
-
-def same(item):
-    return item
 
 
 def state_of(pipeline):
@@ -123,19 +123,14 @@ def test_no_thread_exists_before_the_first_item():
 def test_iterating_a_second_time_is_refused():
     """A pipeline runs once; a silent empty second pass would hide a bug."""
     p = pipeline_of(range(3), same)
+    p.start()
+    with pytest.raises(PipelineStopped, match="the pipeline is running; it runs once"):
+        p.start()
     assert list(p) == [0, 1, 2]
     with pytest.raises(PipelineStopped, match=r"closed and runs only once. Build another"):
         iter(p)
     with pytest.raises(PipelineStopped, match="it runs once"):
         p.start()
-
-
-def test_start_twice_is_refused():
-    """The second start says that the first one holds."""
-    with pipeline_of(CountingSource(), same).auto_stop() as p:
-        with pytest.raises(PipelineStopped, match="the pipeline is running; it runs once"):
-            p.start()
-        assert p.get_item() == 0
 
 
 def test_iteration_goes_on_where_it_was_left():
@@ -200,20 +195,6 @@ def test_stop_while_the_source_is_blocked():
     assert [thread.name for thread in spdl_threads()] == ["spdl-src"]
     source.released.set()
     join_spdl_threads()
-
-
-def test_stop_while_an_op_is_blocked_waits_for_it_alone():
-    """The running op ends first; no other item is begun."""
-    op = GatedOp()
-    p = pipeline_of(range(100), op)
-    p.start()
-    op.wait_started(1)
-    stop = in_thread(p.stop)
-    until(lambda: state_of(p) == "stopping")
-    assert not stop.done()
-    op.open()
-    result_of(stop)
-    assert op.started == op.finished == [0]
 
 
 def test_stop_of_an_async_stage_cancels_its_coroutines():
@@ -286,19 +267,6 @@ def test_source_generator_is_closed_by_stop():
 # -- leaks
 
 
-def test_break_and_del_leave_nothing_behind():
-    """A loop left by `break`, then the pipeline dropped: threads and files are gone."""
-    with no_leak():
-        for _ in pipeline_of(CountingSource(), same, concurrency=2):
-            break
-        p = pipeline_of(CountingSource(), same, concurrency=2)
-        for _ in p:
-            break
-        assert spdl_threads()
-        del p
-        join_spdl_threads()
-
-
 def test_dropped_iterator_ends_the_run():
     """The iterator alone keeps the pipeline running, and no longer than it lives."""
     with no_leak():
@@ -336,18 +304,6 @@ def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
 
 class Thing:
     """An item whose end a weak reference tells."""
-
-
-async def asame(item):
-    return item
-
-
-def spread(item):
-    yield item
-
-
-async def aspread(item):
-    yield item
 
 
 class LastOne(Aggregator):
