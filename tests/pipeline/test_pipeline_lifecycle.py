@@ -71,13 +71,7 @@ def test_threads_begin_with_the_settings_of_the_one_that_starts_them():
 def test_states_are_shown_from_new_to_closed():
     """repr shows the state and every stage; a run goes new, running, draining, closed."""
     source, op = BlockedSource(1), GatedOp()
-    p = (
-        PipelineBuilder()
-        .add_source(source)
-        .pipe(op, concurrency=2, name="gated")
-        .add_sink(5)
-        .build()
-    )
+    p = pipeline_of(source, op, concurrency=2, name="gated", sink=5)
     assert repr(p).splitlines() == [
         "Pipeline [new]",
         "  src(BlockedSource)",

@@ -5,15 +5,12 @@ import threading
 from time import perf_counter_ns
 
 import pytest
-from _gates import Boom, GatedOp, run_child, until
+from _gates import Boom, GatedOp, pipeline_of, run_child, until
 from _inside import run_of
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine.moments import Outcome
-from spdl_torch.engine.recorder import (
-    RecordingSession,
-    live_recorders,
-)
+from spdl_torch.engine.recorder import RecordingSession, live_recorders
 from spdl_torch.engine.rings import Ring
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.pipeline import PipelineBuilder
@@ -142,7 +139,7 @@ def test_turns_of_a_thread_follow_on_each_other(kind):
         return item
 
     op = {"function": function, "generator": generator, "coroutine": coroutine}[kind]
-    pipeline = PipelineBuilder().add_source(range(50)).pipe(op, concurrency=3).add_sink().build()
+    pipeline = pipeline_of(range(50), op, concurrency=3)
     with pipeline.auto_stop():
         count = sum(1 for _ in pipeline)
     assert count == (100 if kind == "generator" else 50)
@@ -166,8 +163,7 @@ def test_only_long_turns_are_kept_unless_every_item_is_asked_for():
         return item
 
     def run():
-        pipeline = PipelineBuilder().add_source(range(60)).pipe(op).add_sink(60).build()
-        with pipeline.auto_stop():
+        with pipeline_of(range(60), op, sink=60).auto_stop() as pipeline:
             list(pipeline)
         return turns_of(pipeline.timeline(), "op")
 
@@ -184,7 +180,7 @@ def test_only_long_turns_are_kept_unless_every_item_is_asked_for():
 def test_the_consumer_s_open_turn_is_shown():
     """Who waits for an item waits in the timeline, and works with one in it."""
     op = GatedOp()
-    pipeline = PipelineBuilder().add_source(range(2)).pipe(op).add_sink().build()
+    pipeline = pipeline_of(range(2), op)
     recorder = run_of(pipeline).recorder
     taker = threading.Thread(target=lambda: next(iter(pipeline)))
     with pipeline.auto_stop():
@@ -208,8 +204,7 @@ def test_the_consumer_s_open_turn_is_shown():
 @pytest.mark.parametrize("stopped", [False, True])
 def test_who_asks_behind_the_end_waits_for_nothing(stopped):
     """A pipeline that has ended or was stopped shows nobody waiting, however often it is asked."""
-    pipeline = PipelineBuilder().add_source(range(2)).pipe(abs).add_sink().build()
-    with pipeline.auto_stop():
+    with pipeline_of(range(2), abs).auto_stop() as pipeline:
         assert [pipeline.get_item(), pipeline.get_item()] == [0, 1]
         if stopped:
             pipeline.stop()
@@ -227,8 +222,7 @@ def test_failures_are_kept_with_their_error():
             raise Boom("x" * 1000)
         return item
 
-    pipeline = PipelineBuilder().add_source(range(5)).pipe(op, name="decode").add_sink().build()
-    with pipeline.auto_stop():
+    with pipeline_of(range(5), op, name="decode").auto_stop() as pipeline:
         list(pipeline)
     (instant,) = [i for i in pipeline.timeline().instants if i.name == "failure"]
     assert instant.details["stage"] == "decode"
@@ -237,19 +231,14 @@ def test_failures_are_kept_with_their_error():
     assert len(instant.details["error"]) == 200
 
 
+@pytest.mark.usefixtures("item_level")
 def test_without_statistics_nothing_is_measured():
     """``stats=False``: the items come, and neither times nor turns are kept."""
-    session = RecordingSession("item")
-    try:
-        pipeline = (
-            PipelineBuilder().add_source(range(20)).pipe(abs).aggregate(3).add_sink().build(stats=False)
-        )  # fmt: skip
-        with pipeline.auto_stop():
-            assert list(pipeline) == [list(range(n, min(n + 3, 20))) for n in range(0, 20, 3)]
-        assert not any(row.turns for row in pipeline.timeline().rows)
-        assert [stage.tasks.num_tasks for stage in pipeline.snapshot().stages] == [0, 0]
-    finally:
-        session.end()
+    builder = PipelineBuilder().add_source(range(20)).pipe(abs).aggregate(3).add_sink()
+    with builder.build(stats=False).auto_stop() as pipeline:
+        assert list(pipeline) == [list(range(n, min(n + 3, 20))) for n in range(0, 20, 3)]
+    assert not any(row.turns for row in pipeline.timeline().rows)
+    assert [stage.tasks.num_tasks for stage in pipeline.snapshot().stages] == [0, 0]
 
 
 # -- the process -------------------------------------------------------------------------------
@@ -259,8 +248,7 @@ def test_a_session_keeps_what_ran_in_it():
     """Also runs that are over and gone; others are let go."""
 
     def run():
-        pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()
-        with pipeline.auto_stop():
+        with pipeline_of(range(3), abs).auto_stop() as pipeline:
             list(pipeline)
         return run_of(pipeline).recorder.number
 
@@ -278,22 +266,16 @@ def test_a_session_keeps_what_ran_in_it():
     assert not {r.number for r in live_recorders()} & set(numbers)
 
 
+@pytest.mark.usefixtures("item_level")
 def test_what_is_read_while_threads_write_is_whole():
     """A timeline read in the middle of a run never shows a torn or repeated turn."""
-    session = RecordingSession("item")
-    try:
-        pipeline = (
-            PipelineBuilder().add_source(range(3000)).pipe(abs, concurrency=2).add_sink(64).build()
-        )
-        with pipeline.auto_stop():
-            for number, _ in enumerate(pipeline):
-                if number % 300 == 0:
-                    for row in pipeline.timeline().rows:
-                        numbers = [turn.number for turn in row.turns if turn.number >= 0]
-                        assert len(set(numbers)) == len(numbers)
-                        assert all(t.since_ns <= t.started_ns <= t.done_ns for t in row.turns)
-    finally:
-        session.end()
+    with pipeline_of(range(3000), abs, concurrency=2, sink=64).auto_stop() as pipeline:
+        for number, _ in enumerate(pipeline):
+            if number % 300 == 0:
+                for row in pipeline.timeline().rows:
+                    numbers = [turn.number for turn in row.turns if turn.number >= 0]
+                    assert len(set(numbers)) == len(numbers)
+                    assert all(t.since_ns <= t.started_ns <= t.done_ns for t in row.turns)
 
 
 def test_a_forked_child_starts_with_nothing():
