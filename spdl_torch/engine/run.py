@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -363,7 +364,7 @@ class Run:
         return [] if self.source.thread is None else [self.source.thread]
 
     def _check_process(self) -> None:
-        if not self._threads.is_here:
+        if os.getpid() != self._threads.pid:
             raise PipelineStopped(
                 "this process is a fork; the pipeline's threads stayed in process "
                 f"{self._threads.pid}. Build a pipeline after the fork."
