@@ -225,9 +225,9 @@ def quiet_log():
         logger.setLevel(level)
 
 
-def pipeline_of(source, *ops, sink=3, build=None, **pipe):
+def pipeline_of(source, *ops, sink=3, build=None, continuous=False, **pipe):
     """A pipeline of ``ops``, all piped with the same options."""
-    builder = PipelineBuilder().add_source(source)
+    builder = PipelineBuilder().add_source(source, continuous=continuous)
     for op in ops:
         builder.pipe(op, **pipe)
     return builder.add_sink(sink).build(**(build or {}))

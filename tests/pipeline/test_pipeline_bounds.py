@@ -1,11 +1,12 @@
 """The bounds: calls at once, items that wait, threads that work; and the order of the output."""
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from _gates import PATIENCE_SECONDS, CountingSource, GatedOp, pipeline_of, until
+from _gates import PATIENCE_SECONDS, CountingSource, GatedOp, pipeline_of, same, until
 from _inside import run_of
 
 from spdl_torch.pipeline import PipelineBuilder
@@ -167,6 +168,16 @@ def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
         assert queues[1].capacity == buffer_size + sink
     for queue in queues:
         assert queue.counters().peak_items <= queue.capacity
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_results_do_not_pile_up_behind_a_loop_that_stands_still(order):
+    """Without ``buffer_size``, too: more room is for items that are taken quickly."""
+    p = pipeline_of(itertools.count(), same, concurrency=2, output_order=order, sink=1)
+    with p.auto_stop():
+        outlet = run_of(p).outlet
+        until(lambda: outlet.counters().put_wait[1] == 2)
+        assert len(outlet) == outlet.capacity == 2 * 2 + 1
 
 
 def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():

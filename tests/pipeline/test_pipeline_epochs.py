@@ -1,6 +1,7 @@
 """One pipeline over all epochs: a continuous source is iterated again and again."""
 
 import asyncio
+import functools
 import gc
 import threading
 import weakref
@@ -17,6 +18,7 @@ from _gates import (
     eager_switching,
     multiset,
     no_leak,
+    pipeline_of,
     same,
     until,
 )
@@ -64,12 +66,7 @@ class AsyncEpochs(Epochs):
             yield item
 
 
-def continuous(source, *ops, sink=3, build=None, **pipe):
-    """A continuous pipeline of ``ops``, all piped with the same options."""
-    builder = PipelineBuilder().add_source(source, continuous=True)
-    for op in ops:
-        builder.pipe(op, **pipe)
-    return builder.add_sink(sink).build(**(build or {}))
+continuous = functools.partial(pipeline_of, continuous=True)
 
 
 # -- items and epochs
