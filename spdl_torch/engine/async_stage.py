@@ -257,10 +257,10 @@ class AsyncStage(Stage):
     def _is_turn(self, number: int) -> bool:
         """Whether an item's output may be put now. In order, some fit in before their turn; out of
         order, only the end of an epoch waits, and what comes after it."""
-        turn = self.outlet.progress()[0]
-        if self.ordered:
-            return number == turn or self.outlet.has_room(number, True)
-        return self._epochs is None or self._epochs.epoch_of(number) == turn
+        if self._epochs is not None:
+            return self._epochs.epoch_of(number) == self.outlet.progress()[0]
+        is_due = not self.ordered or number == self.outlet.progress()[0]
+        return is_due or self.outlet.has_room(number, True)
 
     def _record(self, worker: Worker, output: int, outcome: Outcome | None) -> None:
         """Record a worker's turn, which has ended: now it waits for an item."""
