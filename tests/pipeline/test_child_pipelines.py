@@ -275,41 +275,21 @@ def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (
-            lambda: in_child([1], lambda item: item),
-            pickle.PicklingError,
-            r"run_pipeline_in_subprocess: .* but config\.pipes\[0\]\.op cannot be pickled: <func",
-        ),
-        (
-            lambda: in_child([threading.Lock()], same),
-            pickle.PicklingError,
-            r"but config\.src\.source\[0\] cannot be pickled: <unlocked",
-        ),
+        (lambda: in_child([1], lambda item: item), pickle.PicklingError, r"pipes\[0\]\.op cannot"),
+        (lambda: in_child([threading.Lock()], same), pickle.PicklingError, r"source\[0\] cannot"),
         (
             lambda: in_child([1], same, options={"initializer": lambda: None}),
             pickle.PicklingError,
             r"but initializer cannot be pickled",
         ),
-        (
-            lambda: iterate_in_subprocess(lambda: [1]),
-            pickle.PicklingError,
-            r"iterate_in_subprocess: .* but fn cannot be pickled",
-        ),
+        (lambda: iterate_in_subprocess(lambda: [1]), pickle.PicklingError, "but fn cannot be"),
         (
             lambda: in_child([1], same, options={"mp_context": "fork"}),
             UnsupportedOptionError,
             'run_pipeline_in_subprocess: mp_context must not be "fork"',
         ),
-        (
-            lambda: iterate_in_subprocess(Counter, buffer_size=0),
-            ValueError,
-            "iterate_in_subprocess: buffer_size must be an int >= 1, got 0",
-        ),
-        (
-            lambda: iterate_in_subprocess(Counter, timeout=0),
-            ValueError,
-            "timeout must be > 0 seconds or None, got 0",
-        ),
+        (lambda: iterate_in_subprocess(Counter, buffer_size=0), ValueError, "buffer_size must be"),
+        (lambda: iterate_in_subprocess(Counter, timeout=0), ValueError, "timeout must be > 0"),
     ],
 )
 def test_what_cannot_be_run_there_is_refused_at_once(make, error, match):

@@ -148,6 +148,10 @@ class _Odd:
     pass
 
 
+def whole(builder):
+    return builder.add_source([]).pipe(same).add_sink()
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
@@ -166,11 +170,7 @@ class _Odd:
         (lambda b: b.pipe(same, max_failures=True), TypeError, "must be a number or None"),
         (lambda b: b.pipe(same, max_failures="1"), TypeError, "must be a number or None"),
         (lambda b: b.pipe(aspread, output_order="input"), ValueError, "does not go with an async"),
-        (
-            lambda b: b.pipe(asame, executor=ThreadPoolExecutor(1)),
-            ValueError,
-            "executor must be None for an async .*ThreadPoolExecutor",
-        ),
+        (lambda b: b.pipe(asame, executor=ThreadPoolExecutor()), ValueError, "must be None"),
         (lambda b: b.aggregate(0), ValueError, "aggregate: n must be >= 1, got 0"),
         (lambda b: b.aggregate(2.0), TypeError, "aggregate: n must be an int"),
         (lambda b: b.aggregate(True), TypeError, "aggregate: n must be an int"),
@@ -182,21 +182,9 @@ class _Odd:
         (lambda b: b.add_sink().build(), RuntimeError, "no source; call add_source"),
         (lambda b: b.add_source([]).build(), RuntimeError, "no sink; call add_sink"),
         (lambda b: b.add_sink().get_config(), RuntimeError, "no source"),
-        (
-            lambda b: b.add_source([]).add_sink().build(num_threads=0),
-            ValueError,
-            "num_threads must be >= 1 or None, got 0",
-        ),
-        (
-            lambda b: b.add_source([]).add_sink().build(max_failures=2.0),
-            ValueError,
-            "build: a share in max_failures must be between 0 and 1",
-        ),
-        (
-            lambda b: b.add_source([]).pipe(same).add_sink().build(report_stats_interval=0),
-            ValueError,
-            "interval must be > 0 seconds or None, got 0",
-        ),
+        (lambda b: whole(b).build(num_threads=0), ValueError, "num_threads must be >= 1 or None"),
+        (lambda b: whole(b).build(max_failures=2.0), ValueError, "build: a share in max_failures"),
+        (lambda b: whole(b).build(report_stats_interval=0), ValueError, "interval must be > 0"),
     ],
 )
 def test_builder_refuses_what_cannot_be_meant(make, error, match):
@@ -226,19 +214,6 @@ def test_none_from_the_source_reaches_the_op():
 def test_stage_that_drops_everything_ends():
     """No output is an empty pass."""
     assert list(pipeline_of(range(50), lambda item: None, concurrency=3)) == []
-
-
-@pytest.mark.parametrize(
-    ("count", "drop_last", "sizes"),
-    [(10, False, [4, 4, 2]), (10, True, [4, 4]), (8, False, [4, 4]), (0, False, []), (3, True, [])],
-)
-def test_aggregate_makes_lists(count, drop_last, sizes):
-    """Full lists in order, then the remainder unless it is dropped."""
-    p = PipelineBuilder().add_source(range(count)).aggregate(4, drop_last=drop_last)
-    groups = list(p.add_sink().build())
-    assert [len(group) for group in groups] == sizes
-    assert [n for group in groups for n in group] == list(range(sum(sizes)))
-    assert all(type(group) is list for group in groups)
 
 
 def test_disaggregate_passes_members_on_in_order():
@@ -346,11 +321,7 @@ def test_collate_is_aggregate():
     [
         (lambda: PipelineSpec([1], [], SinkSpec(1)), TypeError, "src must be a SourceSpec"),
         (lambda: config_of([], same), TypeError, "pipes must be what Pipe, .*, got function"),
-        (
-            lambda: PipelineSpec(SourceSpec([]), [], 3),
-            TypeError,
-            "sink must be a SinkSpec, got int",
-        ),
+        (lambda: PipelineSpec(SourceSpec([]), [], 3), TypeError, "sink must be a SinkSpec, got"),
         (lambda: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
         (lambda: Aggregate("3"), TypeError, "n must be an int or an Aggregator, got '3'"),
         (lambda: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
