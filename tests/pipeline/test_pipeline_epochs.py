@@ -374,7 +374,7 @@ def test_stage_that_fails_every_task_of_short_epochs_is_reported():
 
 @pytest.mark.parametrize("op", [same, asame])
 def test_stop_ends_every_thread_wherever_it_waits(op):
-    """Buffers full of the next epochs, threads at the turnstile, in ordered and open stages."""
+    """Buffers full of the next epochs, threads that wait for theirs, in ordered and open stages."""
     for num_taken in range(6):
         builder = PipelineBuilder().add_source(Epochs(1), continuous=True)
         builder.pipe(op, concurrency=3).pipe(op, concurrency=2, output_order="input")
@@ -400,7 +400,7 @@ def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
 @settings(deadline=None, max_examples=20)
 @given(counts=st.lists(st.integers(1, 5), min_size=4, max_size=8), in_order=st.booleans())
 def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order):
-    """Threads that come and leave at the turnstile."""
+    """Threads that come and leave where epochs meet."""
     hands, source = Hands(), Epochs(5)
     order = "input" if in_order else "completion"
     pipeline = continuous(
