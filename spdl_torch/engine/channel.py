@@ -440,6 +440,9 @@ class Channel(Generic[T]):
                         side.waiters.append(waiter)
                         if self._closed:
                             raise ChannelClosed
+                        # Woken for room that a smaller burst has taken back: another put may fit.
+                        if started_ns and side is self._puts:
+                            self._wake(side)
                         started_ns = started_ns or side.waits.begin()
                     except (ChannelClosed, EndOfChannel):
                         raise

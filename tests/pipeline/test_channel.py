@@ -325,6 +325,39 @@ def test_burst_room_comes_with_quick_takers_only(clock, in_order):
     assert channel.counters().peak_items == 8
 
 
+def test_put_that_a_smaller_burst_leaves_no_room_passes_its_wake_up_on(clock):
+    """Woken before its turn, while the one whose turn it is waits and nobody gets any more."""
+    channel, number = Channel(2), 0
+    channel.allow_bursts(8)
+    while len(channel) < 8:
+        for _ in range(len(channel)):
+            channel.get()
+        while channel.has_room(number, True) or channel._may_burst():
+            channel.put_at(number, 0)
+            number += 1
+    later = in_thread(channel.put_at, number + 3, "later")
+    until(lambda: puts_waiting(channel) == 1)
+    turn = in_thread(channel.put_at, number, "turn")
+    until(lambda: puts_waiting(channel) == 2)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE_SECONDS)  # nobody runs in between
+    try:
+        for _ in range(8):
+            channel.get()
+        clock.advance(10**12)
+        assert not channel._may_burst()
+    finally:
+        sys.setswitchinterval(before)
+    try:
+        result_of(turn)
+        assert channel.get(PATIENCE_SECONDS) == "turn"
+        channel.skip(number + 1)
+        channel.skip(number + 2)
+        result_of(later)
+    finally:
+        channel.close()
+
+
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
 @pytest.mark.parametrize("timeout", [None, 10 * PATIENCE_SECONDS])
 def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread(timeout):
