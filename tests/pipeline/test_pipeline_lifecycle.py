@@ -117,14 +117,19 @@ def test_no_thread_exists_before_the_first_item():
 def test_iterating_a_second_time_is_refused():
     """A pipeline runs once; a silent empty second pass would hide a bug."""
     p = pipeline_of(range(3), same)
-    p.start()
-    with pytest.raises(PipelineStopped, match="the pipeline is running; it runs once"):
-        p.start()
     assert list(p) == [0, 1, 2]
     with pytest.raises(PipelineStopped, match=r"closed and runs only once. Build another"):
         iter(p)
     with pytest.raises(PipelineStopped, match="it runs once"):
         p.start()
+
+
+def test_start_twice_is_refused():
+    """The second start says that the first one holds."""
+    with pipeline_of(CountingSource(), same).auto_stop() as p:
+        with pytest.raises(PipelineStopped, match="the pipeline is running; it runs once"):
+            p.start()
+        assert p.get_item() == 0
 
 
 def test_iteration_goes_on_where_it_was_left():
