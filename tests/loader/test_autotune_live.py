@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
-from spdl_torch.autotune.pipelines import _is_free
 from spdl_torch.autotune.tuner import Bounds
 from spdl_torch.data.dataset import _transfer_stage
 from spdl_torch.io import transfer_tensor
@@ -276,9 +275,9 @@ def test_transfer_keeps_its_one_thread():
     """That of a dataset with ``device=``, and that of a user's stage."""
     own = _transfer_stage(None, threading.Event())
     users = Pipe(functools.partial(transfer_tensor, device="cpu"), output_order="input")
-    assert _is_free(Pipe(abs, output_order="input"), frozenset())
-    assert not _is_free(own, frozenset())
-    assert not _is_free(users, frozenset())
+    assert Pipe(abs, output_order="input").is_adjustable
+    assert not own.is_adjustable
+    assert not users.is_adjustable
 
 
 def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, caplog):
