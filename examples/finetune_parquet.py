@@ -36,13 +36,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--pixels", type=int, default=224)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--smoke", action="store_true", help="one epoch of two batches")
     options = parser.parse_args()
     if options.smoke:
-        options.epochs, options.batch_size, options.workers = 1, 8, 2
+        options.epochs, options.batch_size, options.workers, options.pixels = 1, 8, 2, 64
     return options
 
 
@@ -51,10 +52,10 @@ class Images:
 
     thread_safe = True  # reading and decoding share nothing that changes
 
-    def __init__(self, data: str) -> None:
+    def __init__(self, data: str, pixels: int) -> None:
         self.rows = Parquet(data, ["image", "label"])
         self.num_classes = 1 + max(int(row["label"]) for row in Parquet(data, ["label"]))
-        crop = v2.RandomResizedCrop(224, antialias=True)
+        crop = v2.RandomResizedCrop(pixels, antialias=True)
         scaled = v2.ToDtype(torch.float32, scale=True)
         self.augment = v2.Compose([crop, v2.RandomHorizontalFlip(), scaled])
 
@@ -85,9 +86,14 @@ def make_table(folder: str, count: int) -> str:
 def train(options: argparse.Namespace) -> None:
     """Train, save, and say how it goes."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset: Any = Images(options.data)
+    dataset: Any = Images(options.data, options.pixels)
     loader: Any = DataLoader(
-        dataset, batch_size=options.batch_size, shuffle=True, num_workers=options.workers, seed=0
+        dataset,
+        batch_size=options.batch_size,
+        shuffle=True,
+        num_workers=options.workers,
+        generator=torch.Generator().manual_seed(0),  # its state is in the loader's
+        seed=0,
     )
     model = torchvision.models.resnet18(weights="DEFAULT" if options.pretrained else None)
     model.fc = nn.Linear(model.fc.in_features, dataset.num_classes)

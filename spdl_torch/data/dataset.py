@@ -207,6 +207,16 @@ class PipelineDataset(IterableDataset[T_co]):
             self._state.put_back(progress)
         progress.check_fit()
 
+    def loading_counts(self) -> dict[str, int]:
+        """Return what the source has counted in this process; {} = it counts nothing."""
+        source: Any = self._spec.src.source
+        return source.loading_counts() if hasattr(type(source), "loading_counts") else {}
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the source's remarks for a loader's report."""
+        source: Any = self._spec.src.source
+        return source.loading_remarks() if hasattr(type(source), "loading_remarks") else ()
+
     def snapshot(self) -> PipelineStats:
         """Return the statistics of every stage in the running pass or, between passes, the last.
 

@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.io")
 
+# Of the system: no seed of the user's changes the waits, and forked processes do not wait alike.
+_jitter = random.SystemRandom()
+
 _WARNING_INTERVAL_SECONDS = 60.0
 _MOST_SECONDS = 300.0
 """That attempts may take in all, beside the waits: file systems repeat what fails, too."""
@@ -127,8 +130,6 @@ class RetryPolicy:
         self._lock = threading.Lock()
         self._num_retries = 0
         self._warned: float | None = None
-        # A separate generator: neither the user's random numbers nor the waits affect the other.
-        self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.retries, self.backoff_seconds, self.max_backoff_seconds)
@@ -173,7 +174,7 @@ class RetryPolicy:
             return None
         longest = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (num_failed - 1))
         # Between half and all of it, so that readers that failed together do not return together.
-        return longest * self._random.uniform(0.5, 1.0)
+        return longest * _jitter.uniform(0.5, 1.0)
 
     def _count(self, error: Exception, name: str, num_failed: int, seconds: float) -> None:
         now = time.monotonic()

@@ -48,7 +48,7 @@ _END = Over(StopIteration())
 # Why an iterator gives no more batches.
 _ENDED = ""
 _CUT_SHORT = (
-    "DataLoader: Ctrl-C, or what another signal's handler raised, has ended this iterator while a "
+    "DataLoader: Ctrl-C, SystemExit or what a signal's handler raised ended this iterator when a "
     "batch was asked for. Call iter(loader) for a new one; load_state_dict(state_dict()) goes on "
     "after the last batch that the loop has had."
 )

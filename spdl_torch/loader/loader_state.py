@@ -19,6 +19,7 @@ from .sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampl
 from .user_warnings import warn
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.data import DataLoader as TorchDataLoader
 
     from ..autotune.tuning import TuningState
@@ -90,6 +91,8 @@ class LoaderPosition:
         self.to_resume: ResumeState | None = None
         """The state that the next epoch resumes. It stays until that epoch has begun, so an error
         or Ctrl-C in ``iter()`` does not lose it."""
+        self.before_draws: list[Tensor] | None = None
+        """The generators before the draws of an epoch that is about to begin; None = none is."""
         self._is_wanted = self._is_wanted_before = False
 
     def want(self, *, before: bool = False) -> None:
@@ -118,7 +121,8 @@ class LoaderPosition:
             loader.dataset._want_states()
         if self.to_resume is not None:
             return self.to_resume.as_dict()
-        generators = [generator.get_state() for generator in generators_of(loader)]
+        # A handler may ask while an epoch begins: its draws come again.
+        generators = self.before_draws or [each.get_state() for each in generators_of(loader)]
         order = self.order
         if order is None:
             state = before_first_epoch(loader, generators)

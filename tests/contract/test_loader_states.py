@@ -22,7 +22,7 @@ from _datasets import (
     Uncopyable,
 )
 from _loader_helpers import DataLoader, no_thread_left, resumed
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 from spdl_torch import PipelineDataset
 from spdl_torch.loader.checkpoint import user_state as own_state
@@ -375,3 +375,33 @@ def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, where
     torch.set_rng_state(rng)
     again.load_state_dict(state)
     assert [epoch(again, number) for number in (2, 3)] == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_state_taken_while_an_epoch_begins_has_that_epoch_before_it(num_workers):
+    """As a signal's handler may take it: draws that were made for the order come again."""
+    states = []
+
+    class Drawn(Sampler):
+        def __init__(self, seed):
+            self.generator = torch.Generator().manual_seed(seed)
+
+        def __len__(self):
+            return 5
+
+        def __iter__(self):
+            order = torch.randperm(20, generator=self.generator).view(5, 4).tolist()
+            if loader is not None:
+                states.append(loader.state_dict())
+            return iter(order)
+
+    def made(seed):
+        return DataLoader(range(20), batch_sampler=Drawn(seed), num_workers=num_workers)
+
+    loader = made(3)
+    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    loader = None
+    for state, epoch in zip(states, epochs, strict=True):
+        other = made(5)
+        other.load_state_dict(state)
+        assert [batch.tolist() for batch in other] == epoch

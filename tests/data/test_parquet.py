@@ -425,3 +425,14 @@ def test_views_of_text_and_bytes_are_read_in_any_order(tmp_path, kind):
     assert [row["x"] for row in source.__getitems__(orders)] == [values[each] for each in orders]
     assert [row["x"] for row in source] == [source[place]["x"] for place in range(4)] == values
     assert sorted(row["x"] for row in source.shuffle(1)) == sorted(values)
+
+
+def test_tensors_of_a_fixed_shape_come_as_such(tmp_path):
+    """In rows and batches."""
+    values = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    pq.write_table(pa.table({"x": array}), tmp_path / "a.parquet")
+    source = Parquet(tmp_path / "a.parquet")
+    assert [row["x"].tolist() for row in source] == values.tolist()
+    (batch,) = Parquet(tmp_path / "a.parquet", batch_size=3)
+    assert batch["x"].tolist() == values.tolist()

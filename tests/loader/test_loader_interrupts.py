@@ -82,7 +82,7 @@ def test_ctrl_c_in_the_sampler_is_no_end(options):
         batches.extend(batch.tolist() for batch in iterator)
     assert batches == [[0], [1], [2]][: len(batches)]
     for _ in range(2):
-        with pytest.raises(PipelineStopped, match="while a batch was asked for"):
+        with pytest.raises(PipelineStopped, match="when a batch was asked for"):
             next(iterator)
     state = loader.state_dict()
     assert (state["finished"], state["num_samples"]) == (False, len(batches))
@@ -318,7 +318,7 @@ def test_timeout_that_a_handler_raises_ends_the_iterator():
         batches = iter(DataLoader(Alarmed(1), num_workers=1, isolation="thread"))
         with pytest.raises(TimeoutError, match="the program's own"):
             next(batches, asked.set())
-        with pytest.raises(PipelineStopped, match="has ended this iterator"):
+        with pytest.raises(PipelineStopped, match="ended this iterator"):
             next(batches)
     finally:
         signal.signal(signal.SIGALRM, before)

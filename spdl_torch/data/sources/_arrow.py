@@ -109,6 +109,8 @@ def _column(array: pa.Array) -> Any:
     """Return a tensor, or a list with a value for each row."""
     import pyarrow as pa
 
+    if isinstance(array, pa.FixedShapeTensorArray) and not array.null_count:
+        return torch.from_numpy(np.array(array.to_numpy_ndarray()))
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):

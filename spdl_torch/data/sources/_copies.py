@@ -42,7 +42,7 @@ class ShardCopies:
     one that was opened longest ago is removed.
     """
 
-    def __init__(self, folder: str, max_bytes: int | None) -> None:
+    def __init__(self, folder: str, max_bytes: float | None) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         self._is_full = False
@@ -98,7 +98,7 @@ class ShardCopies:
             return ()
         line = (
             f"Of the {found + awaited} times that this process opened a shard in {self.folder}, it "
-            f"was there {found} times. {num_bytes / 1e6:.0f} MB were downloaded"
+            f"was there {found} times. {num_bytes / 1e6:.3g} MB were downloaded"
         )
         if wait_ms < _VISIBLE_SECONDS * 1000:
             return (f"{line}.",)

@@ -91,7 +91,7 @@ class Parquet(StreamSource[dict[str, Any]]):
         retries: int = RETRIES,
         storage_options: Mapping[str, Any] | None = None,
         cache: str | os.PathLike[str] | None = None,
-        max_bytes: int | None = None,
+        max_bytes: float | None = None,
         ahead: int = 2,
     ) -> None:
         if isinstance(columns, str):

@@ -48,16 +48,17 @@ class ShardFiles:
         retries: int,
         storage_options: Mapping[str, Any],
         cache: str | os.PathLike[str] | None,
-        max_bytes: int | None,
+        max_bytes: float | None,
         ahead: int,
     ) -> ShardFiles:
         """Return what opens the shards of a source named ``who``. Raises: ValueError."""
-        if max_bytes is not None and (cache is None or max_bytes < 1):
+        is_number = type(max_bytes) in (int, float)
+        if max_bytes is not None and not (cache is not None and is_number and max_bytes >= 1):
             raise ValueError(
-                f"{who}: max_bytes must be >= 1 and needs cache=FOLDER, got {max_bytes!r}."
+                f"{who}: max_bytes must be a number >= 1 and needs cache=FOLDER, got {max_bytes!r}."
             )
-        if ahead < 0:
-            raise ValueError(f"{who}: ahead must be >= 0, got {ahead!r}.")
+        if type(ahead) is not int or ahead < 0:
+            raise ValueError(f"{who}: ahead must be a whole number >= 0, got {ahead!r}.")
         if cache == "memory":
             raise ValueError(
                 f'{who}: cache="memory" is for samples: name a folder for whole shards, in '

@@ -91,7 +91,7 @@ class TarShards(StreamSource[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
         index: bool | None = None,
         cache: str | os.PathLike[str] | None = None,
-        max_bytes: int | None = None,
+        max_bytes: float | None = None,
         ahead: int = 2,
     ) -> None:
         if on_error not in ("raise", "skip"):

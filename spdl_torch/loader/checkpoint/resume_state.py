@@ -84,7 +84,13 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redra
         if resume is not None:
             _set_states(generators[1:], resume.generators[1:])
             _restore_samplers(loader, resume)
-        yield Redrawn([generator.get_state() for generator in generators], trainers)
+        states = [generator.get_state() for generator in generators]
+        position = loader._state.position
+        position.before_draws = states
+        try:
+            yield Redrawn(states, trainers)
+        finally:
+            position.before_draws = None
         return
     redrawn = Redrawn([], trainers)
     try:
