@@ -1,11 +1,11 @@
 """Fine-tune an image classifier from Parquet files that hold the images, as the Hugging Face hub
 stores them: columns ``image`` (its bytes and path) and ``label``.
 
-    python examples/finetune_parquet.py FILE_OR_FOLDER [--pretrained] [--epochs N] [--resume]
+    python examples/finetune_parquet.py FILE_OR_FOLDER [--pretrained] [--checkpoint FILE]
 
 FILE_OR_FOLDER may be a URL such as hf://datasets/OWNER/NAME/data/train-*.parquet; without it, 64
-photographs are made. At the end, also by Ctrl-C, ``checkpoint.pt`` has model, optimizer and the
-loader's state, and --resume goes on with the next batch.
+photographs are made. At the end, also by Ctrl-C, the checkpoint has model, optimizer and the
+loader's state; where there is one, training goes on from it, with the next batch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--pixels", type=int, default=224)
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="default: none")
     parser.add_argument("--smoke", action="store_true", help="one epoch of two batches")
     options = parser.parse_args()
     if options.smoke:
@@ -101,7 +100,7 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     epoch = first = 0
-    if options.resume:
+    if options.checkpoint is not None and options.checkpoint.exists():
         saved = torch.load(options.checkpoint, map_location=device)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
@@ -117,8 +116,9 @@ def train(options: argparse.Namespace) -> None:
             print(loader.report())
         epoch = options.epochs
     finally:
-        states = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**states, "epoch": epoch}, options.checkpoint)
+        if options.checkpoint is not None:
+            states = {name: part.state_dict() for name, part in parts.items()}
+            torch.save({**states, "epoch": epoch}, options.checkpoint)
 
 
 if __name__ == "__main__":

@@ -161,10 +161,11 @@ def test_video_classifier_learns_from_a_child_process(tmp_path):
 def test_fine_tuning_goes_on_where_it_was_saved(tmp_path):
     """After its one epoch nothing is left; the report says where the workers are."""
     pytest.importorskip("pyarrow")
-    lines = smoke("finetune_parquet.py", cwd=tmp_path)
+    saving = "--checkpoint", "saved.pt"
+    lines = smoke("finetune_parquet.py", *saving, cwd=tmp_path)
     assert lines[0].startswith("epoch 0: loss of the last batch")
     assert "thread_safe = True" in "".join(lines)
-    assert smoke("finetune_parquet.py", "--resume", cwd=tmp_path) == []
-    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert smoke("finetune_parquet.py", *saving, cwd=tmp_path) == []
+    saved = torch.load(tmp_path / "saved.pt")
     assert saved["epoch"] == 1
     assert saved["loader"]["finished"]
