@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.data")
 
-_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
+BUFFER_BYTES = 1 << 18
+"""A sample and the next header come in one read of the disk."""
+
 _PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 0.1
 
@@ -75,7 +77,7 @@ class ShardCopies:
                     if may_stop is None:
                         took_ms = (perf_counter_ns() - began_ns) // 1_000_000
                         self._count(*((1, 0) if was_there else (0, 1, 0, took_ms)))
-                    return open(os.dup(file), "rb", _BUFFER_BYTES)
+                    return open(os.dup(file), "rb", BUFFER_BYTES)
                 was_there = False
                 self._download(download, folder, name, may_stop)
         except OSError as error:

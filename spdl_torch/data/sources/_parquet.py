@@ -23,8 +23,7 @@ from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, with
 from ._base import check_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import pieces, read_each
-from ._shard import ShardFiles
-from ._stream import Mix, StreamSource
+from ._shard import ShardFiles, ShardSource
 
 if TYPE_CHECKING:
     import random
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from ._stream import Mix
+
 _Stamp = tuple[int, int | None]
 
 _ENDINGS = (".parquet", ".parq", ".pq")
@@ -41,7 +42,7 @@ _READ_BYTES = 8 << 20  # that are decoded at once, about
 _MOST_ROWS = 1 << 16  # and rows
 
 
-class Parquet(StreamSource[dict[str, Any]]):
+class Parquet(ShardSource):
     """The rows of Parquet files, or batches of rows. A source of pipelines, and a map-style dataset
     for loaders. Needs pyarrow: ``pip install spdl-torch[parquet]``.
 
@@ -166,15 +167,6 @@ class Parquet(StreamSource[dict[str, Any]]):
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are read."""
         return self._columns
-
-    def loading_counts(self) -> dict[str, int]:
-        """Return how often this process found a shard in ``cache`` and how often it waited for one,
-        the bytes that it downloaded, and the milliseconds of its waits; {} without ``cache``."""
-        return self._files.counts()
-
-    def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a loader's report: the same in words."""
-        return self._files.remarks()
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""

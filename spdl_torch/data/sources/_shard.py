@@ -17,12 +17,12 @@ from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 
 from ._ahead import fetched_ahead
-from ._copies import ShardCopies
+from ._copies import BUFFER_BYTES, ShardCopies
+from ._stream import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _RANGE_BYTES = 1 << 24  # read in one request; of more, a few megabytes at a time
 
 # Folder and basename up to its first dot, then the field. No match: no dot, or one in front.
@@ -79,15 +79,6 @@ class ShardFiles:
         if (copy := self._copy(url, self.policy, may_stop)) is not None:
             copy.close()
 
-    def counts(self) -> dict[str, int]:
-        """Return how often this process found a shard's copy, and waited for it; {} = there are to
-        be none."""
-        return {} if self.copies is None else self.copies.counts()
-
-    def remarks(self) -> tuple[str, ...]:
-        """Return the same as a line for a report."""
-        return () if self.copies is None else self.copies.remarks()
-
     def open(self, url: str, *, seekable: bool = False) -> BinaryIO:
         """Open a shard to be read from front to back, or anywhere. Raises: OSError."""
         return self._copy(url, self.policy) or open_resuming(
@@ -101,7 +92,7 @@ class ShardFiles:
         """
         file = self._copy(url, None)  # whoever reads parts repeats what fails
         if file is None and not is_url(url):
-            file = open(url, "rb", min(_BUFFER_BYTES, end - first))  # noqa: SIM115 - the caller's
+            file = open(url, "rb", min(BUFFER_BYTES, end - first))  # noqa: SIM115 - the caller's
         if file is not None:
             size = file.seek(0, os.SEEK_END)
             if size != num_bytes:
@@ -129,6 +120,23 @@ class ShardFiles:
         key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
         download = partial(open_resuming, url, policy, self.storage_options)
         return self.copies.open(url, key, download, may_stop)
+
+
+class ShardSource(StreamSource[dict[str, Any]]):
+    """The base of the sources that read shards: what their copies count."""
+
+    _files: ShardFiles
+
+    def loading_counts(self) -> dict[str, int]:
+        """Return how often this process found a shard in ``cache`` and how often it waited for one,
+        the bytes that it downloaded, and the milliseconds of its waits; {} without ``cache``."""
+        copies = self._files.copies
+        return {} if copies is None else copies.counts()
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark for a loader's report: the same in words."""
+        copies = self._files.copies
+        return () if copies is None else copies.remarks()
 
 
 def read_samples(

@@ -19,8 +19,7 @@ from spdl_torch.shown_text import counted
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
 from ._index import IndexedSamples, index_path, pieces
-from ._shard import ShardFiles, numbered_samples
-from ._stream import StreamSource
+from ._shard import ShardFiles, ShardSource, numbered_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_SHARDS = 1_000_000
 
 
-class TarShards(StreamSource[dict[str, Any]]):
+class TarShards(ShardSource):
     """The samples of tar files in WebDataset's layout, read from front to back; with an index, also
     at random.
 
@@ -147,15 +146,6 @@ class TarShards(StreamSource[dict[str, Any]]):
         """The number of times that this source, and those made from it, opened a shard again in
         this process."""
         return self._files.policy.num_retries
-
-    def loading_counts(self) -> dict[str, int]:
-        """Return how often this process found a shard in ``cache`` and how often it waited for one,
-        the bytes that it downloaded, and the milliseconds of its waits; {} without ``cache``."""
-        return self._files.counts()
-
-    def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a loader's report: the same in words."""
-        return self._files.remarks()
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th sample on.
