@@ -151,13 +151,13 @@ class Order:
     def handed_by(self, worker: int, state: WorkerState) -> None:
         """Record that the trainer received a batch, or an error, of this worker's iterable."""
         now, before, _ = self._so_far
-        following = (worker + 1) % len(now.workers)
-        self._so_far = _with(now, worker, state)._replace(next_worker=following), now, before
+        workers, following = _with(now.workers, worker, state), (worker + 1) % len(now.workers)
+        self._so_far = now._replace(workers=workers, next_worker=following), now, before
 
     def reached(self, worker: int, state: WorkerState) -> None:
         """Record where this worker's iterable begins or ends, or what it says when it is asked."""
         now, before, before_two = self._so_far
-        self._so_far = _with(now, worker, state), before, before_two
+        self._so_far = now._replace(workers=_with(now.workers, worker, state)), before, before_two
 
     def unknown_ends(self) -> list[int]:
         """Return the workers whose dataset outlives this finished epoch with a state that nobody
@@ -310,10 +310,10 @@ def next_index(indices: Iterator[Any], sampler: Any, number: int) -> Any:
         raise
 
 
-def _with(so_far: HandedOut, worker: int, state: WorkerState) -> HandedOut:
-    workers = list(so_far.workers)
-    workers[worker] = state
-    return so_far._replace(workers=tuple(workers))
+def _with(
+    workers: tuple[WorkerState, ...], worker: int, state: WorkerState
+) -> tuple[WorkerState, ...]:
+    return *workers[:worker], state, *workers[worker + 1 :]
 
 
 def _raise_failures(workers: Sequence[WorkerState]) -> None:
