@@ -202,6 +202,8 @@ def test_crop_and_at_least_of_another_kind(paths):
         load_image(paths[0], 8, 8, crop=Crop(0, 0, 5, 5))
     with pytest.raises(TypeError, match=r"^image_loader: at_least: height must be an int"):
         image_loader(paths[0], at_least=("8", 8))
+    with pytest.raises(TypeError, match=r"^image_loader: at_least must be \(height, width\)"):
+        image_loader(paths[0], at_least=8)
 
 
 @pytest.fixture

@@ -59,7 +59,12 @@ def image_loader(
     """
     if at_least is None:
         return decode_image(path)
-    least_height, least_width = at_least
+    try:
+        least_height, least_width = at_least
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"image_loader: at_least must be (height, width) in pixels, got {at_least!r}."
+        ) from None
     check_size(least_width, least_height, "image_loader: at_least")
     return decode_at_least(read_source(path), source_name(path), at_least)
 
