@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -364,7 +363,7 @@ class Run:
         return [] if self.source.thread is None else [self.source.thread]
 
     def _check_process(self) -> None:
-        if os.getpid() != self._threads.pid:
+        if not self._threads.is_here:
             raise PipelineStopped(
                 "this process is a fork; the pipeline's threads stayed in process "
                 f"{self._threads.pid}. Build a pipeline after the fork."
