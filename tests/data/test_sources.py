@@ -9,7 +9,7 @@ from itertools import chain, islice, product
 import fsspec
 import pytest
 import torch
-from _tars import shard_of, write_shard
+from _tars import write_shards
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.data.sources import FileList, Files, ListSource, TarShards, as_source
@@ -60,8 +60,6 @@ class Dataset:
         return f"item {index}"
 
 
-SIZES = (7, 0, 3, 7, 1)  # of shards, whose samples are numbered
-
 KINDS = {
     "list": lambda root: as_source(range(18)),
     "stream": lambda root: as_source(Countdown(18)),
@@ -74,10 +72,7 @@ KNOWS_ITS_LENGTH = {"list", "shards with an index"}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A folder of shards, with an index for whoever takes it."""
-    root = tmp_path_factory.mktemp("shards")
-    for number, size in enumerate(SIZES):
-        write_shard(root / f"{number}.tar", shard_of(sum(SIZES[:number]), size))
-    return root
+    return write_shards(tmp_path_factory.mktemp("shards"))
 
 
 def source_of(kind, root, seed=None, epoch=0):

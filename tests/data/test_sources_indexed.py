@@ -10,7 +10,7 @@ from itertools import chain, islice
 import fsspec
 import pytest
 import torch
-from _tars import FORMATS, keys, shard_of, tar_of, write_shard
+from _tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_shards
 from hypothesis import example, given, settings, strategies as st
 from test_sources_tar import contents, names
 
@@ -28,17 +28,13 @@ def joined(lists):
     return list(chain.from_iterable(lists))
 
 
-SIZES = (7, 0, 3, 7, 1)
 ALL = [f"{n:06d}" for n in range(sum(SIZES))]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Five shards of 7, 0, 3, 7 and 1 samples."""
-    root = tmp_path_factory.mktemp("shards")
-    for number, size in enumerate(SIZES):
-        write_shard(root / f"{number}.tar", shard_of(sum(SIZES[:number]), size))
-    return root
+    return write_shards(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture
