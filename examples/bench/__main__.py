@@ -9,8 +9,13 @@ Prints: medians over interleaved rounds with their spread, ratios, and whether t
 project has set itself are reached.
 """
 
+import os
 import sys
 from pathlib import Path
+
+# What is measured has its bytecode, as what pip installs has: without, each program that starts
+# compiles our package, but not torch.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Python puts this folder there; its files are a package, whose place is the folder above.
 sys.path[0] = str(Path(__file__).resolve().parents[1])

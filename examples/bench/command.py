@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Run = Callable[[Path, str, float], tuple[dict[str, Any], float]]
 
 _OTHERS = cost("other_cores", "others' cores", 1)
+_NAMES_IN_ERROR = 12
 _NOT_SHOWN = frozenset(("folder", "no_spdl_decoder", "crop", "num_workers", "workers", "smoke"))
 
 
@@ -118,8 +119,9 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
         wanted = [c for c in wanted if any(goal.compares(c.name) for goal in table.goals)]
     for start in options.only:
         if not any(c.name.startswith(start) for c in wanted):
-            names = ", ".join(repr(c.name) for c in wanted)
-            raise ValueError(f"--only {start!r} is the beginning of none of {names}.")
+            names = ", ".join(repr(c.name) for c in wanted[:_NAMES_IN_ERROR])
+            rest = ", ...; --list shows all" if len(wanted) > _NAMES_IN_ERROR else ""
+            raise ValueError(f"--only {start!r} is the beginning of none of {names}{rest}.")
     if options.only:
         exact = {c.name for c in wanted} & set(options.only)
         starts = tuple(start for start in options.only if start not in exact)
