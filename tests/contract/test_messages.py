@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from _datasets import Rows
@@ -65,6 +66,26 @@ def test_odd_sample_is_named_where_most_are_alike(samples, said):
     """And none where there is no most of them, or where asking fails."""
     found = odd_sample(samples)
     assert (found == "") if not said else (said in found), found
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (None, "sample['b'] of sample 1 of it is NoneType, which"),
+        ([1, {"c": complex}], "sample['b'][1]['c'] of sample 1 of it is type, which"),
+        (np.zeros(2, "M8[ns]"), "sample['b'] of sample 1 of it is ndarray of shape (2,) and"),
+        (np.array(["a"]), "sample['b'] of sample 1 of it is ndarray of shape (1,) and"),
+    ],
+)
+def test_error_of_collating_names_the_part_that_torch_does_not_take(part, said):
+    """Where no sample is the odd one; what torch takes is never named."""
+    fine = {"n": 1.0, "s": "x", "t": torch.zeros(2), "a": np.zeros(2), "i": np.int64(1), "b": [1]}
+    bad = {**fine, "b": part}
+    loader = DataLoader([fine, bad, fine, bad], batch_size=4)
+    with pytest.raises((TypeError, RuntimeError)) as caught:
+        next(iter(loader))
+    note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
+    assert said in note
 
 
 def test_error_of_collating_names_the_items_of_an_iterable():

@@ -271,6 +271,20 @@ def test_nulls_are_none_and_change_nothing_beside_them(tmp_path):
     assert "sample 1 of it is unlike most: sample['n'] is NoneType" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_value_that_python_has_no_object_for_is_an_error_that_names_the_column(
+    tmp_path, batch_size
+):
+    """Arrow's own error, here of a date after the year 9999."""
+    when = pa.array([0, 2**50], pa.timestamp("ms"))
+    pq.write_table(pa.table({"n": [1, 2], "when": when}), tmp_path / "a.parquet")
+    for rows in (Parquet(tmp_path), DataLoader(Parquet(tmp_path), batch_size=batch_size)):
+        with pytest.raises((OverflowError, ValueError)) as caught:
+            list(rows)
+        assert "in column 'when' of timestamp[ms]" in caught.value.__notes__[0]
+    assert len(list(Parquet(tmp_path, ["n"]))) == 2
+
+
 def test_batches_own_their_memory(folder):
     """So that a loop may change them in place."""
     source = Parquet(folder, ["x"], batch_size=4)

@@ -26,14 +26,14 @@ def columns_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
 
     The tensors have memory of their own, which can be written.
     """
-    return {name: _column(each) for name, each in _named_arrays(table)}
+    return {name: _column_of(name, each) for name, each in _named_arrays(table)}
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yield the rows: dicts of numpy's scalars, of tensors where a value has dimensions, and of
     Python's objects."""
     names = table.schema.names
-    columns = [_values(_column(each)) for _, each in _named_arrays(table)]
+    columns = [_values(_column_of(name, each)) for name, each in _named_arrays(table)]
     for row in zip(*columns, strict=True):
         yield dict(zip(names, row, strict=True))
 
@@ -56,11 +56,10 @@ class Rows(Sequence[dict[str, Any]]):
     @property
     def collated(self) -> dict[str, Any] | None:
         """The batch, as ``default_collate`` makes it of the rows; None = it cannot."""
-        columns = columns_of(self._table)
         try:
             return {
                 name: column if isinstance(column, torch.Tensor) else default_collate(column)
-                for name, column in columns.items()
+                for name, column in columns_of(self._table).items()
             }
         except Exception:  # the rows bring the same error, to whoever collates them
             return None
@@ -103,6 +102,14 @@ def shuffled(table: pa.Table, seed: int) -> pa.Table:
 def _named_arrays(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
     for name, column in zip(table.schema.names, table.columns, strict=True):
         yield name, column if hasattr(column, "offset") else column.combine_chunks()
+
+
+def _column_of(name: str, array: pa.Array) -> Any:
+    try:
+        return _column(array)
+    except Exception as error:
+        error.add_note(f"in column {name!r} of {array.type}; Parquet(columns=) can leave it out")
+        raise
 
 
 def _column(array: pa.Array) -> Any:
