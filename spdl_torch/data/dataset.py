@@ -20,8 +20,7 @@ from ..io._storage import batch_room
 from ..loader.backends.device import AHEAD, check_device, most_pieces
 from ..loader.checkpoint.lightning_states import follow_trainer
 from ..loader.fetching.collating import collate_into, is_torchs_collate
-from ..loader.sampling.parts import length_of_shard, padding_of_shard
-from ..loader.sampling.sharding import OwnRank, check_tail
+from ..loader.sampling.parts import OwnRank, check_tail, length_of_shard, padding_of_shard
 from ..loader.stats.remarks import with_remarks_of
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..pipeline.pipeline import Pipeline
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.transfer import Transfer
-    from ..loader.checkpoint.pass_progress import PassProgress
-    from ..loader.sampling.sharding import Tail
+    from ..loader.checkpoint.pipeline_state import PassProgress
+    from ..loader.sampling.parts import Tail
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from ..loader.checkpoint.keeping_stride import keeping
 from ..loader.checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
-from ..loader.checkpoint.pass_progress import PassProgress
-from ..loader.checkpoint.pipeline_state import PassState, unordered_stage
-from ..loader.sampling.parts import take_shard
+from ..loader.checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
+from ..loader.checkpoint.source_behind import keeping
+from ..loader.sampling.parts import take_shard, worker_shard
 from ..loader.sampling.sampler_chain import deals_in_turn, is_shared_out
-from ..loader.sampling.sharding import worker_shard
 from ..loader.user_warnings import warn
 
 if TYPE_CHECKING:
     from ..engine.definition import PipelineSpec, SourceSpec
-    from ..loader.sampling.sharding import Shard, Tail
+    from ..loader.sampling.parts import Shard, Tail
 
 _logger = logging.getLogger("spdl_torch.data")
 

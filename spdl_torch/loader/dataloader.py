@@ -25,7 +25,7 @@ from .fetching.samples import is_read_at_once
 from .iterator import LoaderIterator
 from .loader_state import LoaderState
 from .sampling.sampler_chain import divides_itself, is_shared_out
-from .stats.dataset_stats import dataset_stats
+from .stats.counts import dataset_stats
 from .stats.remarks import start_remark, with_remarks_of
 from .user_warnings import warn_once
 

@@ -25,11 +25,10 @@ from ..errors import PipelineStopped
 from .backends.jobs import NO_BATCHES, Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
 from .backends.load_spec import Draws, LoadSpec
 from .dealing import Dealing
-from .delivery import open_device_stage, pinned
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .loader_state import WorkersStart
-from .opening import open_backend
+from .opening import open_backend, open_device_stage, pinned
 from .sampling.sampler_chain import names_of
 from .user_warnings import warn
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from .backends.jobs import Result
     from .base_loader import BaseLoader
-    from .delivery import Device
+    from .opening import Device
     from .stats.stats import EpochStats
 
 _logger = logging.getLogger("spdl_torch.data")

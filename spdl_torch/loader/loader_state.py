@@ -14,9 +14,8 @@ from ..engine.recorder import new_pipeline_number
 from .checkpoint.passes import check_no_passes_inside, has_passes
 from .checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
 from .checkpoint.user_state import give_state, keeps_state, state_of
-from .held_up import GilWatch
 from .sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
-from .user_warnings import warn
+from .user_warnings import GilWatch, warn
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,17 +5,197 @@ directory. Threads share all but the dataset object itself. So the workers are t
 that is known to be safe: the dataset's class is known, or the dataset says so itself, or the user
 does (``isolation="thread"``). Everything else loads in processes with one worker each, started as
 torch starts its workers, where whatever is right in torch is right by construction.
+
+A class is known by its exact type and listed in a table, with those of its attributes that belong
+to somebody else: these are examined in turn. A class that is not listed is not known, subclasses of
+known ones included.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import inspect
+import sys
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.utils.data import TensorDataset, default_collate, default_convert
 
 from ..observe.verdict.placement import Placement
+from .known_parts import CONTAINERS, is_plain_data, is_stateless
 from .rng.patches import install
-from .vouching import Vouching, name_of, vouching_for
+
+
+class Vouching(NamedTuple):
+    """The outcome of a look at a dataset and the functions that are used with it."""
+
+    unknown: str = ""
+    """The part that nothing vouches for, in words; "" = there is none."""
+    refusing: Any = None
+    """The dataset, or the one inside it, that says ``thread_safe = False``."""
+    declaring: Any = None
+    """The dataset, or the first one inside it, that says ``thread_safe = True``."""
+    covers_functions: bool = False
+    """Whether all that declare it cover ``collate_fn`` and ``worker_init_fn`` as well."""
+
+    @property
+    def is_safe(self) -> bool:
+        return not self.unknown and self.refusing is None
+
+
+class _Parts(NamedTuple):
+    """The attributes of a known class that hold somebody else's objects."""
+
+    datasets: str = ""
+    """A dataset, or a list, tuple or dict of them."""
+    functions: tuple[str, ...] = ()
+    """Transforms and loaders: they may keep no state."""
+    collate: str = ""
+    """A function that makes batches: it has to give them new memory."""
+    containers: tuple[str, ...] = ()
+    """Plain containers, whose entries are not examined."""
+
+
+# By name, because importing some of them takes long.
+KNOWN = {
+    "torch.utils.data.dataset.Subset": _Parts(datasets="dataset", containers=("indices",)),
+    "torch.utils.data.dataset.ConcatDataset": _Parts(datasets="datasets"),
+    "torch.utils.data.dataset.StackDataset": _Parts(datasets="datasets"),
+    "spdl_torch.data.folder.ImageFolder": _Parts(
+        functions=("transform", "target_transform", "loader"), containers=("samples",)
+    ),
+    "spdl_torch.data.caching.CachedDataset": _Parts(datasets="dataset", functions=("transform",)),
+    "spdl_torch.data.mixing.mixture.Mixture": _Parts(datasets="datasets"),
+    "spdl_torch.data.packing.dataset.GroupedDataset": _Parts(
+        datasets="dataset", collate="collate_fn"
+    ),
+}
+
+_DEEPEST = 20  # a bound, should a dataset contain itself
+
+
+def vouching_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Vouching:
+    """Look at a loader's dataset and functions."""
+    found = _look(dataset, _DEEPEST)
+    if not found.is_safe or found.covers_functions:
+        return found
+    # Without default_collate, which copies, a batch may be the dataset's own memory. Groups are
+    # batches already.
+    makes_batches = default_convert if _parts_of(dataset).collate else default_collate
+    if collate_fn is not default_collate and collate_fn is not makes_batches:
+        return Vouching(unknown=f"collate_fn={name_of(collate_fn)}")
+    if worker_init_fn is not None:
+        return Vouching(unknown=f"worker_init_fn={name_of(worker_init_fn)}")
+    return found
+
+
+def seems_safe(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
+    """Return whether ``vouching_for`` will find these safe, most likely: without a look at data."""
+    for _ in range(_DEEPEST):
+        declared = _declared(dataset)
+        if declared is not None:
+            return declared
+        parts = _parts_of(dataset)
+        if not parts.datasets:
+            break
+        inner = getattr(dataset, parts.datasets)
+        members = inner.values() if isinstance(inner, dict) else inner
+        dataset = inner if parts.datasets == "dataset" else next(iter(members), None)
+    is_torchs = collate_fn is default_collate or collate_fn is default_convert
+    if not is_torchs or worker_init_fn is not None:
+        return False
+    kind = type(dataset)
+    return kind in CONTAINERS or kind is TensorDataset or _is_known(kind)
+
+
+def name_of(value: Any) -> str:
+    """Return the name of a function or class, or of an object's class."""
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _look(dataset: Any, depth: int) -> Vouching:
+    declared = _declared(dataset)
+    if declared is not None:
+        if not declared:
+            return Vouching(refusing=dataset)
+        return Vouching(declaring=dataset, covers_functions=True)
+    kind = type(dataset)
+    if kind in CONTAINERS:
+        is_data = is_plain_data(dataset)
+        other = f"{name_of(dataset)}, which holds objects other than data,"
+        return Vouching(unknown="" if is_data else other)
+    if kind is TensorDataset:
+        is_plain = set(map(type, dataset.tensors)) <= {torch.Tensor}
+        return Vouching(unknown="" if is_plain else name_of(dataset))
+    if not _is_known(kind) or not depth:
+        return Vouching(unknown=name_of(dataset))
+    parts = _parts_of(dataset)
+    unknown = _unknown_attribute(dataset, parts)
+    return Vouching(unknown=unknown) if unknown else _look_inside(dataset, parts, depth - 1)
+
+
+def _look_inside(dataset: Any, parts: _Parts, depth: int) -> Vouching:
+    inner = getattr(dataset, parts.datasets) if parts.datasets else ()
+    if parts.datasets == "dataset":
+        inner = (inner,)
+    found = [_look(each, depth) for each in (inner.values() if isinstance(inner, dict) else inner)]
+    for each in found:
+        if not each.is_safe:
+            return each
+    return Vouching(
+        declaring=next((each.declaring for each in found if each.declaring is not None), None),
+        covers_functions=bool(found) and all(each.covers_functions for each in found),
+    )
+
+
+def _declared(dataset: Any) -> bool | None:
+    """Return what the dataset says of itself, on the object or in its own class; None = nothing.
+
+    Neither what ``__getattr__`` forwards from a dataset inside counts, nor what a base class says,
+    whose author does not know the subclass.
+    """
+    own = getattr(dataset, "__dict__", None)
+    if type(own) is dict and "thread_safe" in own:
+        declared = own["thread_safe"]
+    else:
+        declared = vars(type(dataset)).get("thread_safe")
+        if inspect.isdatadescriptor(declared):  # a property, or a slot
+            try:
+                declared = dataset.thread_safe
+            except Exception:  # the user's own: it says nothing
+                return None
+    return declared if isinstance(declared, bool) else None
+
+
+def _is_known(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in KNOWN
+
+
+def _parts_of(dataset: Any) -> _Parts:
+    kind = type(dataset)
+    return KNOWN.get(f"{kind.__module__}.{kind.__qualname__}", _Parts())
+
+
+def _unknown_attribute(dataset: Any, parts: _Parts) -> str:
+    for name in parts.containers:
+        if type(getattr(dataset, name)) not in CONTAINERS:
+            return f"{name_of(dataset)}.{name}, a {name_of(getattr(dataset, name))},"
+    for name in parts.functions:
+        function = getattr(dataset, name)
+        if not is_stateless(function):
+            return f"{name}={name_of(function)}"
+    if parts.collate and not _copies(getattr(dataset, parts.collate)):
+        return f"{parts.collate}={name_of(getattr(dataset, parts.collate))}"
+    return ""
+
+
+def _copies(collate_fn: Any) -> bool:
+    """Return whether a function is known to make batches of new memory."""
+    groups = sys.modules.get("spdl_torch.data.packing.collate")  # None: nobody has made groups
+    return collate_fn is default_collate or (
+        groups is not None
+        and (collate_fn is groups.pad_collate or type(collate_fn) is groups.PackCollate)
+    )
+
 
 _CHECK = "assert_thread_safe checks it"
 _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'

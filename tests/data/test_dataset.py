@@ -19,8 +19,7 @@ import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
 from spdl_torch.data.sources import as_source
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler as OurSampler
-from spdl_torch.loader.sampling.parts import take_shard
-from spdl_torch.loader.sampling.sharding import Shard
+from spdl_torch.loader.sampling.parts import Shard, take_shard
 from spdl_torch.pipeline import PipelineBuilder
 
 sizes = st.integers(0, 40)

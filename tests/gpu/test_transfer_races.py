@@ -20,7 +20,7 @@ from spdl_torch.data import dataset
 from spdl_torch.engine.channel import Channel, ChannelClosed
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, slabs, transfer
-from spdl_torch.loader import delivery
+from spdl_torch.loader import opening
 from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes import mappings
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
@@ -488,12 +488,12 @@ def test_pinned_batches_spoil_no_graph(monkeypatch):
     """``pin_memory=True`` locks pages on the thread that made the batch, while another captures."""
     install(device := LazyDevice(), monkeypatch.setattr)
     pinning = SimpleNamespace(pin_memory=lambda batch, _: pinned(0).copy_(batch))
-    monkeypatch.setattr(delivery, "_torch_pin_memory", pinning)
+    monkeypatch.setattr(opening, "_torch_pin_memory", pinning)
     # CudaBackend guards its own call: torch's allocator has no such backend.
     monkeypatch.setattr(cuda.runtime, "captures_unharmed", nullcontext)
     batch = torch.full((LARGE,), 7, dtype=torch.uint8)
     with device.capture():
-        found = on_another_thread(delivery.pinned, batch, None)
+        found = on_another_thread(opening.pinned, batch, None)
     assert torch.equal(found, batch)
     assert device.is_locked(found.data_ptr())
     assert not device.violations

@@ -19,7 +19,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import functional as F, v2
 
 from spdl_torch import DataLoader, DistributedSampler, ImageFolder
-from spdl_torch.loader import vouching
+from spdl_torch.loader import placing
 from spdl_torch.loader.known_parts import is_stateless
 
 pytestmark = [
@@ -144,7 +144,7 @@ def test_our_own_datasets_load_on_threads(tmp_path):
 
 def test_classes_in_the_table_of_known_ones_exist():
     """Under their names, and with the attributes that are looked at."""
-    for name, parts in vouching.KNOWN.items():
+    for name, parts in placing.KNOWN.items():
         module, _, kind = name.rpartition(".")
         source = inspect.getsource(getattr(importlib.import_module(module), kind))
         bases = "samples transform target_transform loader"  # torchvision's, of ImageFolder

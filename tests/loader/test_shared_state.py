@@ -12,7 +12,7 @@ from _seats import in_every_seat
 
 from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
-from spdl_torch.loader import held_up
+from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.activity import Activity
 from spdl_torch.loader.backends.fork_rest import begin_job, take_part, workers_at_rest
 from spdl_torch.loader.backends.jobs import Job
@@ -188,7 +188,7 @@ def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, cap
     caplog.set_level("WARNING", "spdl_torch.data")
     now = iter(LOOKS)
     look = next(now)
-    monkeypatch.setattr(held_up, "perf_counter", lambda: look[0])
+    monkeypatch.setattr(user_warnings, "perf_counter", lambda: look[0])
     monkeypatch.setattr(EpochStats, "report", lambda _: make_report(*look[1:], pooled=("fetch",)))
     loader, messages = seat.loader([0] * 6, batch_size=2), []
     for _ in range(2):

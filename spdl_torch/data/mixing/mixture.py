@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...loader.rng.streams import SampleContext
-    from ...loader.sampling.sharding import Tail
+    from ...loader.sampling.parts import Tail
     from .plan import Shares, Stop
 
 T_co = TypeVar("T_co", covariant=True)

@@ -18,7 +18,7 @@ from .sizes import Piece
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...loader.sampling.sharding import Tail
+    from ...loader.sampling.parts import Tail
     from .plan import GroupPlan
 
 

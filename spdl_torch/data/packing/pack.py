@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...loader.sampling.sharding import OwnRank
+from ...loader.sampling.parts import OwnRank
 from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset

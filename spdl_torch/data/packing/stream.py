@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from ...loader.checkpoint.source_behind import source_behind
 from ...loader.checkpoint.user_state import ended_early
-from ...loader.sampling.sharding import worker_shard
+from ...loader.sampling.parts import worker_shard
 from ...loader.state_fields import NUMBER, check_fields, check_version
 from ..dataset import PipelineDataset
 from ..sources import as_source
@@ -22,7 +22,7 @@ from .sizes import as_sizes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...loader.sampling.sharding import OwnRank, Shard
+    from ...loader.sampling.parts import OwnRank, Shard
     from .sizes import Rule, Size
 
 _VERSION = 1

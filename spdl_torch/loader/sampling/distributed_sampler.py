@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import DistributedSampler as TorchDistributedSampler, Sampler
 
 from ..state_fields import FLAG, NUMBER, Field, check_fields
-from .sharding import OwnRank, Shard, check_tail
+from .parts import OwnRank, Shard, check_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-    from .sharding import Tail
+    from .parts import Tail
 
 _VERSION = 1  # of the state
 _STATE_FIELDS = {

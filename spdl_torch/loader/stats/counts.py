@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ...engine.counters import ThreadCount
 from ...engine.hooks import StageInfo, TaskStatsHook
 from ...machine.probes import ProbeCounters, probe_counters
-from .dataset_stats import counting_datasets
+from ...objects.datasets import all_datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ...engine.counters import QueueCounters, TaskCell, TaskCounters
     from ...observe.verdict.placement import Placement
@@ -22,6 +22,41 @@ if TYPE_CHECKING:
     _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
 
 T = TypeVar("T")
+
+
+# The statistics that datasets keep of themselves, by name: {"cache/found": 20}. Methods of their
+# classes provide them: loading_counts(), which every worker counts for itself, and which are added
+# up over threads and processes; and progress_stats(epoch, num_given), which follows from the loop's
+# position, and is asked of the trainer's dataset alone.
+
+
+def counting_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets in a dataset that count what they load, each once; in the same order in
+    all copies of it."""
+    seen: set[int] = set()
+    for each in all_datasets(dataset):
+        # Ask the class: an object that answers to any attribute name would seem to have it.
+        if id(each) not in seen and hasattr(type(each), "loading_counts"):
+            seen.add(id(each))
+            yield each
+
+
+def dataset_stats(
+    dataset: Any, counts: Mapping[str, float], given: tuple[int, int] | None
+) -> dict[str, float]:
+    """Return the statistics of an epoch.
+
+    counts: the sums of ``loading_counts()`` over all workers. given: the epoch, and the samples of
+    it that the loop has had on all ranks; None = unknown.
+    """
+    stats = {name: count for name, count in counts.items() if not name.startswith("packing/")}
+    room = counts.get("packing/room", 0)
+    if room:
+        stats["packing/waste"] = 1 - counts["packing/size"] / room
+    # Only the outermost dataset knows what the sampler's numbers mean.
+    if given is not None and hasattr(type(dataset), "progress_stats"):
+        stats |= dataset.progress_stats(*given)
+    return stats
 
 
 class Readings(NamedTuple):
