@@ -32,7 +32,7 @@ from .calls import (
     unmeasured,
 )
 from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
-from .counters import TaskCell, ThreadCount
+from .counters import LONG_NS, TaskCell, ThreadCount
 from .failures import FailureBudget, add_note, as_exception, attach_note, describe
 from .hooks import TaskStatsHook
 from .loop import LazyRunner
@@ -282,9 +282,9 @@ class Stage:
                 self._empty_aggregator()
                 raise
 
-    def _work_on_items(self, worker: Worker, call: Callable[[Any], Measured]) -> None:
+    def _work_on_items(self, worker: Worker, call: Callable[[Any], Measured] | None) -> None:
         inlet, outlet, ring, cell = self.inlet, self.outlet, worker.ring, worker.cell
-        take, put = self._take(worker), outlet.put
+        take, put, op, clock = self._take(worker), outlet.put, self.spec.op, cell.clock
         is_plain = not self.ordered and self._epochs is None
         expands = self.spec.kind is OpKind.GENERATOR
         since_ns = ring.begin()
@@ -294,23 +294,34 @@ class Stage:
             except (EndOfChannel, StopIteration):
                 return
             worker.taken = number
-            output, outcome, started_ns = -1, _PASSED, perf_counter_ns()
+            output, outcome, cpu_ns, started_ns = -1, _PASSED, -1, perf_counter_ns()
+            if call is None and (clock.num_unclocked < 1 or started_ns >= clock.due_ns):
+                started_ns = clock.read()
             try:
-                result, wall_ns, cpu_ns = call(item)
+                if call is None:  # most ops: the turn's clock is that of the op
+                    result = op(item)
+                    ended_ns = perf_counter_ns()
+                    wall_ns = ended_ns - started_ns
+                    if wall_ns < LONG_NS and clock.num_unclocked:
+                        clock.num_unclocked -= 1
+                    else:
+                        cpu_ns = clock.cpu_of(started_ns, ended_ns)
+                else:
+                    result, wall_ns, cpu_ns = call(item)
+                    # The work of a generator and its waits for room alternate; the turn shows all
+                    # of the work first.
+                    ended_ns = started_ns + wall_ns if expands else perf_counter_ns()
             except BaseException as error:
                 if not isinstance(error, Exception) or self.ends_worker(error):
                     self._emit_nothing(number)  # later items in the order must not wait for it
                     raise
-                ended_ns, cpu_ns, outcome = perf_counter_ns(), -1, _FAILED
+                ended_ns, outcome = perf_counter_ns(), _FAILED
                 if expands:
                     ended_ns, cpu_ns = started_ns + worker.wall_ns, worker.cpu_ns
                 cell.add_failure(ended_ns - started_ns, cpu_ns)
                 self._count_failure(error, number, item)
                 self._emit_nothing(number)
             else:
-                # The work of a generator and its waits for room alternate; the turn shows all of
-                # the work first.
-                ended_ns = started_ns + wall_ns if expands else perf_counter_ns()
                 cell.add(wall_ns, cpu_ns)
                 if result is None:
                     if expands:
@@ -434,9 +445,9 @@ class Stage:
 
     # What a call is:
 
-    def _call_of(self, worker: Worker, runner: LazyRunner) -> Callable[[Any], Measured]:
+    def _call_of(self, worker: Worker, runner: LazyRunner) -> Callable[[Any], Measured] | None:
         """Return the op as a call inside of the task hooks that returns its times too, measured
-        where the op runs."""
+        where the op runs; None: the op is called as it is, and nothing around it."""
         op, executor, kind = self.spec.op, self.spec.executor, self.spec.kind
         call: Callable[[Any], Measured] = functools.partial(self._measure, op)
         if executor is not None:
@@ -444,6 +455,9 @@ class Stage:
             measured = functools.partial(measure_list if is_generator else self._measure, op)
             call = functools.partial(self._calls.make, executor, measured)
         elif self._measure is measure and kind is not OpKind.GENERATOR:
+            is_alone = self._task_limit is None and not self.hooks.of_tasks
+            if is_alone and kind is not OpKind.AGGREGATOR:
+                return None
             call = metered(op)
         call = self._limited(call)
         if kind is OpKind.GENERATOR:
