@@ -319,15 +319,20 @@ class DataLoader(BaseLoader[T_co]):
         skipped = None if stats is None else stats.skipped
         return [] if skipped is None else list(skipped.samples)
 
-    def _report(self) -> Report:
+    def _report(self, earlier: Report | None = None) -> Report:
+        """Return the report on the last epoch; ``earlier``: and on what that one is of."""
         has_samples = self.batch_sampler is not None and not isinstance(
             self.dataset, IterableDataset
         )
         one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
-        order = self._state.position.order
+        order, report = self._state.position.order, self._measured().report()
+        if earlier is not None:
+            from ..observe.verdict.report import joined  # it was brought by the report
+
+            report = joined(earlier, report)
         report = with_remarks_of(
             self.dataset,
-            self._measured().report(),
+            report,
             one_by_one=one_by_one,
             given=None if order is None else order.given,
         )

@@ -7,8 +7,8 @@ By itself, because only who reports or steers needs it, and most epochs end with
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from .gil import could_go_without_gil, has_gil
 from .histogram import bucket_of, percentile
@@ -16,6 +16,8 @@ from .limits import usable_cores
 from .probes import probe_counters, start_probing, stop_probing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from .probes import ProbeCounters
 
 _MIN_SAMPLES = 5  # below this a median means nothing
@@ -53,6 +55,27 @@ class Probes:
     waits."""
     could_go_without_gil: bool = False
     """Whether this is a free-threaded Python that runs with a GIL nevertheless."""
+
+
+_OF_LAST = ("num_cores", "switch_interval", "own_gil", "could_go_without_gil")
+"""The probes that are as they were last; the others are means."""
+
+
+def probes_over(windows: Sequence[Mapping[str, Any]]) -> Probes | None:
+    """Return the readings over several windows, each with its ``seconds`` and its ``probes`` by
+    name; None = there are none."""
+    if not windows:
+        return None
+    values: dict[str, Any] = {}
+    for name in (each.name for each in fields(Probes)):
+        known = [each for each in windows if each["probes"].get(name) is not None]
+        if known and (name in _OF_LAST or len(known) == 1):
+            values[name] = known[-1]["probes"][name]
+        elif known:
+            seconds = sum(each["seconds"] for each in known)
+            weighed = sum(each["probes"][name] * each["seconds"] for each in known)
+            values[name] = weighed / seconds if seconds else 0.0
+    return Probes(**values)
 
 
 def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:

@@ -42,8 +42,8 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
 
 
 def _reported(made: Any) -> str:
-    if made.report is None:
-        return "No epoch took 2 s or more with our loader: there is no report."
+    if made.report is None or made.report.stats.elapsed < 2:
+        return "It has loaded for less than 2 s with our loader: there is no report."
     return f"{made.report}\nEDIT     {_edit(made.site)}"
 
 

@@ -65,7 +65,7 @@ class Made:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.how = ""  # the options of the last loader
-        self.report: Any = None  # of its last epoch that took 2 s or more
+        self.report: Any = None  # on all epochs
         self.num_batches = 0
         # Seconds: the first wait; those in iter() and next(), and between, in all epochs.
         self.first = self.waited = self.stepped = 0.0
@@ -108,11 +108,11 @@ class Made:
         return batch
 
     def keep(self, loader: Any) -> None:
-        """Keep the report of a loader that begins another epoch or ends, if it began the last."""
+        """Keep the report of a loader that begins another epoch or ends, if it began the last, with
+        that of the epochs before."""
         if id(loader) == self._id and not getattr(loader, "_is_torchs", True):
             with suppress(RuntimeError):  # nothing was loaded
-                if (report := OurDataLoader.report(loader)).stats.elapsed >= 2:
-                    self.report = report
+                self.report = OurDataLoader._report(loader, self.report)
 
 
 known: dict[Site, Made] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-_TURNS = ("torch", "ours", "torch", "ours")
+_TURNS = ("torch", "ours", "ours", "torch")  # so that a machine that slows down favours neither
 _TURN = "import pickle, sys; it = pickle.loads(bytes.fromhex(sys.argv[1])); it.run_command(it)"
 
 
@@ -40,6 +40,7 @@ def compare(options: argparse.Namespace) -> int:
     for number, options.loader in enumerate(_TURNS, 1):
         print(f"spdl-torch run: turn {number}: {options.loader}", file=sys.stderr, flush=True)
         found[options.loader].append(_turn(options, number))
+
     print(f"{'':48}{'torch':>20}{'ours':>20}  ours/torch")
     for name in found["torch"][0]:
         with suppress(KeyError):  # not in every turn

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ...engine.statistics import AS_LATER, PipelineStats, StageStats
 from ...machine.histogram import bucket_of
-from ...machine.readings import Probes
+from ...machine.readings import probes_over
 from ..verdict.placement import PLACEMENT_EVENT, Placement
 from ..verdict.report import Report, make_report, with_remarks
 from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from .entries import EventLogEntry
 
 Row: TypeAlias = "Mapping[str, Any]"
-
-_OF_LAST = ("num_cores", "switch_interval", "own_gil", "could_go_without_gil")
-"""The probes that are as they were last; the others are means."""
 
 _LATEST = 1e11  # seconds since 1970: the year 5138
 
@@ -164,7 +161,7 @@ class StoredRun:
                 _add(totals, json.loads(each["totals"]))
             stats = PipelineStats.from_dict(totals)
             passes = [each["details"] for each in own if each["details"] is not None]
-            probes, pooled = _probes_of(passes), tuple(passes[-1]["pooled"])
+            probes, pooled = probes_over(passes), tuple(passes[-1]["pooled"])
         else:
             stats, pooled = self._stats_of_windows(pipeline), ()
             passes = []
@@ -172,7 +169,7 @@ class StoredRun:
                 if passes and not each["begins"]:
                     passes.pop()
                 passes.append({"seconds": each["elapsed"], "probes": each})
-            probes = _probes_of(passes)
+            probes = probes_over(passes)
         remarks = _remarks_on_skipped(events, stats)
         if missing := self.facts["num_dropped"]:
             remarks += (f"entries of this run that were not written to the file: {missing}.",)
@@ -264,22 +261,6 @@ def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole[key] = value
         else:
             whole[key] = whole.get(key, 0) + value
-
-
-def _probes_of(passes: Sequence[Mapping[str, Any]]) -> Probes | None:
-    """Return the probes over all passes of a pipeline; None = none were logged."""
-    if not passes:
-        return None
-    values: dict[str, Any] = {}
-    for name in (each.name for each in fields(Probes)):
-        known = [each for each in passes if each["probes"].get(name) is not None]
-        if known and (name in _OF_LAST or len(known) == 1):
-            values[name] = known[-1]["probes"][name]
-        elif known:
-            seconds = sum(each["seconds"] for each in known)
-            weighed = sum(each["probes"][name] * each["seconds"] for each in known)
-            values[name] = weighed / seconds if seconds else 0.0
-    return Probes(**values)
 
 
 def _placements_of(events: Iterable[EventLogEntry]) -> tuple[Placement, ...]:

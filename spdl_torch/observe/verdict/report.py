@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ...engine.statistics import PipelineStats
-from ...machine.readings import Probes
+from ...machine.readings import Probes, probes_over
 from ...shown_text import percent, printable, shown_seconds, wrapped
 from ..page.page import Part, html_of, write_page
 from .causes import Cause, Reading, is_too_short
@@ -282,6 +282,24 @@ def make_report(
     probes = probes or Probes()
     verdict = judge(stats, probes, pooled=pooled)
     return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
+
+
+def joined(earlier: Report, later: Report) -> Report:
+    """Return the findings of two windows of a loader together; the remarks are the later one's,
+    and so is all of it where the stages are others."""
+    windows = earlier, later
+    if len({tuple(stage.name for stage in each.stats.stages) for each in windows}) > 1:
+        return later
+    probes = probes_over(
+        [{"seconds": each.stats.elapsed, "probes": asdict(each.probes)} for each in windows]
+    )
+    both = make_report(earlier.stats + later.stats, probes, pooled=later.pooled)
+    # What was found in a window is found again in both.
+    found = judge(later.stats, later.probes, pooled=later.pooled).remarks
+    remarks = [each for each in later.verdict.remarks if each not in found]
+    placements = list(earlier.placements)
+    placements += [each for each in later.placements if not each.is_as(earlier.placement)]
+    return replace(with_remarks(both, *remarks), placements=tuple(placements))
 
 
 def with_remarks(report: Report, *remarks: str) -> Report:
