@@ -231,8 +231,8 @@ class StageStats(Totals):
         return QueuePerfStats(
             elapsed=self.queue_ns / 1e9,
             num_items=self.num_items,
-            ave_put_time=_mean_seconds(self.put_ns, self.num_puts),
-            ave_get_time=_mean_seconds(self.get_ns, self.num_gets),
+            ave_put_time=self._mean_wait(self.put_ns, self.num_puts),
+            ave_get_time=self._mean_wait(self.get_ns, self.num_gets),
             occupancy_rate=_share(self.held_ns, self.queue_ns),
             p90_put_time=percentile(self.puts, 0.90, puts_at_once) / 1e9,
             p99_put_time=percentile(self.puts, 0.99, puts_at_once) / 1e9,
@@ -241,6 +241,12 @@ class StageStats(Totals):
             put_wait_time=self.put_ns / 1e9,
             get_wait_time=self.get_ns / 1e9,
         )
+
+    def _mean_wait(self, wait_ns: int, count: int) -> float:
+        # Waits that go on from one interval into the next were counted in the first. No wait is
+        # longer than the interval: there were at least so many.
+        least = round(wait_ns / self.queue_ns) if self.queue_ns else 0
+        return _mean_seconds(wait_ns, max(count, least, wait_ns > 0))
 
     @property
     def thread_time(self) -> float:

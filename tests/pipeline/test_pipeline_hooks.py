@@ -540,6 +540,25 @@ def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
     source.released.set()
 
 
+def test_wait_that_was_open_for_a_whole_interval_is_in_its_mean(clock):
+    """It was counted when it began; a report on the interval says what a queue's callback does."""
+    source = BlockedSource()
+    p = pipeline_of(source, same)
+    get = in_thread(p.get_item)
+    assert source.blocked.wait(PATIENCE_SECONDS)
+    queue = run_of(p).outlet
+    until(lambda: queue.counters().get_wait[1] == 1)
+    clock.advance(3_000)
+    before, counted = p.snapshot(), queue.counters()
+    clock.advance(5_000)
+    stats = p.snapshot().since(before).stages[0].queue
+    assert stats.ave_get_time == pytest.approx(5_000e-9)
+    assert stats == queue_stats(queue.counters().since(counted))
+    p.stop()
+    assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+    source.released.set()
+
+
 @pytest.mark.parametrize("end", ["data", "stop", "failure"])
 def test_figures_of_a_run_that_is_over_stay(clock, end):
     """Time that passes after the end, or after a stop, changes no figure of the report."""
