@@ -31,7 +31,7 @@ from .checkpoint.resume_state import (
 from .checkpoint.user_state import WorkerState
 from .error_notes import add_thread_note
 from .fetching.bad_samples import SkippedSamples, Tolerance, Tries
-from .fetching.batch import BatchRecipe
+from .fetching.batch_maker import BatchRecipe
 from .rng.keys import StreamKey, epoch_seed
 from .sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
 

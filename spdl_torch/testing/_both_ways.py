@@ -20,8 +20,7 @@ from torch.utils.data import IterableDataset
 from ..loader.backends.dataset_copies import own_copy
 from ..loader.backends.worker_info import acting_as_worker, rebound
 from ..loader.dataloader import DataLoader
-from ..loader.fetching.batch import BatchRecipe
-from ..loader.fetching.batch_maker import BatchMaker
+from ..loader.fetching.batch_maker import BatchMaker, BatchRecipe
 from ..loader.fetching.items import EndOfIterable
 from ..loader.rng.keys import StreamKey, epoch_seed
 from ..loader.rng.owned import OwnedGenerators

@@ -15,8 +15,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from spdl_torch.loader.fetching.rows import row_reader
-from spdl_torch.loader.fetching.samples import is_read_at_once
+from spdl_torch.loader.fetching.samples import has_rows, is_read_at_once
 from spdl_torch.loader.stats.remarks import with_remarks_of
 from spdl_torch.observe.verdict.report import make_report
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
@@ -74,7 +73,7 @@ def test_batches_equal_torchs(names, indices, subset, workers, rng):
     data = TensorDataset(*(TENSORS[name] for name in names))
     if subset is not None:
         data = Subset(data, subset)
-    assert row_reader(data, default_collate) is not None
+    assert has_rows(data, default_collate)
     ours = DataLoader(data, batch_sampler=indices, rng=rng, **workers)
     assert events_of(ours) == events_of(torch_loader(data, batch_sampler=indices))
 
@@ -150,7 +149,7 @@ class TakesRows(Dataset):
 def test_method_of_the_users_is_called(monkeypatch):
     """However simple it is, for every sample, as the class has it at that moment."""
     data = TakesRows()
-    assert row_reader(data, default_collate) is None
+    assert not has_rows(data, default_collate)
     loader = DataLoader(data, batch_size=4)
     assert events_of(loader) == events_of(torch_loader(data, batch_size=4))
     monkeypatch.setattr(TakesRows, "__getitem__", lambda self, index: self.asked.append(index) or 0)
@@ -186,13 +185,13 @@ class Rows(Dataset):
 )
 def test_only_plain_tensors_are_read_at_once(data):
     """Everything else goes torch's way, where gradients, subclasses and layouts survive."""
-    assert row_reader(data, default_collate) is None
+    assert not has_rows(data, default_collate)
 
 
 def test_users_own_collation_is_asked():
     """A collate function of the user's, or one added to torch's, sees the rows."""
     data = TensorDataset(TENSORS["labels"])
-    assert row_reader(data, list) is None
+    assert not has_rows(data, list)
     before = default_collate_fn_map[torch.Tensor]
     default_collate_fn_map[torch.Tensor] = lambda batch, *, collate_fn_map: sum(batch)
     try:

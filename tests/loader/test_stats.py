@@ -22,7 +22,7 @@ from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.backends.processes.process import start_child
 from spdl_torch.loader.fetching import timing as timing_module
-from spdl_torch.loader.fetching.timing import timed, timed_sample
+from spdl_torch.loader.fetching.timing import LONG_SAMPLES, timed
 from spdl_torch.loader.stats.stats import CrewStats
 from spdl_torch.machine import probes
 from spdl_torch.machine.histogram import Histogram, percentile
@@ -429,7 +429,7 @@ def as_timed(call):
 def as_sample(call):
     """Time it as one of many samples."""
     cell = TaskCell()
-    return cell, partial(timed_sample, cell, call)
+    return cell, partial(timed, cell, call, recorded_from=LONG_SAMPLES)
 
 
 def as_op(call):

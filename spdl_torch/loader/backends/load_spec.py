@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..fetching.rows import row_reader
-from ..fetching.samples import takes_batches
+from ..fetching.samples import is_read_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..fetching.batch import BatchRecipe
+    from ..fetching.batch_maker import BatchRecipe
     from ..fetching.collating import Memory
 
 
@@ -58,10 +57,10 @@ class LoadSpec(NamedTuple):
     @property
     def shares_jobs(self) -> bool:
         """Whether several threads can work on one batch."""
-        dataset, collate_fn = self.recipe.dataset, self.recipe.collate_fn
-        if not self.recipe.auto_collation or self.has_turns or takes_batches(dataset):
+        recipe = self.recipe
+        if not recipe.auto_collation or self.has_turns:
             return False
-        return row_reader(dataset, collate_fn) is None
+        return not is_read_at_once(recipe.dataset, recipe.collate_fn)
 
     @property
     def has_turns(self) -> bool:

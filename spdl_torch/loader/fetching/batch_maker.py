@@ -5,25 +5,83 @@ Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data import IterableDataset
 
 from ...io._storage import batch_room
 from ..error_notes import describe_batch
-from .bad_samples import MISSING, NoGoodSample, Tries
-from .batch import Batch
+from .bad_samples import MISSING, BadSample, NoGoodSample, Tries
 from .collating import Collating
 from .items import Items, SingleItems
-from .rows import row_reader
 from .samples import Rows, Samples, samples_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...engine.counters import TaskCell
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams
-    from .bad_samples import BadSample
-    from .batch import BatchRecipe
+    from .bad_samples import Tolerance
     from .collating import Memory
+
+
+class BatchRecipe(NamedTuple):
+    """The dataset of a loader and how its samples become batches; a worker has a copy of it with
+    its own dataset and functions."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    auto_collation: bool
+    drop_last: bool
+    tolerance: Tolerance | None = None
+    """The treatment of samples that fail; None = the batch fails with them."""
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset gives its samples itself, without indices."""
+        return isinstance(self.dataset, IterableDataset)
+
+
+class Batch:
+    """The current batch of one thread, reused for every batch.
+
+    streams: the thread's; None = draws are left as they are.
+    key: the epoch's, from which every stream follows.
+    tolerance: None = an error of a sample is an error of its batch.
+    """
+
+    __slots__ = ("bad", "first", "key", "streams", "tolerance")
+
+    def __init__(
+        self, streams: SampleStreams | None, key: StreamKey | None, tolerance: Tolerance | None
+    ) -> None:
+        self.streams = None if key is None else streams
+        self.key = key
+        self.tolerance = tolerance
+        self.first = 0
+        """The position in the epoch of the batch's first sample."""
+        self.bad: list[BadSample] = []
+
+    def begin_again_at(self, place: int) -> None:
+        """Restart every stream, as if no sample had drawn; the sample at ``place`` is next."""
+        if self.streams is not None and self.key is not None:
+            self.streams.begin(self.key, self.first)
+            self.streams.at(place)
+
+    def at(self, place: int) -> None:
+        """Go to the stream of the sample at ``place`` of the batch."""
+        if self.streams is not None:
+            self.streams.at(place)
+
+    def note_bad(self, place: int, key: Any, error: Exception) -> None:
+        """Keep an error that is tolerated."""
+        self.bad.append(BadSample(place, key, error))
+
+    def forget_bad(self) -> None:
+        """Let go of the errors, which may refer to the frames of the training loop."""
+        self.bad = []
 
 
 class BatchMaker:
@@ -64,9 +122,8 @@ class BatchMaker:
                 drop_last=recipe.drop_last,
             )
         else:
-            reader = row_reader(dataset, collate_fn) if auto_collation else None
             self._samples = samples_of(
-                dataset, batch, fetch_cell, auto_collation=auto_collation, reader=reader
+                dataset, batch, fetch_cell, auto_collation=auto_collation, collate_fn=collate_fn
             )
             self.sample_at = self._samples.fetch_at
             """Returns a sample of a batch that several threads make, as ``Samples.fetch_at``: the

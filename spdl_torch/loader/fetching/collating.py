@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...engine.counters import TaskCell
-    from .batch import Batch
+    from .batch_maker import Batch
 
 LARGE_BYTES = 64 * 1024
 

@@ -12,13 +12,13 @@ from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_sta
 from ..error_notes import add_thread_note
 from .bad_samples import too_many_in_a_row
 from .samples import items_into
-from .timing import END, timed, timed_sample
+from .timing import END, LONG_SAMPLES, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...engine.counters import TaskCell
-    from .batch import Batch
+    from .batch_maker import Batch
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -210,7 +210,7 @@ class Items:
         if self._ended:
             raise EndOfIterable
         try:
-            item = timed_sample(self._cell, next, self._iterator, END)
+            item = timed(self._cell, next, self._iterator, END, recorded_from=LONG_SAMPLES)
         except BaseException as error:
             if isinstance(error, Exception):  # as in _take
                 self.num_taken += 1

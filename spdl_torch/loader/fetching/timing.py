@@ -25,9 +25,9 @@ END = object()
 _LONG_PARTS = 5
 """The factor by which a part of a batch has to take longer than a batch to be recorded: the records
 of a batch of 0.1 ms and its two parts would take 1.5 % of it (measured)."""
-_LONG_SAMPLES = 100
-"""The factor by which a sample has to take longer than a batch to be recorded: from 10 ms on, or
-always at item level."""
+LONG_SAMPLES = 100
+"""The factor by which a sample of many has to take longer than a batch to be recorded: from 10 ms
+on, or always at item level."""
 
 
 def timed(
@@ -36,11 +36,12 @@ def timed(
     *args: Any,
     tasks: int = 1,
     into: Sized | None = None,
+    recorded_from: int = _LONG_PARTS,
 ) -> Any:
     """Return ``call(*args)``, and count its wall and CPU time on this thread in ``cell``.
 
     tasks: the number of tasks that the call counts for. ``into``: an empty list that it fills; each
-    entry counts as a task, also those before an error.
+    entry counts as a task, also those before an error. ``recorded_from``: the factor.
     """
     if cell is None:
         return call(*args)
@@ -50,36 +51,10 @@ def timed(
     try:
         result = call(*args)
     except BaseException:
-        _count_failure(cell, wall)
+        took_ns = (now := perf_counter_ns()) - wall
+        is_unclocked = took_ns < LONG_NS and clock.num_unclocked
+        cell.add_failure(took_ns, -1 if is_unclocked else clock.cpu_of(wall, now))
         cell.num_tasks += 0 if into is None else len(into)
-        raise
-    now = perf_counter_ns()
-    took_ns = now - wall
-    if took_ns < LONG_NS and clock.num_unclocked:
-        clock.num_unclocked -= 1
-    else:
-        cpu = clock.cpu_of(wall, now)
-    if into is not None:
-        tasks = len(into)
-    if tasks:
-        cell.add_many(tasks, took_ns, cpu)
-    ring = cell.ring
-    if ring is not None and took_ns >= ring.shortest_ns * _LONG_PARTS:
-        ring.add_part(cell.part, wall, now, cpu)
-    return result
-
-
-def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) -> Any:
-    """Return ``call(*args)`` like :func:`timed`, at less cost, for one sample of many."""
-    if cell is None:
-        return call(*args)
-    clock, cpu, wall = cell.clock, -1, perf_counter_ns()
-    if clock.num_unclocked < 1 or wall >= clock.due_ns:
-        wall = clock.read()
-    try:
-        result = call(*args)
-    except BaseException:
-        _count_failure(cell, wall)
         raise
     if result is END:
         return result
@@ -89,18 +64,16 @@ def timed_sample(cell: TaskCell | None, call: Callable[..., Any], *args: Any) ->
         clock.num_unclocked -= 1
     else:
         cpu = clock.cpu_of(wall, now)
-    cell.add(took_ns, cpu)
+    if into is not None:
+        tasks = len(into)
+    if tasks == 1:
+        cell.add(took_ns, cpu)
+    elif tasks:
+        cell.add_many(tasks, took_ns, cpu)
     ring = cell.ring
-    if ring is not None and took_ns >= ring.shortest_ns * _LONG_SAMPLES:
+    if ring is not None and took_ns >= ring.shortest_ns * recorded_from:
         ring.add_part(cell.part, wall, now, cpu)
     return result
-
-
-def _count_failure(cell: TaskCell, wall: int) -> None:
-    """Count a call that began then and has failed."""
-    now = perf_counter_ns()
-    is_unclocked = now - wall < LONG_NS and cell.clock.num_unclocked
-    cell.add_failure(now - wall, -1 if is_unclocked else cell.clock.cpu_of(wall, now))
 
 
 def record_parts(ring: Ring, **cells: TaskCell | None) -> None:
