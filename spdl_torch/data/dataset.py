@@ -21,6 +21,7 @@ from ..loader.backends.device import AHEAD, check_device, most_pieces
 from ..loader.checkpoint.lightning_states import follow_trainer
 from ..loader.fetching.collating import collate_into, is_torchs_collate
 from ..loader.sampling.parts import OwnRank, check_tail, length_of_shard, padding_of_shard
+from ..loader.stats.counts import DatasetCounts, dataset_stats
 from ..loader.stats.remarks import with_remarks_of
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from ..pipeline.pipeline import Pipeline
@@ -222,7 +223,7 @@ class PipelineDataset(IterableDataset[T_co]):
         Raises: RuntimeError: this object has loaded nothing yet. A DataLoader's workers have
             copies of it, with their own statistics.
         """
-        return self.report().stats if self._pass is None else self._pass.pipeline.snapshot()
+        return self.report().stats if self._pass is None else self._pass.snapshot()
 
     def report(self) -> Report:
         """Return what holds training back in the running pass or, between passes, did in the last
@@ -452,11 +453,19 @@ class _Pass:
     def __init__(self, pipeline: Pipeline[Any], recorder: FlightRecorder, source: Any) -> None:
         self.pipeline = pipeline
         self._source = source
+        self._counts = DatasetCounts(source)
         self.recorder = recorder
         self.is_failure_raised = False
 
+    def snapshot(self) -> PipelineStats:
+        data = dataset_stats(self._source, self._counts.now(), None)
+        return replace(self.pipeline.snapshot(), data=data)
+
     def report(self) -> Report:
-        return with_remarks_of(self._source, self.pipeline.report(), one_by_one=False)
+        from ..observe.verdict.report import make_report  # only for who asks
+
+        report = make_report(self.snapshot(), self.pipeline.report().probes)
+        return with_remarks_of(self._source, report, one_by_one=False)
 
 
 class _Ended:

@@ -98,15 +98,11 @@ class ShardCopies:
         found, awaited, num_bytes, wait_ms = self.counts().values()
         if not found + awaited:
             return ()
-        line = (
+        waited = f", and reading waited {wait_ms / 1000:.2g} s for that"
+        return (
             f"Of the {found + awaited} times that this process opened a shard in {self.folder}, it "
             f"was there {found} times. {num_bytes / 1e6:.3g} MB were downloaded"
-        )
-        if wait_ms < _VISIBLE_SECONDS * 1000:
-            return (f"{line}.",)
-        return (
-            f"{line}, and reading waited {wait_ms / 1000:.2g} s for that: more shards come at once "
-            "with a larger ahead=, and stay for the next epoch where max_bytes= has room for them.",
+            f"{waited if wait_ms >= _VISIBLE_SECONDS * 1000 else ''}.",
         )
 
     def _count(self, *numbers: int) -> None:

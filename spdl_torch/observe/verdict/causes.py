@@ -34,6 +34,7 @@ class Cause(enum.Enum):
     GIL = "gil"  # threads wait for the interpreter's lock
     CPU = "cpu"  # threads wait for a core
     IO = "io"  # the op waits: storage, network, another process
+    DOWNLOAD = "download"  # the op, or the source, waits for shards that are not there yet
     THREADS = "threads"  # the op computes, and there are cores for more of it
     UNKNOWN = "unknown"  # busy, for a reason that the probes cannot see
     SHORT = "short"  # the window is too short to say
@@ -63,7 +64,8 @@ BUSY = 0.5
 _IDLE = 0.1
 """The share of busy time below which a stage has no part in what its workers wait for."""
 _MOSTLY = 0.5
-"""The share of the waits from which the sampler, or the loader itself, is named for them."""
+"""The share of the waits from which the sampler, the loader itself or downloads of shards are named
+for them."""
 _MANY_ITEMS = 1000
 _HANDED_OVER_SECONDS = 5e-4
 """The mean wait up to which waking the threads that hand an item over may be all of it: 0.03 to
@@ -360,6 +362,14 @@ class Reading:
         knows_gil = load.threads == 1 or not self.lacks_gil_probe
         is_known = probes.run_delay_ratio is not None and load.helpers is not None and knows_gil
         return load.is_timed and load.waits and is_known
+
+    @property
+    def waits_for_shards(self) -> bool:
+        """Whether most of the time of its ops, or of a pipeline's source, are waits for shards that
+        are to be kept in a folder and are not there yet."""
+        threads = 1.0 if self.waits_for_source else self.load.threads * self.load.busy
+        waited = self.stats.data.get("shards/wait_ms", 0) / 1e3
+        return waited > 0 and waited >= _MOSTLY * threads * self.stats.elapsed
 
     @property
     def computes(self) -> bool:

@@ -115,6 +115,10 @@ def _is_crew_without_core(r: Reading) -> bool:
 
 _LOOK = "Read the notes, and the first errors in the log of spdl_torch."
 _NOT_BOUND = "Training is not input-bound: it waits for data {waits} of the time"
+_MORE_AHEAD = (
+    "Bring more shards at once with a larger ahead=, and give max_bytes= room for all of them: the "
+    "next epoch then reads them from the disk."
+)
 _NO_STAGE = "no stage is short of {crew}; "
 
 RULES = (
@@ -157,6 +161,8 @@ RULES = (
          "Leave stats=False out, and look again.", without_start),
     Rule(Cause.START, lambda r: not r.stages, f"{_NO_STAGE}the wait is the start of the pass",
          "Use longer epochs{or_persistent}.", without_start),
+    Rule(Cause.DOWNLOAD, lambda r: r.waits_for_source and r.waits_for_shards,
+         "the source waits for shards to be downloaded", _MORE_AHEAD),
     Rule(Cause.SOURCE, lambda r: r.waits_for_source,
          "the source is the bottleneck; every stage waits for it",
          "Make the source cheaper: let it yield paths or indices, and read in a stage.",
@@ -192,6 +198,8 @@ RULES = (
     Rule(Cause.CPU, lambda r: r.is_short_of_cores, ", and its {crew} wait for a core", of="stage"),
     Rule(Cause.UNKNOWN, lambda r: r.may_wait_for_gil, ", and its {crew} may wait for the GIL",
          of="stage"),
+    Rule(Cause.DOWNLOAD, lambda r: r.waits_for_storage and r.waits_for_shards,
+         ", and it waits for shards to be downloaded", _MORE_AHEAD, of="stage"),
     Rule(Cause.IO, lambda r: r.waits_for_storage, ", and it waits for storage or a network",
          of="stage"),
     Rule(Cause.UNKNOWN, lambda r: r.load.waits, ", and it waits; for what was not measured",
@@ -222,9 +230,10 @@ def judge(
     finding = rule.why.format_map(words)
     if rule.of == "stage":
         finding = f"stage {words['stage']} is the bottleneck{finding}"
-        advice = advise(reading, rule.cause)
-    else:
+    if rule.action:
         advice = Advice(rule.action.format_map(words), rule.gain(reading))
+    else:
+        advice = advise(reading, rule.cause)
     if rule.of != "window":
         level = "HIGHLY" if reading.waits >= _HIGHLY_INPUT_BOUND else "moderately"
         nothing = "Nothing was delivered. " * (reading.num_delivered == 0)
