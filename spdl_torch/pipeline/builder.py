@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ..engine.definition import (
@@ -192,3 +193,9 @@ def build_pipeline(pipeline_cfg: PipelineSpec[S], /, **options: Any) -> Pipeline
     """Return a pipeline that runs a definition; arguments as of ``PipelineBuilder.build``."""
     builder: PipelineBuilder[Any, S] = PipelineBuilder.from_config(pipeline_cfg)
     return builder.build(**options)
+
+
+# One list of the options: help() and editors find it here, too.
+_of_build = list(inspect.signature(PipelineBuilder.build).parameters.values())[1:]
+_of_this = list(inspect.signature(build_pipeline).parameters.values())[:1]
+vars(build_pipeline)["__signature__"] = inspect.Signature([*_of_this, *_of_build])
