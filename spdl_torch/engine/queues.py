@@ -91,14 +91,13 @@ def queue_maker(
     queue_class: called as ``queue_class(info, buffer_size=n)``; ``interval=`` is passed too where
         one was given to ``build``, the class takes it and a partial has none of its own.
     """
-    if queue_class is None:
-        return functools.partial(_default_queue, interval)
-    options = {"interval": interval} if interval and _takes_interval(queue_class) else {}
+    make_queue = queue_class or StatsQueue
+    options = {"interval": interval} if interval and _takes_interval(make_queue) else {}
     checked: set[type] = set()
 
     def make(info: StageInfo, buffer_size: int) -> StatsQueue:
         try:
-            queue = queue_class(info, buffer_size=buffer_size, **options)
+            queue = make_queue(info, buffer_size=buffer_size, **options)
         except Exception as error:
             attach_note(error, f"build: raised by queue_class({info}, buffer_size={buffer_size})")
             raise
@@ -108,10 +107,6 @@ def queue_maker(
         return queue
 
     return make
-
-
-def _default_queue(interval: float | None, info: StageInfo, buffer_size: int) -> StatsQueue:
-    return StatsQueue(info, buffer_size, interval)
 
 
 def _takes_interval(queue_class: Callable[..., Any]) -> bool:

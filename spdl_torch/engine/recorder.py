@@ -62,11 +62,14 @@ class FlightRecorder:
         self._owner: weakref.ref[Any] | None = None
         self._clock = TwoClocks.now()
         self._rows: list[tuple[str, int, int, Role, Ring]] = []
-        self._queues: list[QueueTrack] = []
+        self._queues: dict[int, QueueTrack] = {}
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
         self._complete: Callable[[Timeline], Timeline] | None = None
-        _register(self)
+        with _process.lock:
+            _process.live.add(self)
+            for session in _process.sessions:
+                session.recorders.append(self)
 
     # Called by the run, on its threads:
 
@@ -88,7 +91,7 @@ class FlightRecorder:
 
     def add_queue(self, stage_number: int, name: str, capacity: int) -> None:
         """Note the queue after the stage at ``stage_number``."""
-        self._queues = sorted((*self._queues, QueueTrack(stage_number, name, capacity)))
+        self._queues[stage_number] = QueueTrack(stage_number, name, capacity)
 
     def completed_by(self, complete: Callable[[Timeline], Timeline]) -> None:
         """Note what adds to a timeline the rows of other processes."""
@@ -102,10 +105,7 @@ class FlightRecorder:
 
     def set_capacity(self, stage_number: int, capacity: int) -> None:
         """Note that the queue after that stage holds more items from now on."""
-        self._queues = [
-            q._replace(capacity=capacity) if q.stage_number == stage_number else q
-            for q in self._queues
-        ]
+        self._queues[stage_number] = self._queues[stage_number]._replace(capacity=capacity)
 
     def finish(self) -> None:
         """Let go of everything of an ended run except the rings."""
@@ -158,7 +158,7 @@ class FlightRecorder:
         rows = [read_row(*row) for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
             rows = with_outputs(rows, stage_number, *progress())
-        instants = self._all_instants()
+        instants = (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]
             instants = tuple(instant for instant in instants if instant.time_ns >= since_ns)
@@ -167,13 +167,10 @@ class FlightRecorder:
             self.number,
             self._clock,
             tuple(sorted(rows, key=lambda row: (row.stage_number, row.replica))),
-            tuple(self._queues),
+            tuple(sorted(self._queues.values())),
             instants,
         )
         return timeline if self._complete is None else self._complete(timeline)
-
-    def _all_instants(self) -> tuple[Instant, ...]:
-        return (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
 
     def _add_row(
         self, kind: type[_AnyRing], stage: str, stage_number: int, replica: int, role: Role
@@ -240,13 +237,6 @@ def live_recorders() -> list[FlightRecorder]:
     """Return the recorders of all runs that somebody still holds."""
     with _process.lock:
         return sorted(_process.live.now(), key=lambda recorder: recorder.number)
-
-
-def _register(recorder: FlightRecorder) -> None:
-    with _process.lock:
-        _process.live.add(recorder)
-        for session in _process.sessions:
-            session.recorders.append(recorder)
 
 
 _collections: deque[tuple[int, int, int]] = deque(maxlen=_MOST_INSTANTS)

@@ -373,22 +373,29 @@ class Stage:
         if self.spec.kind is OpKind.AGGREGATE:
             return self._lists(worker).__next__
         if self.spec.kind is OpKind.AGGREGATOR:
-            return self._with_ends().__next__
+            return self._items(worker, with_ends=True).__next__
         if self._run.spec.src.continuous or self._run.is_adjustable:
             return self._items(worker).__next__
         return self.inlet.get_numbered
 
-    def _items(self, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """Yield items while the worker is wanted, and pass the ends of epochs on."""
-        get = self.inlet.get_numbered
+    def _items(self, worker: Worker, *, with_ends: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield items while the worker is wanted, and pass the ends of epochs on. ``with_ends``:
+        yield a mark at these, and at the end of the data."""
+        get, number = self.inlet.get_numbered, 0
         while True:
             if worker.number >= self.concurrency:
                 self._park(worker)
-            number, item = get()
-            if type(item) is Mark:
-                self._pass_mark(number)
-            else:
+            try:
+                number, item = get()
+            except EndOfChannel:
+                if with_ends:
+                    yield number, EPOCH_END
+                return
+            is_end = type(item) is Mark
+            if with_ends or not is_end:
                 yield number, item
+            if is_end:
+                self._pass_mark(number)
             item = None  # else it would stay alive while this thread waits
 
     def _park(self, worker: Worker) -> None:
@@ -410,7 +417,7 @@ class Stage:
         """Yield lists of ``batch_size`` items; a shorter one at the end of an epoch."""
         size = self.spec.batch_size
         group: list[Any] = []
-        for number, item in self._with_ends():
+        for number, item in self._items(worker, with_ends=True):
             is_end = type(item) is Mark
             if not is_end:
                 group.append(item)
@@ -421,20 +428,6 @@ class Stage:
             if group and (is_end or len(group) == size):
                 yield number, group
                 group = []
-
-    def _with_ends(self) -> Iterator[tuple[int, Any]]:
-        """Yield all items, and a mark at the end of an epoch and at that of the data."""
-        get, number = self.inlet.get_numbered, 0
-        while True:
-            try:
-                number, item = get()
-            except EndOfChannel:
-                yield number, EPOCH_END
-                return
-            yield number, item
-            if type(item) is Mark:
-                self._pass_mark(number)
-            item = None  # else it would stay alive while this thread waits
 
     def _pass_mark(self, number: int) -> None:
         """Pass the end of an epoch on, behind all of its items."""

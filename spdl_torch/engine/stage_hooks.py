@@ -50,19 +50,16 @@ def _check_method(hook: Any, name: str, stage: str) -> None:
             f"build: a hook of stage {stage!r}, a {type(hook).__name__}, has no {name}. Derive it "
             "from TaskHook."
         )
-    if inspect.isgeneratorfunction(method):
-        raise _lacking(hook, name, stage, "a generator", "contextmanager")
-    if inspect.isasyncgenfunction(method):
-        raise _lacking(hook, name, stage, "an async generator", "asynccontextmanager")
-    if inspect.iscoroutinefunction(method):
-        raise _lacking(hook, name, stage, "a coroutine", "asynccontextmanager")
-
-
-def _lacking(hook: object, name: str, stage: str, made: str, decorator: str) -> TypeError:
-    return BadHookError(
-        f"stage {stage!r}: {type(hook).__name__}.{name} must return a context manager, and it "
-        f"makes {made}. Decorate it with contextlib.{decorator}."
-    )
+    for is_made, made, decorator in (
+        (inspect.isgeneratorfunction, "a generator", "contextmanager"),
+        (inspect.isasyncgenfunction, "an async generator", "asynccontextmanager"),
+        (inspect.iscoroutinefunction, "a coroutine", "asynccontextmanager"),
+    ):
+        if is_made(method):
+            raise BadHookError(
+                f"stage {stage!r}: {type(hook).__name__}.{name} must return a context manager, and "
+                f"it makes {made}. Decorate it with contextlib.{decorator}."
+            )
 
 
 def bad_hook(hook: object, name: str, stage: str, error: NotAContextError) -> BadHookError:

@@ -138,7 +138,8 @@ class Pipeline(Generic[T]):
         """
         from ..observe.verdict.report import make_report  # only for who asks
 
-        self._check_begun()
+        if self._run.state is RunState.NEW:
+            raise RuntimeError("Pipeline: there are no figures, nothing was loaded yet.")
         return make_report(self.snapshot(), self._run.probes())
 
     def profile(self) -> Profile:
@@ -148,10 +149,6 @@ class Pipeline(Generic[T]):
         from ..observe.trace.tracing import profile_of_run
 
         return profile_of_run(self.report(), self.timeline(), None)
-
-    def _check_begun(self) -> None:
-        if self._run.state is RunState.NEW:
-            raise RuntimeError("Pipeline: there are no figures, nothing was loaded yet.")
 
     def timeline(self) -> Timeline:
         """Return what every thread did in the last seconds; see ``observe.trace.tracing``."""

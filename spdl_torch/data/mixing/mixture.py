@@ -175,11 +175,10 @@ class Mixture(Dataset[T_co]):
         """
         first = epoch * self._length
         now, ever = (
-            ", ".join(f"{name} {count}" for name, count in counts.items())
-            for counts in (
-                self.counts(first + num_samples, first),
-                self.counts(first + num_samples),
+            ", ".join(
+                f"{name} {count}" for name, count in self.counts(first + num_samples, start).items()
             )
+            for start in (first, 0)
         )
         return (f"Samples given in epoch {epoch}: {now}. In all epochs: {ever}.",)
 
