@@ -236,13 +236,16 @@ def test_waits_of_laps_add_up_when_one_was_read_late(tmp_path):
 
 
 def test_stage_is_one_when_its_concurrency_changes(tmp_path):
-    """Its name as logged has the concurrency in it; its time counts with that of each lap."""
+    """Its name as logged has the concurrency in it; its time counts with that of each lap, and the
+    probes of each pass with its time."""
     write(
         tmp_path / "s.db",
-        *entries_of(reading(concurrency=2), timestamp=10.0),
-        *entries_of(reading(concurrency=6), timestamp=20.0),
+        *entries_of(reading(concurrency=2, gil=0.001), timestamp=10.0),
+        *entries_of(reading(concurrency=6, gil=0.005, elapsed=30.0), timestamp=20.0),
     )
-    (stage,) = report_of_file(tmp_path / "s.db").stats.stages
+    report = report_of_file(tmp_path / "s.db")
+    assert report.probes.gil_seconds == pytest.approx(0.004)
+    (stage,) = report.stats.stages
     assert (stage.concurrency, stage.tasks.num_tasks, stage.num_dropped) == (6, 200, 14)
     assert stage.busy_ratio == pytest.approx(0.9)
 

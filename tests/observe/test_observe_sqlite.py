@@ -172,12 +172,25 @@ def locked(path):
         connection.execute("ROLLBACK")
 
 
-def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkeypatch, caplog):
+@contextmanager
+def broken(path):
+    """It fails in the middle of a transaction, as on a disk that is full."""
+    trigger = "BEFORE INSERT ON task_window BEGIN INSERT INTO gone VALUES (1); END"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"CREATE TRIGGER broken {trigger}")
+        yield
+        connection.execute("DROP TRIGGER broken")
+
+
+@pytest.mark.parametrize("obstacle", [locked, broken])
+def test_entries_wait_in_memory_when_the_file_cannot_be_written(
+    tmp_path, monkeypatch, caplog, obstacle
+):
     """Told once, and written when it can be."""
     monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
     entries = queue.SimpleQueue()
     with SQLiteStatsWriter(tmp_path / "s.db", entries, flush_interval=0.001) as writer:
-        with locked(tmp_path / "s.db"):
+        with obstacle(tmp_path / "s.db"):
             writer.log(task_entry(1.0))
             until(lambda: "cannot be written" in caplog.text)
             entries.put(task_entry(2.0))
@@ -185,6 +198,16 @@ def test_entries_wait_in_memory_when_the_file_cannot_be_written(tmp_path, monkey
         until(lambda: len(query_task_stats(tmp_path / "s.db")) == 2)
     assert caplog.text.count("cannot be written") == 1
     assert writer.num_dropped == 0
+
+
+def test_entries_that_wait_at_the_end_are_counted(tmp_path, caplog):
+    """They are lost, as those that found no room."""
+    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    writer.log(task_entry())
+    with broken(tmp_path / "s.db"):
+        writer.shutdown()
+    assert "1 entries were not written" in caplog.text
+    assert rows(tmp_path / "s.db", "SELECT num_dropped FROM run") == [(1,)]
 
 
 class Unprintable:
@@ -267,6 +290,24 @@ def test_entry_that_cannot_be_written_is_left_out(tmp_path, caplog):
     assert last.endswith(f"{number} entries were not written.")
     said = f"note     entries of this run that were not written to the file: {number}."
     assert said in str(report_of_file(tmp_path / "s.db"))
+
+
+def test_item_that_was_dropped_counts_in_one_interval():
+    """In that in which it was dropped."""
+    entries = []
+
+    def num_dropped():
+        return sum(entry.num_dropped or 0 for entry in entries if hasattr(entry, "num_dropped"))
+
+    def odd(item):
+        if item == 4:
+            until(lambda: num_dropped() >= 2)
+        return item if item % 2 else None
+
+    builder = PipelineBuilder().add_source(range(6)).pipe(odd).add_sink()
+    with builder.build(**recorders(entries.append, 0.001)).auto_stop() as pipeline:
+        assert list(pipeline) == [1, 3, 5]
+    assert num_dropped() == 3
 
 
 # -- garbage collections ---------------------------------------------------------------------------

@@ -521,6 +521,17 @@ def test_merge_with_torch_lays_both_on_one_clock(tmp_path):
         merge_with_torch(ours, path, tmp_path / "x.json")
 
 
+@given(runs())
+@settings(max_examples=20)
+def test_merge_with_a_trace_that_counts_from_1970(tmp_path_factory, timeline):
+    """As those of old releases of torch: neighbours still meet, and all slices are there."""
+    folder = tmp_path_factory.mktemp("old")
+    ours = Profile(report_with(), (timeline,)).write_trace(folder / "ours.json")
+    (folder / "torch.json").write_text('{"traceEvents": []}')
+    both = merge_with_torch(ours, folder / "torch.json", folder / "both.json")
+    assert check_trace(both).num_slices == check_trace(ours).num_slices
+
+
 def write_ranks(folder, ranks=(0, 1, 2)):
     """A file for each rank; rank n starts n ms later."""
     for rank, number in zip(ranks, count(), strict=False):
@@ -550,6 +561,9 @@ def test_merge_ranks_lays_a_folder_on_one_clock(tmp_path):
     assert check_trace(merge_ranks(tmp_path, path)) == summary  # the merged one is passed over
     with pytest.raises(ValueError, match="holds 3 profiles"):
         Profile.load(path)
+    again = [tmp_path / "rank0.json.gz"] * 2  # two processes of one rank
+    summary = check_trace(merge_ranks(again, tmp_path / "two.json"))
+    assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0,), 8, 4)
 
 
 def test_merge_ranks_shifts_a_clock_that_is_known_to_differ(tmp_path):

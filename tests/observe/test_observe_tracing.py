@@ -1,5 +1,6 @@
 """Traces of real runs: of loaders and pipelines, of a block, and when something goes wrong."""
 
+import gc
 import logging
 import threading
 from fractions import Fraction
@@ -251,6 +252,17 @@ def test_report_in_a_trace_of_several_loaders_says_which_one_it_is_of(tmp_path):
     (remark,) = summary.verdict.remarks
     assert "alone, which ran longest of the 2 that the trace shows" in remark
     assert remark in str(load_trace(tmp_path / "run.json").report).replace("\n         ", " ")
+
+
+def test_a_garbage_collection_is_shown_once(tmp_path):
+    """It belongs to the process, however many loaders ran at the time."""
+    loaders = DataLoader(MapData(4)), DataLoader(MapData(4))
+    with tracing(tmp_path / "run.json"):
+        for _ in zip(*loaders, strict=True):
+            gc.collect()
+    events = [e for e in events_of(tmp_path / "run.json") if e["name"] == "gc"]
+    times = [e["ts"] for e in events if e["args"]["generation"] == 2]
+    assert len(times) == len({*times}) == 4
 
 
 def test_tracing_of_nothing_says_so(tmp_path, caplog):
