@@ -1,23 +1,27 @@
 """``spdl.examples.sqlite_stats_logger``: the statistics file of :mod:`spdl_torch.observe`."""
 
-from __future__ import annotations
+from ...observe import (
+    EventLogEntry,
+    QueueStatsLogEntry,
+    QueueStatsQueryResult,
+    SQLiteStatsWriter,
+    TaskStatsLogEntry,
+    TaskStatsQueryResult,
+    log_stats_summary,
+    query_event_stats,
+    query_queue_stats,
+    query_task_stats,
+)
 
-from typing import TYPE_CHECKING
-
-from spdl_torch.lazy_names import hand_on
-
-if TYPE_CHECKING:
-    from ...observe import (
-        EventLogEntry as EventLogEntry,
-        QueueStatsLogEntry as QueueStatsLogEntry,
-        QueueStatsQueryResult as QueueStatsQueryResult,
-        SQLiteStatsWriter as SQLiteStatsWriter,
-        TaskStatsLogEntry as TaskStatsLogEntry,
-        TaskStatsQueryResult as TaskStatsQueryResult,
-        log_stats_summary as log_stats_summary,
-        query_event_stats as query_event_stats,
-        query_queue_stats as query_queue_stats,
-        query_task_stats as query_task_stats,
-    )
-
-hand_on()
+__all__ = [
+    "EventLogEntry",
+    "QueueStatsLogEntry",
+    "QueueStatsQueryResult",
+    "SQLiteStatsWriter",
+    "TaskStatsLogEntry",
+    "TaskStatsQueryResult",
+    "log_stats_summary",
+    "query_event_stats",
+    "query_queue_stats",
+    "query_task_stats",
+]
