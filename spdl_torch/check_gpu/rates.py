@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader as TorchLoader, Dataset, RandomSampler
 from ..data.folder import ImageFolder
 from ..io._transfer import cuda
 from ..io._transfer.transfer import Staged, Transfer
-from ..loader.backends.device import most_pieces
+from ..loader.backends.transfer_stage import most_pieces
 from ..loader.dataloader import DataLoader
 from ..machine.limits import whole_cores
 from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP, hand_overs

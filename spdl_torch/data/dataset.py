@@ -17,7 +17,7 @@ from ..engine.ops import OpKind
 from ..engine.recorder import FlightRecorder, new_pipeline_number
 from ..errors import PipelineFailure
 from ..io._storage import batch_room
-from ..loader.backends.device import AHEAD, check_device, most_pieces
+from ..loader.backends.transfer_stage import AHEAD, check_device, most_pieces
 from ..loader.checkpoint.lightning_states import follow_trainer
 from ..loader.fetching.collating import collate_into, is_torchs_collate
 from ..loader.sampling.parts import OwnRank, check_tail, length_of_shard, padding_of_shard

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from ..autotune.workers import AutoWorkers
 from ..errors import UnsupportedOptionError
-from .backends.device import check_device
+from .backends.transfer_stage import check_device
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from torch.utils.data import IterableDataset
 
 from ..engine import stall
 from ..errors import PipelineStopped
+from .backends.backend import Draws, LoadSpec
 from .backends.jobs import NO_BATCHES, Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
-from .backends.load_spec import Draws, LoadSpec
 from .dealing import Dealing
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch

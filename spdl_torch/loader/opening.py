@@ -16,8 +16,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from ..errors import UnsupportedOptionError
 from ..io._transfer.runtime import captures_unharmed
 from ..late_imports import collected_later
-from .backends.device import check_device
 from .backends.inline import InlineWorker
+from .backends.transfer_stage import DeviceStage, check_device
 from .error_notes import add_thread_note
 from .placing import seems_safe
 from .rng.patches import install, without_key
@@ -25,9 +25,7 @@ from .rng.patches import install, without_key
 if TYPE_CHECKING:
     import torch
 
-    from .backends.backend import Backend
-    from .backends.load_spec import LoadSpec
-    from .backends.transfer_stage import DeviceStage
+    from .backends.backend import Backend, LoadSpec
     from .base_loader import BaseLoader
 
     Device = torch.device | str | int | None
@@ -120,9 +118,7 @@ def open_device_stage(
     target = check_device(device)
     if target is None:
         return None
-    # Copies, pinned memory and their threads are imported for a device alone.
-    from ..io._transfer.kept import TransferKeeper
-    from .backends.transfer_stage import DeviceStage
+    from ..io._transfer.kept import TransferKeeper  # copies and pinned memory, for a device alone
 
     if loader._state.keeper is None:
         loader._state.keeper = TransferKeeper()

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from ..loader.backends.dataset_copies import own_copy
-from ..loader.backends.worker_info import acting_as_worker, rebound
+from ..loader.backends.dataset_copies import own_copy, rebound
+from ..loader.backends.worker_thread import acting_as_worker
 from ..loader.dataloader import DataLoader
 from ..loader.fetching.batch_maker import BatchMaker, BatchRecipe
 from ..loader.fetching.items import EndOfIterable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..loader.backends.worker_info import acting_as_worker
+from ..loader.backends.worker_thread import acting_as_worker
 from ..loader.differences import path_of_difference
 from ..loader.rng.owned import (
     OwnedGenerators,

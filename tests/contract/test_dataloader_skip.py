@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
 
 from spdl_torch.errors import PipelineFailure
-from spdl_torch.loader.backends.epoch import Epoch
+from spdl_torch.loader.backends.jobs import Epoch
 from spdl_torch.testing import assert_resume_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

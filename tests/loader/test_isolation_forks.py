@@ -20,7 +20,7 @@ from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 
-from spdl_torch.loader.backends import fork_rest
+from spdl_torch.loader.backends import activity as activity_module
 from spdl_torch.loader.backends.activity import Activity
 from spdl_torch.loader.backends.processes import process as child_process, worker_process
 from spdl_torch.loader.backends.processes.process import start_child
@@ -290,7 +290,7 @@ def test_without_the_rest_it_does(monkeypatch):
 
 def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
     """A worker that never finishes its job does not keep other loaders from starting."""
-    monkeypatch.setattr(fork_rest, "_LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(activity_module, "_LONGEST_SECONDS", 0.05)
     entered, may_end = threading.Event(), threading.Event()
 
     def block(index):
@@ -310,15 +310,15 @@ def test_workers_rest_until_the_last_of_several_forks_has_ended():
     activity, begun = Activity(), threading.Event()
 
     def begin():
-        fork_rest.begin_job(activity, "a job")
+        activity_module.begin_job(activity, "a job")
         begun.set()
 
     worker = threading.Thread(target=begin)
-    with fork_rest.workers_at_rest():
-        with fork_rest.workers_at_rest():
+    with activity_module.workers_at_rest():
+        with activity_module.workers_at_rest():
             worker.start()
         # It waits, or it has begun: what it will do is settled, and needs no wait.
-        assert not fork_rest.may_work.is_set()
+        assert not activity_module.may_work.is_set()
     assert begun.wait(30)
     worker.join()
     assert activity.job == "a job"

@@ -13,9 +13,8 @@ from _seats import in_every_seat
 from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
 from spdl_torch.loader import user_warnings
-from spdl_torch.loader.backends.activity import Activity
-from spdl_torch.loader.backends.fork_rest import begin_job, take_part, workers_at_rest
-from spdl_torch.loader.backends.jobs import Job
+from spdl_torch.loader.backends.activity import Activity, begin_job, take_part, workers_at_rest
+from spdl_torch.loader.backends.jobs import Given, SharedJob
 from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge, make_report
@@ -51,7 +50,7 @@ def test_no_two_threads_get_the_same_number():
 def test_each_sample_of_a_job_is_taken_once_and_one_worker_is_last():
     """Also where workers take and finish samples between any two lines of each other."""
     size = NUM_THREADS * EACH
-    job = Job(0, list(range(size)), 0, shared=True)
+    job = SharedJob(Given(0, list(range(size)), 0, False, 0))
     taken, finished, lasts = [], [], []
 
     def work(worker):
@@ -117,7 +116,7 @@ def test_ring_grows_while_somebody_reads_it():
 
 def test_fork_waits_for_a_job_that_began_before_it():
     """A job is noted under a lock that the fork takes as well, so that neither misses the other."""
-    activity, job = Activity(), Job(0, [0], 0, shared=False)
+    activity, job = Activity(), Given(0, [0], 0, False, 0)
     take_part(activity)
     began, may_end = threading.Event(), threading.Event()
 

@@ -1,13 +1,24 @@
-"""The activity of each worker of a loader, for the message of a loop that waited too long."""
+"""What each worker of a loader does now: for the message of a loop that waited too long, and for
+forks, during which the worker threads of this process rest.
+
+A forked child has the memory of all threads, but only the thread that forked. A lock that another
+one held at that moment (of HDF5, of a logger, of the dataset's own) stays held in the child for
+ever. Between two jobs a worker runs no code of the dataset's, so it waits there until the fork is
+done.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
+from ...engine.shared import LiveObjects
+from ...scopes import scope
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ..fetching.batch_maker import BatchMaker
     from .jobs import Job
@@ -70,3 +81,79 @@ def describe_activities(
         return "None of its threads is at work."
     found.sort(key=lambda each: each[0])
     return "\n".join(["Busy threads:", *(text for _, text in found[:_MOST_STACKS])])
+
+
+_LONGEST_SECONDS = 1.0
+"""The longest wait for jobs to end. Then the process is forked all the same, as it would be by
+torch's loader beside threads of the program's own."""
+_LOOK_SECONDS = 0.001
+
+_activities: LiveObjects[Activity] = LiveObjects()
+_listing = threading.Lock()
+_forks: set[object] = set()  # one for each fork under way, changed while _listing is held
+may_work = threading.Event()  # set while there is none
+may_work.set()
+
+
+def take_part(activity: Activity) -> None:
+    """Let a worker rest during forks. Called once, by the worker's thread."""
+    _activities.add(activity)
+
+
+def begin_job(activity: Activity, job: Job) -> None:
+    """Note that a worker begins a job; wait first if the process is being forked.
+
+    The job is noted before the look at the flag, and a fork raises the flag before it looks at the
+    jobs: so one of the two sees the other. The lock makes "before" true for other cores, too:
+    without a GIL, one may read the flag while its note is still on the way to the others.
+    """
+    with activity.lock:
+        activity.job = job
+    while not may_work.is_set():
+        activity.job = None
+        may_work.wait()
+        with activity.lock:
+            activity.job = job
+
+
+@scope
+def workers_at_rest() -> Iterator[None]:
+    """Wait up to a second for all workers to finish their jobs, and keep them from beginning others
+    until this block ends, and those of other threads that fork at the same time."""
+    fork = object()
+    try:
+        with _listing:
+            _forks.add(fork)
+            may_work.clear()
+        # Not by notification: for this alone, a worker would have to take a lock after each job.
+        deadline = monotonic() + _LONGEST_SECONDS
+        while _anybody_works() and monotonic() < deadline:
+            sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        with _listing:
+            _forks.discard(fork)
+            if not _forks:
+                may_work.set()
+
+
+def _anybody_works() -> bool:
+    return any(map(_works, _activities.now()))
+
+
+def _works(activity: Activity) -> bool:
+    with activity.lock:
+        return activity.job is not None
+
+
+def _after_fork() -> None:
+    """Start anew in the child, where no thread works and either lock may be held."""
+    global may_work, _listing
+    may_work, _listing = threading.Event(), threading.Lock()
+    may_work.set()
+    _forks.clear()
+    _activities.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -23,10 +23,9 @@ from ...errors import PipelineStopped
 from ..stats.stats import CrewStats
 from .activity import describe_activities
 from .backend import Backend
-from .device import AHEAD
-from .epoch import Epoch
-from .jobs import NO_BATCHES, Over, Result
-from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
+from .jobs import NO_BATCHES, Epoch, Over, Result
+from .transfer_stage import AHEAD
+from .worker_thread import intra_op_threads_kept, use_one_intra_op_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from ..rng.keys import StreamKey
     from ..stats.stats import Source
     from .activity import Activity
+    from .backend import LoadSpec
     from .jobs import Failed
-    from .load_spec import LoadSpec
     from .transfer_stage import Forwarder
 
 JOIN_SECONDS = 1.0  # idle workers end at once; a longer wait would hide a hang

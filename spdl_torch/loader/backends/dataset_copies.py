@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch.utils.data import Dataset
 from ...objects.copies import deep_copy, shallow_copy
 from ...objects.members import slots_of
 from ..rng.owned import OwnedGenerators
-from .worker_info import rebound
 
 if TYPE_CHECKING:
     import threading
@@ -53,6 +53,13 @@ def own_function(
     with lock:
         if OwnedGenerators(function):
             function = _deep_copy_or_share(function, {id(dataset): own})
+    return function
+
+
+def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:
+    """Bind a method of ``dataset`` to the worker's copy ``own``; return others unchanged."""
+    if isinstance(function, types.MethodType) and function.__self__ is dataset:
+        return types.MethodType(function.__func__, own)
     return function
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState
     from ..fetching.items import Items
     from ..rng.keys import StreamKey
+    from .backend import LoadSpec
     from .jobs import Result
-    from .load_spec import LoadSpec
     from .transfer_stage import DeviceStage
 
 T = TypeVar("T")

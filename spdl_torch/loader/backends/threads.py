@@ -23,11 +23,9 @@ from ...objects.generator_states import generators_kept
 from ..stats.counts import WorkerCounts
 from .activity import Activity
 from .crew import JOIN_SECONDS, Crew
-from .device import most_pieces
-from .epoch import Epoch, Sharing, Shift
-from .jobs import NO_BATCHES, Given, Job, Result
-from .worker_info import intra_op_threads_kept, use_one_intra_op_thread
-from .worker_thread import Worker
+from .jobs import NO_BATCHES, Epoch, Given, Job, Result, SharedJob, Sharing, Shift
+from .transfer_stage import most_pieces
+from .worker_thread import Worker, intra_op_threads_kept, use_one_intra_op_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
-    from .load_spec import LoadSpec
+    from .backend import LoadSpec
     from .transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -115,8 +113,7 @@ class Threads(Crew):
             jobs = shift.jobs_of(job.worker)
         else:
             hands = sharing.hands(job.index, self._spec.num_workers)
-        number, index, first, wants_state, _ = job
-        made = Job(number, index, first, shared=hands > 1, wants_state=wants_state)
+        made = SharedJob(job) if hands > 1 else job
         for _ in range(hands):
             jobs.put(made)
 

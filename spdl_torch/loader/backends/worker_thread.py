@@ -12,29 +12,31 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data._utils import worker as torch_worker
 
 from ...engine.channel import ChannelClosed
 from ...engine.moments import Outcome
+from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
+from ..rng.patches import install_functions, of_thread
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
-from .dataset_copies import own_copy, own_function
-from .fork_rest import begin_job, take_part
-from .jobs import Exhausted, Failed, Job, Loaded, NoBatch, Result, result_of
-from .worker_info import acting_as_worker, rebound
+from .activity import begin_job, take_part
+from .dataset_copies import own_copy, own_function, rebound
+from .jobs import Exhausted, Failed, Loaded, NoBatch, Result, SharedJob, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ...engine.channel import Channel
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
     from .activity import Activity
-    from .epoch import Epoch, Shift
-    from .load_spec import LoadSpec
+    from .backend import LoadSpec
+    from .jobs import Epoch, Job, Shift
 
 _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
 
@@ -227,8 +229,8 @@ class Worker:
             if isinstance(maker, Reason):
                 # What others help with they make: the loop has the reason before their batch.
                 failed = Failed(number, maker.taken(), ends=True)
-                result, taken = _NOTHING_LEFT if job.shared else failed, 0
-            elif job.shared:
+                result, taken = _NOTHING_LEFT if isinstance(job, SharedJob) else failed, 0
+            elif isinstance(job, SharedJob):
                 result, taken = self._help(maker, job)
             else:
                 # SystemExit too is in its place: the trainer waits for an answer.
@@ -263,7 +265,7 @@ class Worker:
         finally:
             del job, maker, shift, result  # as in _work
 
-    def _help(self, maker: BatchMaker, job: Job) -> tuple[Result | None, int]:
+    def _help(self, maker: BatchMaker, job: SharedJob) -> tuple[Result | None, int]:
         """Fetch samples of a shared job until none is left.
 
         Returns: the result, if this worker finished the last sample; the number of samples taken.
@@ -287,7 +289,7 @@ class Worker:
             return _NOTHING_LEFT, 0
         return (self._collate(maker, job) if job.last_worker is self else None), taken
 
-    def _collate(self, maker: BatchMaker, job: Job) -> Result:
+    def _collate(self, maker: BatchMaker, job: SharedJob) -> Result:
         """Build the result of a shared job whose samples are all finished."""
         tries = None if self._spec.recipe.tolerance is None else Tries.of(0, job.bad)
         if job.errors:
@@ -308,3 +310,55 @@ class Worker:
     def _finalize(self, batch: Any) -> Any:
         """Return the batch as the loop gets it."""
         return batch if self._spec.finalize is None else self._spec.finalize(batch)
+
+
+@scope
+def acting_as_worker(
+    number: int, num_workers: int, base_seed: int, dataset: Any, *, is_process: bool = False
+) -> Iterator[None]:
+    """Let ``get_worker_info()`` describe worker ``number``, on this thread alone.
+
+    ``is_process``: the worker has the process to itself, so threads that the dataset starts get the
+    same answer, as in torch's workers.
+
+    The field ``rng`` stays empty, as in torch's workers, which are processes. A generator in it
+    would be that of a worker: ``torch.thread_safe_generator()`` returns it on threads and None
+    elsewhere, so draws would depend on which thread makes a sample. None are the thread's streams.
+    """
+    install_functions()
+    info = torch_worker.WorkerInfo(
+        id=number,
+        num_workers=num_workers,
+        seed=base_seed + number,
+        dataset=dataset,
+        worker_method="multiprocessing" if is_process else "thread",
+    )
+    of_thread.worker_info = info
+    if is_process:
+        torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        of_thread.worker_info = None
+        if is_process:
+            torch_worker._worker_info = None  # it would keep the dataset
+
+
+def use_one_intra_op_thread() -> None:
+    """Limit this thread to one intra-op thread, so that workers do not each start a team."""
+    torch.set_num_threads(1)
+    # torch copies its process-wide setting to a thread when the thread first reads it: read it
+    # now, before intra_op_threads_kept() restores the trainer's setting.
+    torch.get_num_threads()
+
+
+@scope
+def intra_op_threads_kept() -> Iterator[None]:
+    """Keep this thread's setting while the block has others use one intra-op thread: that changes
+    the default of later threads, too, and this one's own if it was never read.
+    """
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

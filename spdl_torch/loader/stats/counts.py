@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...engine.counters import QueueCounters, TaskCell, TaskCounters
     from ...observe.verdict.placement import Placement
-    from ..backends.epoch import Shift
+    from ..backends.jobs import Shift
 
     _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
 

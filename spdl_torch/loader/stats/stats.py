@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...machine.probes import ProbeCounters
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
-    from ..backends.epoch import Epoch
+    from ..backends.jobs import Epoch
     from ..backends.transfer_stage import DeviceStage, Forwarder
     from ..fetching.bad_samples import SkippedSamples
 

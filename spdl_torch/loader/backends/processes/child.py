@@ -17,8 +17,7 @@ from ....machine.probes import count_only_this_thread
 from ....scopes import scope
 from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts
-from ..worker_info import use_one_intra_op_thread
-from ..worker_thread import Worker
+from ..worker_thread import Worker, use_one_intra_op_thread
 from .page import Guard, Page
 from .signals import leave_to_the_trainer
 from .trainer import Trainer
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
-    from ..load_spec import LoadSpec
+    from ..backend import LoadSpec
     from .wire import OwnedSocket
 
 

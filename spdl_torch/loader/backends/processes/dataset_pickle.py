@@ -34,7 +34,7 @@ from .wire import File, content_of, in_file
 
 if TYPE_CHECKING:
     from ....objects.members import Way
-    from ..load_spec import LoadSpec
+    from ..backend import LoadSpec
 
 _LIBRARY, _TORCH, _OURS = (
     str(Path(file).parent) for file in (pickle.__file__, torch.__file__, __file__)

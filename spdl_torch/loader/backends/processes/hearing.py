@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.channel import ChannelClosed, WaitIsOver, WaitTime
 from ....engine.counters import QueueCounters
-from ..epoch import record
-from ..jobs import NO_BATCHES, Failed, Loaded
+from ..jobs import NO_BATCHES, Failed, Loaded, record
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
 from .wire import socket_pair

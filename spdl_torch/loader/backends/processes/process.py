@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....machine.starting import num_other_threads
 from ....scopes import scope
-from ..fork_rest import workers_at_rest
+from ..activity import workers_at_rest
 from .signals import trainers_signals_held
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ....engine.rings import RingCopy
     from ....engine.timeline import Timeline
-    from ..epoch import Epoch
+    from ..jobs import Epoch
     from .hearing import Hearing
     from .worker_process import WorkerProcess
 

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from ....observe.verdict.placement import Placement
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
-    from ..epoch import Epoch
-    from ..jobs import Given
-    from ..load_spec import LoadSpec
+    from ..backend import LoadSpec
+    from ..jobs import Epoch, Given
     from ..transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")

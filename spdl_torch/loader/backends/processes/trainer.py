@@ -17,8 +17,7 @@ from ....engine.channel import Channel, ChannelClosed
 from ....engine.counters import QueueCounters
 from ....engine.recorder import SharedRecorder
 from ...error_notes import Reason
-from ..epoch import Epoch, Shift
-from ..jobs import Failed, Given, Job, Loaded
+from ..jobs import Epoch, Failed, Given, Loaded, Shift
 from .batch_packing import SlabWriter
 from .error_pickle import pack_error, pack_errors_of
 from .messages import Answer, Fatal, Free, LogLine, Restart, content_of
@@ -84,7 +83,7 @@ class Trainer:
         self.counts.begin(shift)
         self.shifts.put(shift)
 
-    def get(self) -> Job:
+    def get(self) -> Given:
         """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
 
         Messages that have come meanwhile are read first: an epoch that begins drops the jobs of
@@ -105,8 +104,7 @@ class Trainer:
             raise ChannelClosed
         self._waited_ns += perf_counter_ns() - since_ns
         self._page.idle_since_ns = 0
-        number, index, first, wants_state, _ = message
-        return Job(number, index, first, shared=False, wants_state=wants_state)
+        return message
 
     def _wait(self) -> None:
         """Wait until something comes; what did not fit before is sent as soon as it does."""

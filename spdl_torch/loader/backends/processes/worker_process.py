@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 
 from ....engine.shared import LiveObjects
-from ..device import most_regions
+from ..transfer_stage import most_regions
 from .child import Beginning, main
 from .ending import NO_GUARD, Ending
 from .mappings import Mappings
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ....io._transfer.region import LimitedLocker, Region
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
+    from ..backend import LoadSpec
     from ..jobs import Given
-    from ..load_spec import LoadSpec
     from ..transfer_stage import DeviceStage
 
 _ASK_SECONDS = 0.001  # between two looks for an answer
