@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from ..autotune.workers import AutoWorkers
-from .placing import placement_of
+from .placing import placement_of, starts_threads
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -51,9 +51,6 @@ class BaseLoader(TorchDataLoader[T_co]):
 
     def _placement(self) -> Placement:
         """Return where the workers live, or will live in the next epoch, and why."""
-        # For loaders with workers alone, as below.
-        from .backends.processes.start_methods import starts_threads
-
         return placement_of(
             self.dataset,
             int(self.num_workers),

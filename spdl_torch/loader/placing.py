@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,6 +24,13 @@ from torch.utils.data import TensorDataset, default_collate, default_convert
 from ..observe.verdict.placement import Placement
 from .known_parts import CONTAINERS, is_plain_data, is_stateless
 from .rng.patches import install
+
+
+def starts_threads(given: Any) -> bool:
+    """Return whether a context's processes are threads in truth, by which some libraries have
+    torch's loader use threads."""
+    kind = getattr(given, "Process", None)
+    return isinstance(kind, type) and issubclass(kind, threading.Thread)
 
 
 class Vouching(NamedTuple):

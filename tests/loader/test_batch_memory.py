@@ -29,7 +29,7 @@ from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.loader.backends import transfer_stage
-from spdl_torch.loader.backends.processes import worker_process
+from spdl_torch.loader.backends.processes import processes
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.loader.fetching.collating import collate_into
 from spdl_torch.pipeline import PipelineBuilder
@@ -406,7 +406,7 @@ def test_pinned_memory_of_equal_batches_has_their_exact_size(backends, most, opt
 @pytest.mark.parametrize("most", [0, 2])
 def test_slabs_of_all_processes_share_one_bound(backends, most, monkeypatch):
     """Those beyond it are packed; batches are the same, and nothing stays locked."""
-    monkeypatch.setattr(worker_process, "most_regions", lambda *_: most)
+    monkeypatch.setattr(processes, "most_regions", lambda *_: most)
     monkeypatch.setattr(transfer_stage, "most_regions", lambda *_: most)
     locked, lock = [], LimitedLocker.lock_pages
 

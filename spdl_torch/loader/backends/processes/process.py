@@ -1,7 +1,16 @@
-"""A child process from its start to its end, however multiprocessing starts it."""
+"""A child process from its start to its end, and why it has ended, in words for its user; and how
+it is started: as torch starts its workers.
+
+That is ``multiprocessing_context``, else the start method of the whole program, else the platform's
+default. By ``fork`` (Linux, up to Python 3.13) a child has a copy of the trainer's memory: nothing
+has to be picklable, and a script needs no guard. By ``forkserver`` a server process imports torch
+once, and every child is forked from it in tens of milliseconds; by ``spawn`` every child imports
+everything.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....machine.starting import num_other_threads
 from ....scopes import scope
+from ...placing import starts_threads
 from ..activity import workers_at_rest
-from .signals import trainers_signals_held
+from .signals import TRAINERS, trainers_signals_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +41,14 @@ _FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by s
 _UNKNOWN_CODE = 255  # multiprocessing's, for a process whose fork server is gone
 
 
+_PRELOADED = "spdl_torch.loader.backends.processes.child"
+
+NO_GUARD = (
+    " Before it begins, a child runs the script again and imports what that imports: it ends this "
+    'way where a loop is not under `if __name__ == "__main__":`, or where a module exits or fails.'
+)
+
+
 class ChildProcess:
     """A child process, used by the thread that started it; forked processes call ``forget``.
 
@@ -45,6 +63,8 @@ class ChildProcess:
         self.pid = process.pid
         self.was_terminated = False
         """Whether this process called ``Process.terminate()`` on it."""
+        self.exit_code: int | None = None
+        """As ``Process.exitcode`` gives it, once it is closed; None = unknown."""
         # Signals the child's end directly. multiprocessing's own sentinel of a fork server's child
         # is closed by the server, which may end before the child does.
         self._pidfd = _pidfd_of(self.pid)
@@ -86,8 +106,7 @@ class ChildProcess:
         except ProcessLookupError:
             pass  # it has just ended
 
-    def exit_code(self) -> int | None:
-        """Return the exit code, as ``Process.exitcode`` gives it; None = unknown."""
+    def _found_exit_code(self) -> int | None:
         if self._process.exitcode is None:
             self._process.join(_TELL_SECONDS)
         code = self._process.exitcode
@@ -101,11 +120,12 @@ class ChildProcess:
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def close(self) -> None:
-        """Release the resources of a process that has ended; nothing happens if they are.
+        """Release a process that has ended, which has the system forget it.
 
         Not by ``Process.close()``: after that, joining is an error, and at exit multiprocessing
         joins, on another thread, the children that existed a moment ago.
         """
+        self.exit_code = self._found_exit_code()
         self.forget()
         popen: Any = getattr(self._process, "_popen", None)  # private: without it, freed later
         if popen is not None:
@@ -122,6 +142,22 @@ class ChildProcess:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
+
+    @property
+    def may_be_a_trainers_signal(self) -> bool:
+        """Whether it may have ended by a signal that it leaves to the trainer as soon as it is up.
+        If the signal also killed the fork server, the exit code is unknown.
+        """
+        return self.exit_code is None or -self.exit_code in TRAINERS
+
+    def how_it_ended(self) -> str:
+        """Describe the end of a process that nobody has asked to end."""
+        if self.was_terminated:
+            return (
+                "was ended by Process.terminate(), which something in this program called. When "
+                'ending multiprocessing.active_children(), leave out those named "spdl-loader".'
+            )
+        return _described(self.exit_code)
 
     def _terminate(self) -> None:
         self.was_terminated = True
@@ -140,7 +176,6 @@ def reap(seconds: float = 0.0) -> None:
         if end <= monotonic():
             process.kill()
         if process.join(max(0.0, min(deadline, end) - monotonic())):
-            process.exit_code()  # which has the system forget it
             process.close()
 
 
@@ -238,3 +273,76 @@ def _pidfd_of(pid: int) -> int | None:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:
         return None
+
+
+def _described(code: int | None) -> str:
+    if code is None:
+        return (
+            "has ended with exit code 255, or in a way that only multiprocessing's fork server "
+            "knew, which has ended too."
+        )
+    if code >= 0:
+        return (
+            f"ended by itself with exit code {code}: something in it called exit or closed all "
+            "files, or it could not be started; its last output is on stderr."
+        )
+    name = _signal_name(-code)
+    if name == "SIGKILL":
+        often = (
+            "The system kills the largest process when memory runs out: look at its log, and use "
+            "fewer workers or smaller batches."
+        )
+    elif -code in TRAINERS:
+        often = "Something sent it that signal while it was being started."
+    else:
+        often = "The dataset or a library that it uses has crashed there."
+    return f"was killed by {name}. {often}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those between SIGRTMIN and SIGRTMAX have no names
+        return f"signal {number}"
+
+
+def context_of(given: Any) -> BaseContext:
+    """Return the given context, else the program's or the platform's.
+
+    Raises: RuntimeError: this process may not start another. ValueError: it starts threads.
+    """
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "DataLoader: this loader starts worker processes, which multiprocessing forbids in a "
+            "daemonic process, such as a worker of a DataLoader. Pass "
+            'isolation="thread" if the dataset may be used by several threads, or num_workers=0.'
+        )
+    if isinstance(given, str):
+        given = multiprocessing.get_context(given)
+    if starts_threads(given):
+        raise ValueError(
+            'DataLoader: isolation="process" needs a multiprocessing_context that starts '
+            f"processes, got {given!r}, which starts threads. Leave one of the two out."
+        )
+    if given is None:
+        given = multiprocessing.get_context()
+        if given.get_start_method() == "forkserver":
+            given = multiprocessing.get_context("spawn") if server_is_anothers() else given
+    if given.get_start_method() == "forkserver":
+        _preload(given)
+    return given  # type: ignore[no-any-return]  # a context
+
+
+def forks(context: BaseContext) -> bool:
+    """Return whether children have a copy of this process's memory."""
+    return context.get_start_method() == "fork"
+
+
+def _preload(context: Any) -> None:
+    """Let the server import this package, unless it already runs or the user set its imports."""
+    from multiprocessing import forkserver  # forked children need no server
+
+    server = getattr(forkserver, "_forkserver", None)  # private: without it, only slower
+    is_untouched = getattr(server, "_preload_modules", None) == ["__main__"]
+    if is_untouched and getattr(server, "_forkserver_pid", 0) is None:
+        context.set_forkserver_preload(["__main__", _PRELOADED])

@@ -13,19 +13,22 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ....engine.failures import attach_note
 from ....engine.shared import LiveObjects
+from ...error_notes import describe_batch
 from ...rng.patches import install_for_copies
 from ..crew import JOIN_SECONDS, Crew
-from ..transfer_stage import Forwarder
+from ..transfer_stage import Forwarder, most_regions
 from .hearing import Hearing, Incoming, Unpacking
-from .process import FINISH_SECONDS, reap
+from .process import FINISH_SECONDS, context_of, forks, reap
 from .process_counts import ProcessCounts
-from .roster import Losses, Roster
+from .roster import Roster
 from .signals import handlers_deferred
-from .worker_process import Equipment, WorkerProcess
+from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Sized
@@ -45,6 +48,8 @@ _logger = logging.getLogger("spdl_torch.data")
 _ASK_SECONDS = 2.0
 _MOST_REPLACED = 100
 """The number of children that are replaced in an epoch."""
+_MOST_DEATHS = 2
+"""The number of processes that may be killed while the same batch was next."""
 _LOOK_SECONDS = 0.1
 """The interval at which a loop looks after the children while another thread hears them."""
 
@@ -66,12 +71,18 @@ class Processes(Crew):
         unpacking: Unpacking,
         context: Any = None,
     ) -> None:
-        """``unpacking``: what is known of earlier epochs. ``context``: see ``Equipment``."""
+        """``unpacking``: what is known of earlier epochs. ``context``: see ``context_of``."""
         self._unpacking = unpacking
         self._finalize = spec.finalize
         passed_on = stage or (Forwarder() if spec.finalize or unpacking.is_long else None)
         super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
-        self._equipment = Equipment(context, self._spec, stage)
+        self._context = context_of(context)
+        self._are_copies = forks(self._context)  # of this process and the thread that starts them
+        # One bound for the slabs of all. They are locked only for a device stage, which knows when
+        # the GPU has copied. Otherwise pin_memory() has to find pageable memory: it then copies
+        # into pinned memory of its own, which torch does not reuse too early.
+        limit = spec.max_outstanding, spec.num_workers
+        self._locker = None if stage is None else stage.limited(*limit)
         if passed_on is not None:
             self.look_seconds = _LOOK_SECONDS
         self.hearing = Hearing(is_the_loops=passed_on is None)
@@ -79,7 +90,8 @@ class Processes(Crew):
         self._incoming: Incoming | None = None
         self.roster = Roster(self.hearing, spec.num_workers, has_turns=spec.has_turns)
         self._is_whole = True  # False once a child that was to join could not be started
-        self._losses = Losses()
+        self._deaths = Counter[int]()  # in this epoch, by the number of the batch that was next
+        self._lost: tuple[WorkerProcess, str] | None = None  # whose end ends it, and its next batch
         _live.add(self)
 
     def begin(
@@ -100,7 +112,7 @@ class Processes(Crew):
         if self.children:
             self._prepare_again(key, workers)
             return
-        if self._equipment.are_copies:
+        if self._are_copies:
             install_for_copies()
         new = [self._new_child(number, key, workers) for number in self.roster.numbers]
         self._start(*new)
@@ -110,7 +122,8 @@ class Processes(Crew):
         self.counts.keep_rows()
         self._hear()
         self._epoch = None
-        self._losses = Losses()
+        self._deaths.clear()
+        self._lost = None
         leaving = self.roster.leaving
         stay = {number: self.children[number] for number in self.roster.numbers}
         gone = [child for child in stay.values() if child.is_over]
@@ -198,7 +211,13 @@ class Processes(Crew):
     @property
     def loss(self) -> BaseException | None:
         """The error that a child's end means for the epoch; see ``Crew.loss``."""
-        return self._losses.error
+        if self._lost is None:
+            return None
+        child, batch = self._lost
+        death = child.death()
+        if batch:
+            attach_note(death, f"its next batch was {batch}")
+        return death
 
     def rest(self) -> None:
         """Note that an epoch is over; see ``Backend``."""
@@ -216,7 +235,7 @@ class Processes(Crew):
 
     def __del__(self) -> None:
         # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
-        if hasattr(self, "_losses"):
+        if hasattr(self, "_lost"):
             self.request_stop()
 
     def stop(self) -> None:
@@ -233,7 +252,11 @@ class Processes(Crew):
         self, number: int, key: StreamKey, workers: Sequence[WorkerState], num_lives: int = 1
     ) -> WorkerProcess:
         """Return a child that is yet to be started."""
-        return WorkerProcess(number, self._spec, self._equipment, key, workers, num_lives=num_lives)
+        return WorkerProcess(
+            *(number, self._spec, self._context, key, workers),
+            locker=self._locker,
+            num_lives=num_lives,
+        )
 
     def _start(self, *children: WorkerProcess) -> None:
         """Start processes, and return when they exist.
@@ -245,7 +268,7 @@ class Processes(Crew):
         it, so that Ctrl-C need not.
         """
         try:
-            if self._equipment.are_copies:
+            if self._are_copies:
                 with handlers_deferred():
                     for child in children:
                         child.start()
@@ -271,7 +294,8 @@ class Processes(Crew):
             if not self._join(number, epoch):
                 num_workers = number
                 break
-        self._equipment.grow(max_outstanding, num_workers)
+        if self._locker is not None:
+            self._locker.grow(most_regions(max_outstanding, num_workers))
         self.roster.numbers = range(num_workers)
         self._spec = self._spec._replace(num_workers=num_workers)
         self.counts.workers.change(num_workers)
@@ -319,21 +343,19 @@ class Processes(Crew):
             return
         child.reap()
         jobs = list(child.jobs.values())
-        if not (child.may_try_again or self._may_be_replaced(child, jobs)):
-            self._losses.end(child, jobs)
-            epoch.close()
+        tries_again = child.may_try_again and not self._are_copies
+        if not (tries_again or self._may_be_replaced(child, jobs)):
+            self._lose(epoch, child, jobs)
             return
-        tries_again = child.may_try_again
         lives = child.num_lives + 1 if tries_again else 1
         successor = self._new_child(child.number, epoch.key, epoch.workers, lives)
-        is_late = not self._equipment.are_copies
+        is_late = not self._are_copies
         if not is_late:
             try:
                 self._start(successor)
             except Exception as error:
-                successor.ending.broken = error
-                self._losses.end(successor)
-                epoch.close()
+                successor.fault = error
+                self._lose(epoch, successor)
                 return
         others_make = self.roster.replace(successor, jobs, late=is_late and not tries_again)
         if is_late:
@@ -359,7 +381,21 @@ class Processes(Crew):
         """
         if not child.was_killed or self._spec.has_turns or len(self.children) == 1:
             return False
-        return self._losses.may_be_replaced(jobs) and self.counts.num_replaced < _MOST_REPLACED
+        if jobs:
+            self._deaths[jobs[0].number] += 1
+            if self._deaths[jobs[0].number] >= _MOST_DEATHS:
+                return False
+        return self.counts.num_replaced < _MOST_REPLACED
+
+    def _lose(self, epoch: Epoch, child: WorkerProcess, jobs: Sequence[Given] = ()) -> None:
+        """End the epoch with the end of a process that had these jobs."""
+        batch = ""
+        if jobs and child.is_up:  # it may have been at work on the first
+            number, index = jobs[0].number, jobs[0].index
+            is_iterables = isinstance(index, list) and None in index  # it has no indices
+            batch = f"batch {number}" if is_iterables else describe_batch(number, index)
+        self._lost = child, batch
+        epoch.close()
 
 
 def _at_work_in(child: WorkerProcess) -> str:
@@ -375,7 +411,7 @@ def _start_late(child: WorkerProcess, hearing: Hearing) -> None:
     try:
         child.start()
     except BaseException as error:
-        child.ending.broken, child.is_over = error, True
+        child.fault, child.is_over = error, True
     hearing.news.append(child)
     hearing.wake()
 

@@ -1,5 +1,5 @@
 """One worker process of a loader as the trainer sees it, from its start to its end, and the jobs
-that it has; and what all of them are started with.
+that it has.
 
 The loop's thread starts it, sends it jobs and reads what it answers; nobody else touches it, but
 for ``hang_up``, which any thread may call. A signal's handler may raise at any instruction of all
@@ -19,57 +19,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
-from ..transfer_stage import most_regions
 from .child import Beginning, main
-from .ending import NO_GUARD, Ending
+from .error_pickle import unpack_error
 from .mappings import Mappings
 from .messages import Answer, Fatal, LogLine, Restart, message_of
 from .page import Page
-from .process import ChildProcess, start_child
-from .start_methods import context_of, forks
+from .process import NO_GUARD, ChildProcess, forks, start_child
 from .wire import Wire, socket_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.context import BaseContext
 
-    from ....io._transfer.region import LimitedLocker, Region
+    from ....io._transfer.region import LimitedLocker
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
     from ..jobs import Given
-    from ..transfer_stage import DeviceStage
 
 _ASK_SECONDS = 0.001  # between two looks for an answer
 _END_SECONDS = 10.0  # for a process whose wire has ended; twice what it gives to its last sample
-
-
-class Equipment:
-    """The start method of the processes, and the memory that they share with the trainer."""
-
-    def __init__(self, context: Any, spec: LoadSpec, stage: DeviceStage | None) -> None:
-        """Raises: as ``context_of``."""
-        self.context = context_of(context)
-        self.are_copies = forks(self.context)
-        """Whether the processes are forked: copies of this one and the thread that starts them."""
-        self._locker: LimitedLocker | None = None  # one bound for the slabs of all processes
-        if stage is not None:
-            self._locker = stage.limited(spec.max_outstanding, spec.num_workers)
-
-    @property
-    def lock(self) -> Callable[[Any], Region] | None:
-        """What locks the pages of slabs; None = they stay pageable.
-
-        They are locked only for a device stage, which knows when the GPU has copied. Otherwise
-        pin_memory() has to find pageable memory: it then copies into pinned memory of its own,
-        which torch does not reuse too early.
-        """
-        return None if self._locker is None else self._locker.region
-
-    def grow(self, max_outstanding: int, num_processes: int) -> None:
-        """Let slabs for so many batches be locked."""
-        if self._locker is not None:
-            self._locker.grow(most_regions(max_outstanding, num_processes))
 
 
 _MOST_KEPT = 8
@@ -84,13 +55,15 @@ class WorkerProcess:
         self,
         number: int,
         spec: LoadSpec,
-        equipment: Equipment,
+        context: BaseContext,
         key: StreamKey,
         workers: Sequence[WorkerState],
         *,
-        num_lives: int = 1,
+        locker: LimitedLocker | None,
+        num_lives: int,
     ) -> None:
-        """``num_lives``: how many processes have tried to be this worker, with this one."""
+        """``locker``: locks the pages of its slabs; None = they stay pageable. ``num_lives``: how
+        many processes have tried to be this worker, with this one."""
         self.number = number
         self.num_lives = num_lives
         self.jobs: dict[int, Given] = {}
@@ -98,18 +71,21 @@ class WorkerProcess:
         self.epoch = 0
         """The number of epochs begun in it after the first."""
         self.page = Page.new()
-        self.mappings = Mappings(spec.max_outstanding + _MOST_KEPT, lock=equipment.lock)
+        self.mappings = Mappings(
+            spec.max_outstanding + _MOST_KEPT, lock=None if locker is None else locker.region
+        )
         self.is_over = False
         """Whether nothing comes from it any more."""
         self.is_hung_up = False
-        self.ending = Ending()
-        self._context = equipment.context
+        self.fault: Fatal | BaseException | None = None
+        """The process's own last words; or why it could not be started, or what it sent not be
+        received. None = it has neither."""
         self._owner = os.getpid()
         self._process: ChildProcess | None = None
         ours, theirs = socket_pair()
         self.wire = Wire(ours)
         self._guard, asked = socket_pair()
-        is_forked = equipment.are_copies
+        is_forked = forks(context)
         beginning = Beginning(
             self.page,
             (lambda: spec) if is_forked else _packed(spec),
@@ -119,7 +95,8 @@ class WorkerProcess:
             torch.get_default_dtype(),
             None if is_forked else _environment(),
         )
-        self._theirs: tuple[Any, Any, Beginning] | None = (theirs, asked, beginning)
+        self._theirs: tuple[Any, Any, BaseContext, Beginning] | None
+        self._theirs = theirs, asked, context, beginning
         _live.add(self)
 
     def start(self) -> None:
@@ -127,9 +104,9 @@ class WorkerProcess:
         theirs, self._theirs = self._theirs, None
         if theirs is None or self.is_hung_up:
             return  # ``iter()`` was interrupted before
-        end, asked, beginning = theirs
+        end, asked, context, beginning = theirs
         try:
-            self._process = start_child(self._context, main, (end, asked, beginning))
+            self._process = start_child(context, main, (end, asked, beginning))
         except BrokenPipeError as error:
             raise RuntimeError(
                 "DataLoader: the worker process ended while it was sent what it begins with; its "
@@ -204,9 +181,8 @@ class WorkerProcess:
                 if answer is not None:
                     yield answer
         except Exception as error:  # what it sent cannot be received
-            self.ending.broken = error
-        is_faulty = self.ending.fatal is not None or self.ending.broken is not None
-        self.is_over = has_ended or wire.is_over or is_faulty
+            self.fault = error
+        self.is_over = has_ended or wire.is_over or self.fault is not None
 
     def _taken(self, message: Any, files: list[Any]) -> Answer | None:
         if isinstance(message, Answer):
@@ -218,7 +194,7 @@ class WorkerProcess:
         if isinstance(message, LogLine):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Fatal):
-            self.ending.fatal = message
+            self.fault = message
         return None
 
     # What it does, at any time:
@@ -275,34 +251,53 @@ class WorkerProcess:
         """Wait for a process from which nothing comes any more, and note how it ended."""
         if self._process is None:
             return
-        if self.ending.broken is not None:
+        if isinstance(self.fault, BaseException):
             self.hang_up()  # it lives, and would wait for jobs
         if not self._process.join(_END_SECONDS):
             self._process.kill()
             self._process.join(_END_SECONDS)
-        self.ending.reaped(self._process)
         self._process.close()
 
     @property
     def was_killed(self) -> bool:
         """Whether the process, now ended, could start and was not ended by this program itself."""
-        return self._could_start and not (self.ending.is_of_this_program or self.is_hung_up)
+        return self._could_start and not (self._is_this_programs_fault or self.is_hung_up)
 
     @property
     def may_try_again(self) -> bool:
         """Whether another process may try: a signal for the trainer killed this one before it had
         handlers. (Signals that a forked one gets while it is being started wait for its own.)"""
-        is_new = not (self.is_up or self.is_hung_up or forks(self._context))
-        is_new = is_new and not self.ending.is_of_this_program
-        return is_new and self.ending.may_be_a_trainers_signal and self.num_lives < _MOST_LIVES
+        is_new = not (self.is_up or self.is_hung_up or self._is_this_programs_fault)
+        may_be = self._process is None or self._process.may_be_a_trainers_signal
+        return is_new and may_be and self.num_lives < _MOST_LIVES
+
+    @property
+    def _is_this_programs_fault(self) -> bool:
+        """Whether the process, or this program, has ended it, and not a signal from elsewhere."""
+        process = self._process
+        return self.fault is not None or (process is not None and process.was_terminated)
 
     @property
     def _could_start(self) -> bool:
-        return self.is_up or self.ending.is_by_signal
+        code = None if self._process is None else self._process.exit_code
+        return self.is_up or (code is not None and code < 0)
 
     def death(self) -> BaseException:
         """Return a new exception that says why the process ended unasked."""
-        return self.ending.death(self.pid, could_start=self._could_start)
+        fault, where = self.fault, f"the worker process (pid {self.pid})"
+        if isinstance(fault, Fatal):
+            return _raised_by(fault)
+        if fault is None:
+            assert self._process is not None, "guaranteed by start(): else that is its fault"
+            end = self._process.how_it_ended()
+            without_guard = "" if self._could_start else NO_GUARD
+            return RuntimeError(f"DataLoader: {where} {end}{without_guard}")
+        raised = RuntimeError(
+            f"DataLoader: this process could not receive what {where} sent: "
+            f"{type(fault).__name__}: {fault}"
+        )
+        raised.__cause__ = fault
+        return raised
 
     def forget(self) -> None:
         """Close this forked process's copies, which must end with the parent."""
@@ -338,6 +333,16 @@ def _forget_parents_processes() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parents_processes)
+
+
+def _raised_by(fatal: Fatal) -> RuntimeError:
+    """Return the exception for a process that has said why it cannot go on."""
+    cause = unpack_error(fatal.error)
+    raised = RuntimeError(f"DataLoader: {fatal.what}: {text_of(cause)}")
+    raised.__cause__ = cause
+    for note in notes_of(cause):
+        raised.add_note(note)
+    return raised
 
 
 def _packed(spec: LoadSpec) -> Any:
