@@ -22,9 +22,9 @@ from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, slabs, transfer
 from spdl_torch.loader import opening
 from spdl_torch.loader.backends.jobs import Loaded
-from spdl_torch.loader.backends.processes import mappings
+from spdl_torch.loader.backends.processes import shared_memory
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
-from spdl_torch.loader.backends.processes.mappings import Mappings
+from spdl_torch.loader.backends.processes.shared_memory import Mappings
 from spdl_torch.loader.backends.processes.wire import File
 from spdl_torch.loader.backends.transfer_stage import DeviceStage
 
@@ -156,8 +156,8 @@ def kept_on_both_sides_of_the_border(device):
         if len(held) > 3:
             problems.append("the loop keeps more slabs than it may")
         if value == 9 and held:  # the process forks, and the fork goes on to look at the bytes
-            mappings._before_fork()  # by their names: a line of theirs may have been taken out
-            mappings._after_fork_in_parent()
+            shared_memory._before_fork()  # by their names: a line of theirs may have been taken out
+            shared_memory._after_fork_in_parent()
             forked = shared[held[0][0]].array(LARGE), held[0][1]
         if value % 3 == 0:
             border.free()

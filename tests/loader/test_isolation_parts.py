@@ -24,7 +24,7 @@ from spdl_torch.io import Transfer
 from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
 from spdl_torch.loader.backends.processes.child import _seed_process
-from spdl_torch.loader.backends.processes.mappings import Mappings
+from spdl_torch.loader.backends.processes.shared_memory import Mappings
 from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 

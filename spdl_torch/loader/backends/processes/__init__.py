@@ -3,16 +3,15 @@ order and random streams.
 
 Trainer                                         child, one for each worker
     processes ── jobs, freed shared memory ────▶ the main thread reads its jobs and sends its
-        │                                        │ batches (trainer)
+        │                                        │ batches (child)
         │ ◀──── what it does and has counted: page, in memory that both have
     hearing ◀──────── where a batch lies ────────┘
         │ unpacks: tensors that view the shared memory
         ▼
     the loop or, with pin_memory= or device=, the stage's thread, which reads then
 
-wire: the socket, on both sides. messages: everything that is sent. worker_process, process,
-start_methods, ending: a child from its start to its end; roster: who gets which job.
-batch_packing: batches in shared_memory, collated there; mappings: the trainer's side of it.
-dataset_pickle, error_pickle: loaders and exceptions in transit. signals: which process handles
-them.
+wire: the socket, on both sides, and everything that is sent. worker_process, process: a child from
+its start to its end; roster: who gets which job. batch_packing: batches in shared_memory, collated
+there. dataset_pickle, error_pickle: loaders and exceptions in transit. signals: which process
+handles them.
 """

@@ -19,14 +19,13 @@ from torch.multiprocessing.reductions import reduce_tensor
 from ....engine.failures import attach_note
 from ....objects.kinds import is_plain_tensor
 from ...fetching.collating import LARGE_BYTES
-from .messages import Packed
 from .shared_memory import SlabPool
+from .wire import Packed
 
 if TYPE_CHECKING:
     from ..jobs import Loaded
-    from .mappings import Mappings
-    from .messages import Span
-    from .shared_memory import Slab
+    from .shared_memory import Mappings, Slab
+    from .wire import Span
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)

@@ -1,26 +1,42 @@
-"""The worker process, from its first message to its end."""
+"""The worker process, from its first message to its end; and the trainer as it has it: where jobs
+and epochs come from, and batches go to.
+
+A worker has its process to itself, as torch's workers have: it is the main thread. It reads its
+jobs and sends its batches itself, so that no other thread of the process asks for the GIL.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import pickle
 import random
 import signal
 import sys
 import threading
+from collections import deque
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ....engine.channel import Channel, ChannelClosed
+from ....engine.counters import QueueCounters
+from ....engine.recorder import SharedRecorder
 from ....machine.probes import count_only_this_thread
 from ....scopes import scope
+from ...error_notes import Reason
 from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts
+from ..jobs import Epoch, Failed, Given, Loaded, Shift
 from ..worker_thread import Worker, use_one_intra_op_thread
+from .batch_packing import SlabWriter
+from .error_pickle import pack_error, pack_errors_of
 from .page import Guard, Page
 from .signals import leave_to_the_trainer
-from .trainer import Trainer
+from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +44,8 @@ if TYPE_CHECKING:
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
-    from .wire import OwnedSocket
+    from ..jobs import Result
+    from .wire import File, OwnedSocket
 
 
 class Beginning(NamedTuple):
@@ -150,3 +167,190 @@ def _stacks_left_out() -> Iterator[None]:
             del sys.tracebacklimit
         else:
             sys.tracebacklimit = limit
+
+
+_READINGS_NS = 100_000_000  # the least time between readings; the last batch always has one
+
+
+class Trainer:
+    """In place of the channels of threads. The worker's thread alone uses it, but for ``send``,
+    which any thread may call: what our loggers log is sent, too.
+    """
+
+    def __init__(self, end: OwnedSocket, page: Page) -> None:
+        self.wire = Wire(end)
+        self.writer = SlabWriter()
+        """What packs the batches."""
+        self.shifts = Channel[Shift](1)
+        """The epoch that has begun; closed when the trainer is gone."""
+        self.counts: WorkerCounts | None = None
+        """What counts each epoch; None = nobody."""
+        self.records = False
+        """Whether epochs are recorded."""
+        self._page = page
+        self._sending = threading.RLock()  # re-entrant: sending may log
+        self._waiting: deque[Given | Restart] = deque()  # read before their turn
+        self._epoch = self._num_came = self._num_sent = 0
+        self._waited_ns = self._readings_ns = 0
+
+    # What comes:
+
+    def begin(self, epoch: int, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+        """Begin an epoch: the worker takes it from ``shifts``."""
+        assert self.counts is not None, "guaranteed by who calls it"
+        self._epoch = epoch
+        # What waits are jobs of this epoch: those of the last one were dropped.
+        self._num_came, self._num_sent, self._waited_ns = len(self._waiting), 0, 0
+        recorder = SharedRecorder(self._page.ring, epoch, enabled=self.records)
+        queues: Any = self
+        shift = Shift(
+            Epoch(
+                results=queues,
+                outlet=queues,
+                in_order=False,  # the trainer puts the results in order
+                key=key,
+                workers=tuple(workers),
+                recorder=recorder,
+                consumer=recorder.new_consumer_ring(2),
+            ),
+            (queues,),
+            None,
+        )
+        self.counts.begin(shift)
+        self.shifts.put(shift)
+
+    def get(self) -> Given:
+        """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
+
+        Messages that have come meanwhile are read first: an epoch that begins drops the jobs of
+        the one before.
+        """
+        since_ns = perf_counter_ns()
+        self._read()
+        while not self._waiting:
+            if self.wire.is_over:
+                self.shifts.close()
+                raise ChannelClosed
+            self._page.idle_since_ns = since_ns
+            self._wait()
+            self._read()
+        message = self._waiting.popleft()
+        if isinstance(message, Restart):
+            self.begin(*message)
+            raise ChannelClosed
+        self._waited_ns += perf_counter_ns() - since_ns
+        self._page.idle_since_ns = 0
+        return message
+
+    def _wait(self) -> None:
+        """Wait until something comes; what did not fit before is sent as soon as it does."""
+        self.wire.wait()
+        if self.wire.has_unsent:
+            with self._sending:
+                self.wire.flush()
+
+    def _read(self) -> None:
+        """Read what has come."""
+        wire = self.wire
+        wire.read()
+        while (found := wire.next()) is not None:
+            message = pickle.loads(found[0])
+            if isinstance(message, Free):
+                self.writer.slabs.freed(*message)
+            elif isinstance(message, Restart):
+                # The jobs of this epoch are dropped, even if they came before.
+                self._waiting.clear()
+                self._waiting.append(message)
+            else:
+                *job, slabs, spent = message
+                self.writer.slabs.freed(slabs, spent)
+                self._waiting.append(Given(*job))
+                self._num_came += 1
+        if wire.is_over:  # nobody wants the batches
+            self._waiting.clear()
+
+    def counters(self) -> QueueCounters:
+        """Return the time for which the worker had no job."""
+        return QueueCounters(get_wait=(self._waited_ns, 0, ()))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # What is sent:
+
+    def send(self, message: Any) -> None:
+        """Send a message. Never waits: what does not fit is sent later."""
+        self._say(pickle.dumps(message, 5))
+
+    def _say(self, content: bytes, *files: File) -> None:
+        with self._sending:
+            self.wire.send(content, *files)
+
+    def send_fatal(self, what: str, error: BaseException) -> None:
+        """Send the reason why the process cannot go on."""
+        self.send(Fatal(what, pack_error(error)))
+
+    def put(self, result: Result) -> None:
+        """Send a result, whose batch is packed."""
+        writer = self.writer
+        self._num_sent += 1
+        retired = writer.slabs.retired()
+        self._note_readings()  # before: who has the batch finds it counted
+        try:
+            content = pickle_of(self._answer(result, retired))
+        except BaseException as error:  # an object's own __reduce__ may raise anything
+            result = _without_what_cannot_be_sent(result, error)
+            content = pickle_of(self._answer(result, retired))
+        if not isinstance(result, Loaded):
+            self._say(content)
+            return
+        file = None if writer.slab is None else writer.slab.file
+        self._say(content, *(() if file is None else (file,)))
+        writer.sent()
+
+    def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
+        return Answer(self._epoch, pack_errors_of(result), retired, perf_counter_ns())
+
+    def _note_readings(self) -> None:
+        now = perf_counter_ns()
+        is_last = self._num_sent >= self._num_came
+        if self.counts is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
+            return
+        self._readings_ns = now
+        self._page.count(self._epoch, pickle.dumps(self.counts.readings(), 5))
+
+    def send_all(self) -> None:
+        """Wait until all was sent, or the trainer is gone."""
+        while self.wire.has_unsent and not self.wire.is_over:
+            self._wait()
+
+    def carry_log_lines(self) -> None:
+        """Send what our loggers log to the trainer, which logs it."""
+        logger = logging.getLogger("spdl_torch")
+        logger.handlers = [_ToTrainer(self)]  # a forked child has the trainer's handlers
+        logger.propagate = False
+
+
+def _without_what_cannot_be_sent(result: Result, error: BaseException) -> Result:
+    """Return the result without its iterable's own state, if that is what cannot be pickled; else
+    the error in place of the result."""
+    progress = result.progress
+    if progress is not None and progress.state is not None:
+        try:
+            pickle.dumps(progress.state, 5)
+        except BaseException as reason:
+            progress = progress._replace(state=None, failure=Reason(reason.with_traceback(None)))
+            return result._replace(progress=progress)
+    return Failed(result.number, error)
+
+
+class _ToTrainer(logging.Handler):
+    """Sends the records of our loggers to the trainer, which logs them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send the record; see ``logging.Handler``."""
+        self._trainer.send(LogLine(record.name, record.levelno, record.getMessage()))

@@ -23,11 +23,10 @@ from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
 from .child import Beginning, main
 from .error_pickle import unpack_error
-from .mappings import Mappings
-from .messages import Answer, Fatal, LogLine, Restart, message_of
 from .page import Page
 from .process import NO_GUARD, ChildProcess, forks, start_child
-from .wire import Wire, socket_pair
+from .shared_memory import Mappings
+from .wire import Answer, Fatal, LogLine, Restart, Wire, message_of, socket_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
