@@ -176,7 +176,6 @@ class Channel(Generic[T]):
         self.capacity = capacity
         """The number of items that may wait, bursts aside."""
         self._most = self._room = capacity  # with bursts: ever, and now
-        self._low_water = _low_water(capacity)
         self._last_full = (perf_counter_ns(), 0)  # when it was found full, items taken till then
         self._marks = marks
         self._lock = threading.RLock()
@@ -267,8 +266,12 @@ class Channel(Generic[T]):
                             self._wake_everyone()
                     elif self._gets.waiters and not self._gets.is_woken:
                         self._wake(self._gets)
+                    # A producer that found the channel full is woken when it is half empty, and
+                    # then brings several items. Small channels, whose items are few and large, are
+                    # refilled at once.
                     puts = self._puts
-                    if puts.waiters and not puts.is_woken and len(items) <= self._low_water:
+                    is_wanted = puts.waiters and not puts.is_woken
+                    if is_wanted and (2 * len(items) <= self._room or self._room < 8):
                         self._wake(puts)
                     return number, item
                 except BaseException:
@@ -315,15 +318,10 @@ class Channel(Generic[T]):
         with self._lock, self._all_awake_if_cut_off():
             if capacity > self.capacity:
                 room = max(self._room, capacity)
-                most, low_water = max(self._most, capacity), _low_water(room)
+                most = max(self._most, capacity)
                 # All of them or none: Python runs signal handlers at calls, not between
                 # assignments.
-                self.capacity, self._room, self._most, self._low_water = (
-                    capacity,
-                    room,
-                    most,
-                    low_water,
-                )
+                self.capacity, self._room, self._most = capacity, room, most
             if not self._puts.is_woken:
                 self._wake(self._puts)
 
@@ -498,7 +496,6 @@ class Channel(Generic[T]):
         self._last_full = now_ns, self.num_got
         quick = now_ns - full_ns < _QUICK_NS * taken
         self._room = min(2 * before, self._most) if quick else self.capacity
-        self._low_water = _low_water(self._room)
         return self._room > before
 
     def _place(self, seq: int | None, item: Any, last: bool) -> int:
@@ -566,10 +563,3 @@ class Channel(Generic[T]):
         except BaseException:
             self._wake_everyone()
             raise
-
-
-def _low_water(room: int) -> int:
-    """Return how many items are left when a producer that found the channel full is woken: it then
-    brings several items per wake-up. Small channels, whose items are few and large, are refilled at
-    once."""
-    return room if room < 8 else room // 2

@@ -90,7 +90,8 @@ class Run:
         interval = None if interval == -1 else interval
         self.task_limit = self._make_task_limit()
         self._make_line(interval)
-        subjects: list[Reports] = [*self._recorders(), *self.queues]
+        hooks = [hook for stage in self.stages for hook in stage.hooks.recorders]
+        subjects: list[Reports] = [*hooks, *self.queues]
         if options.tuner is not None:
             subjects.append(options.tuner.attach(self))
         self._reporter = Reporter(subjects, self._join_workers)
@@ -161,13 +162,13 @@ class Run:
             self.queues.append(queue)
         self.outlet = queue
         """The queue from which the consumer takes."""
-        self._sink = make_queue(infos[-1], spec.sink.buffer_size)
-        self._sink.show(queue)
-        queue.grow(queue.capacity + self._sink.buffer_size)
+        sink = make_queue(infos[-1], spec.sink.buffer_size)
+        sink.show(queue)
+        queue.grow(queue.capacity + sink.buffer_size)
         for number, (info, queue) in enumerate(zip(infos[:-1], self.queues, strict=True)):
             recorder.add_queue(number, info.stage_name, queue.capacity)
         self._consumer = recorder.new_consumer_ring(len(self.queues), queue)
-        self.queues.append(self._sink)
+        self.queues.append(sink)
 
     # How it runs:
 
@@ -193,8 +194,7 @@ class Run:
                 self.loop.hold()  # until the stage has ended
         try:
             for part in parts:
-                queues = [part.outlet, self._sink] if part is parts[-1] else [part.outlet]
-                part.enter(*queues)
+                part.enter(part.outlet, *([self.queues[-1]] if part is parts[-1] else []))
         except Exception as error:
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
@@ -408,7 +408,7 @@ class Run:
         """Raise the capacity of the queue after that stage, unless the user gave it."""
         queue = self.queues[number]
         if queue is self.outlet:
-            capacity += self._sink.buffer_size
+            capacity += self.queues[-1].buffer_size
         is_given = number > 0 and self.spec.pipes[number - 1].buffer_size is not None
         if not is_given and capacity > queue.capacity:
             queue.grow(capacity)
@@ -420,9 +420,6 @@ class Run:
         """Return the readings of the machine since the start, up to the end; None = it keeps no
         statistics."""
         return self._probing.readings()
-
-    def _recorders(self) -> list[TaskStatsHook]:
-        return [hook for stage in self.stages for hook in stage.hooks.recorders]
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics from the start to now, or to the end; open waits included."""

@@ -18,7 +18,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -49,25 +48,11 @@ _taken_over: list[TakeOver] = []
 def takes_over(read: TakeOver) -> TakeOver:
     """Decorate a function that reads a setting which new threads inherit.
 
-    It is called on the thread that starts another one; what it returns is called first on the new
-    thread. None = nothing to set.
+    It is called on the thread that starts others; what it returns is called first on each of them.
+    None = nothing to set.
     """
     _taken_over.append(read)
     return read
-
-
-def taking_over(target: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for a new thread, which takes over the caller's settings and calls
-    ``target``.
-    """
-    steps = [step for read in _taken_over if (step := read()) is not None]
-
-    def run() -> None:
-        for step in steps:
-            step()
-        target()
-
-    return run
 
 
 @takes_over
@@ -203,9 +188,11 @@ class ThreadGroup:
             _install_exit_hook()
             self._user = _user()
             _live.add(self)
+        steps = [step for read in _taken_over if (step := read()) is not None]
         threads = [
             threading.Thread(
-                target=taking_over(partial(_run_as, f"spdl-{name}", target)),
+                target=_run_as,
+                args=(f"spdl-{name}", target, steps),
                 name=f"spdl-{name}",
                 daemon=True,
             )
@@ -250,8 +237,11 @@ class ThreadGroup:
         return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
 
 
-def _run_as(name: str, target: Callable[[], None]) -> None:
-    """Run ``target`` as a thread that the system knows by this name, with those that it starts."""
+def _run_as(name: str, target: Callable[[], None], steps: Sequence[Callable[[], None]]) -> None:
+    """Run ``target`` as a thread that the system knows by this name, with those that it starts.
+    ``steps``: take over the settings of the thread that has started it."""
+    for step in steps:
+        step()
     call_itself(name)
     try:
         target()
