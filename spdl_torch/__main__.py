@@ -15,9 +15,7 @@ from .check_gpu.arguments import add_check_gpu
 from .command_options import CommandError
 from .demo.command import add_demo
 from .measuring.arguments import add_photographs
-from .observe.commands.plot import add_plot
-from .observe.commands.report import add_report
-from .observe.commands.trace import add_trace
+from .observe.commands import add_plot, add_report, add_trace
 from .prepare.arguments import add_prepare
 from .run.command import add_run
 from .shown_text import printable

@@ -21,9 +21,9 @@ from .loader.dataloader import DataLoader
 from .loader.for_trainers import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
 from .observe.store.following import Follower, Tally, report_of
-from .observe.store.metrics import legal_name, metrics_of
 from .observe.store.recording import path_of_rank
 from .observe.store.writer import SQLiteStatsWriter
+from .observe.verdict.figures import legal_name, metrics_of
 from .scopes import scope
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spdl_torch.measuring.quantiles import quantile
+from spdl_torch.measuring.hand_over import quantile
 
 from . import images, table_photographs, table_tiny
 from .image_peers import spdl_decoding

@@ -23,8 +23,7 @@ from ..io._transfer.transfer import Staged, Transfer
 from ..loader.backends.transfer_stage import most_pieces
 from ..loader.dataloader import DataLoader
 from ..machine.limits import whole_cores
-from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP, hand_overs
-from ..measuring.quantiles import quantile
+from ..measuring.hand_over import WARM_UP as HAND_OVER_WARM_UP, hand_overs, quantile
 from ..nn import ToFloat
 
 if TYPE_CHECKING:

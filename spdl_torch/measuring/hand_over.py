@@ -1,4 +1,4 @@
-"""The time that a loop's own thread spends on batches that are ready."""
+"""The time that a loop's own thread spends on batches that are ready; quantiles of times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 WARM_UP = 20
 
@@ -93,3 +93,9 @@ class _Stopwatch:
                 self.elapsed_ns += time.thread_time_ns() - start_ns
 
         return measured
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that a share of all values, 0-1, does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

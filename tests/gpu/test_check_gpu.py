@@ -20,7 +20,7 @@ from spdl_torch.__main__ import main
 from spdl_torch.check_gpu import command, correctness, exits, rates
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.io._transfer import transfer
-from spdl_torch.measuring.quantiles import quantile
+from spdl_torch.measuring.hand_over import quantile
 
 __all__ = ["gpu", "no_thread_left"]
 

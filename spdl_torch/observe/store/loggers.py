@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..verdict.figures import metrics_of
 from .following import Tally
-from .metrics import metrics_of
 
 if TYPE_CHECKING:
     from ..verdict.placement import Placement

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, overload
 from ...engine.threads import repeating
 from ...scopes import scope
 from ..verdict.causes import num_delivered
+from ..verdict.figures import legal_name
 from .epoch_watchers import is_telling, watched
 from .following import Follower
 from .loggers import LoggerFeed, opened
 from .logging_hooks import recording_gc
-from .metrics import legal_name
-from .run_rows import rank_and_world_size
-from .writer import SQLiteStatsWriter, check_seconds
+from .writer import SQLiteStatsWriter, check_seconds, rank_and_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...whole_files import starts_like_json
-from .flows import FLOWS_PER_PROCESS
 from .json_file import OURS, damaged, path_to_write, profiles_of, read, write
-from .rows import microseconds, nanoseconds
+from .rows import FLOWS_PER_PROCESS, microseconds, nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

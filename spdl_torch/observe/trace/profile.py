@@ -176,20 +176,13 @@ class Profile:
         return cls(first.report, rank=first.rank, _loaded=first)
 
 
-_IN_STATISTICS = (
-    *("num_tasks", "num_failures", "num_dropped", "task_seconds_mean", "task_seconds_p50"),
-    *("task_seconds_p90", "task_seconds_p99", "capacity_per_second", "queue_occupancy_ratio"),
-)
-
-
 def _figures(stage: StageStats, elapsed: float) -> dict[str, float]:
-    figures = figures_of(stage, elapsed)
     return {
         "threads": stage.concurrency,
         "busy_seconds": stage.busy_ns / 1e9,
         "cpu_seconds": stage.cpu_ns / 1e9,
         "wait_in_seconds": stage.wait_in_ns / 1e9,
         "wait_out_seconds": stage.wait_out_ns / 1e9,
-        "tasks_per_second": figures["items_per_second"],
-        **{key: figures[key] for key in _IN_STATISTICS},
+        "tasks_per_second": figures_of(stage, elapsed, "metrics")["items_per_second"],
+        **figures_of(stage, elapsed, "statistics"),
     }

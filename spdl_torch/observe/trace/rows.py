@@ -1,4 +1,5 @@
-"""The rows of one process in a trace: slices, counters and instants, from turns.
+"""The rows of one process in a trace: slices, counters and instants, from turns; and the arrows
+between slices: the path of an item from its first stage to the training step.
 
 The details follow from how the viewers read them:
 
@@ -19,10 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...engine.moments import Outcome
-from .flows import Placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ...engine.moments import QueueTrack, TwoClocks
     from ...engine.timeline import Part, Row, Timeline, Turn
@@ -34,6 +34,13 @@ WAIT_IN, PROCESS, STEP = "Wait on Input Queue", "Process", "Training Step"
 WAIT_OUT = "Wait on Output Queue"
 
 Event = dict[str, Any]
+
+_MOST_FLOWS = 200  # arrows in a trace
+FLOWS_PER_PROCESS = 2**20
+"""An id is the process id times this plus a number: unique in a merged file too."""
+
+Stop = tuple["Turn", Event]
+"""A turn and its ``Process`` slice."""
 
 
 def microseconds(nanoseconds: int) -> float:
@@ -57,6 +64,46 @@ def num_slices(turn: Turn) -> int:
         + (turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS)
         + (turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS)
     )
+
+
+@dataclass
+class Placed:
+    """The slices of one timeline, by the number of their stage."""
+
+    pid: int
+    stage_numbers: Sequence[int]
+    """The numbers of all stages, in order, with or without slices."""
+    stops: dict[int, list[Stop]] = field(default_factory=dict)
+
+    def add(self, stage_number: int, turn: Turn, event: Event) -> None:
+        """Add a turn and the slice that shows its work."""
+        self.stops.setdefault(stage_number, []).append((turn, event))
+
+    def ways(self) -> Iterator[list[Stop]]:
+        """Yield the paths of items, each over at least two stops; no stop lies on two of them.
+
+        Where several items became one, as samples become a batch, the path is that of the last one,
+        for which the others waited.
+        """
+        came_from: dict[int, Stop] = {}  # by the id() of the slice after it
+        goes_on: set[int] = set()
+        by_number = {
+            stage_number: {stop[0].number: stop for stop in here if stop[0].number >= 0}
+            for stage_number, here in self.stops.items()
+        }
+        for stage_number, next_number in itertools.pairwise(self.stage_numbers):
+            for stop in self.stops.get(stage_number, []):
+                after = by_number.get(next_number, {}).get(stop[0].output)
+                if after is None or stop[0].ended_ns > after[0].started_ns:
+                    continue
+                goes_on.add(id(stop[1]))
+                known = came_from.get(id(after[1]))
+                if known is None or known[0].ended_ns < stop[0].ended_ns:
+                    came_from[id(after[1])] = stop
+        for here in self.stops.values():
+            for stop in here:
+                if id(stop[1]) not in goes_on and id(stop[1]) in came_from:
+                    yield list(_back(stop, came_from))[::-1]
 
 
 @dataclass
@@ -280,3 +327,34 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     # Not every text can be written to a file: names of files may be any bytes.
     return str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def _back(stop: Stop | None, came_from: Mapping[int, Stop]) -> Iterator[Stop]:
+    while stop is not None:
+        yield stop
+        stop = came_from.get(id(stop[1]))
+
+
+def add_flows(timelines: Iterable[Placed]) -> None:
+    """Mark the slices of every k-th item, so that there are no more than ``_MOST_FLOWS``.
+
+    Where any item reached the consumer, only such items count, and those that a stage dropped or
+    failed on: the others only seem to end there, since their next turn was too short to record.
+    """
+    ways = [(placed.pid, way) for placed in timelines for way in placed.ways()]
+    if any(_is_step(way[-1]) for _, way in ways):
+        ways = [pair for pair in ways if _is_step(pair[1][-1]) or pair[1][-1][0].outcome]
+    ways.sort(key=lambda pair: pair[1][-1][1]["ts"])
+    every = -(-len(ways) // _MOST_FLOWS) or 1
+    for number, (pid, way) in enumerate(ways[::every]):
+        bind_id = f"{pid * FLOWS_PER_PROCESS + number:#x}"
+        for place, (_, event) in enumerate(way):
+            event["bind_id"] = bind_id
+            if place > 0:
+                event["flow_in"] = True
+            if place < len(way) - 1:
+                event["flow_out"] = True
+
+
+def _is_step(stop: Stop) -> bool:
+    return bool(stop[1]["cat"] == "consumer")
