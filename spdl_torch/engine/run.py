@@ -354,7 +354,7 @@ class Run:
         """Join all threads but the source's. The loop's ends with those that need it, unless Ctrl-C
         came before they began; by its name, as nobody may know its thread then."""
         loop = [each for each in self._threads.threads() if each.name == f"spdl-{LOOP_NAME}"]
-        if not self._threads.join(timeout, without=[*self._source_threads(), *loop]):
+        if loop and not self._threads.join(timeout, without=[*self._source_threads(), *loop]):
             return False
         self.loop.end()
         return self._threads.join(timeout, without=self._source_threads())

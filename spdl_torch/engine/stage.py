@@ -293,7 +293,6 @@ class Stage:
                 number, item = take()
             except (EndOfChannel, StopIteration):
                 return
-            worker.taken = number
             output, outcome, cpu_ns, started_ns = -1, _PASSED, -1, perf_counter_ns()
             if call is None and (clock.num_unclocked < 1 or started_ns >= clock.due_ns):
                 started_ns = clock.read()
@@ -307,6 +306,7 @@ class Stage:
                     else:
                         cpu_ns = clock.cpu_of(started_ns, ended_ns)
                 else:
+                    worker.taken = number
                     result, wall_ns, cpu_ns = call(item)
                     # The work of a generator and its waits for room alternate; the turn shows all
                     # of the work first.

@@ -207,13 +207,14 @@ class ThreadGroup:
     ) -> bool:
         """Join every thread but ``without`` and the caller's own; False if time ran out."""
         deadline = None if timeout is None else monotonic() + timeout
+        me = threading.current_thread()
         for thread in self._threads:
-            if thread in without or thread is threading.current_thread():
+            if thread in without or thread is me:
                 continue
             if thread.ident is None:  # stopped during start(): it will find its channels closed
                 continue
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
-        return not self.alive(without=without)
+        return timeout is None or not self.alive(without=without)
 
     def threads(self) -> list[threading.Thread]:
         """Return all threads that were started, in that order, ended ones included."""
