@@ -88,9 +88,13 @@ class LoaderIterator(EpochIterator):
         self._start = loader._state.figures.start = WorkersStart()
         super().__init__(loader)
         self._has_workers = self._num_workers > 0
+        # Attributes of a finished loader may be set to anything.
+        if self._num_workers < 0:
+            raise AssertionError(f"DataLoader: num_workers must be >= 0, got {self._num_workers}.")
         if self._has_workers and not loader.prefetch_factor:
             raise AssertionError(
-                f"DataLoader: prefetch_factor must be >= 1, got {loader.prefetch_factor}."
+                f"DataLoader: prefetch_factor must be >= 1 for num_workers={self._num_workers}, "
+                f"got {loader.prefetch_factor}. Set loader.prefetch_factor, too."
             )
         if self._timeout > 0 and not self._has_workers:
             raise AssertionError(
@@ -397,7 +401,7 @@ class LoaderIterator(EpochIterator):
 
 def _max_outstanding(loader: BaseLoader[Any]) -> int:
     """The limit of jobs that are given out and not received: one without workers."""
-    return int(loader.prefetch_factor * loader.num_workers) if loader.prefetch_factor else 1
+    return max(1, int((loader.prefetch_factor or 1) * loader.num_workers))
 
 
 def _most_workers(loader: BaseLoader[Any]) -> int:

@@ -145,6 +145,36 @@ def test_attributes_set_after_construction_are_read_at_iter():
     assert list(loader) == [[3], [2, 1]]
 
 
+@pytest.mark.parametrize("has_loaded", [False, True])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("kind", [range, StreamData])
+def test_number_of_workers_that_is_set_later_loads_as_torchs_does(kind, isolation, has_loaded):
+    """Every sample; or an error that says what to set."""
+    for before, after in ((1, 0), (1, 2), (2, 0)):
+        found = []
+        for loader_class, own in ((TorchLoader, {}), (DataLoader, {"isolation": isolation})):
+            loader = loader_class(kind(7), 2, num_workers=before, **own)
+            assert not has_loaded or epoch_of(loader)
+            loader.num_workers = after
+            found.append([*epoch_of(loader), len(loader)])
+        assert found[0] == found[1], (before, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (1, -1, "num_workers must be >= 0, got -1"),
+        (0, 1, "prefetch_factor must be >= 1 for num_workers=1, got None. Set"),
+    ],
+)
+def test_number_of_workers_that_cannot_be_set_is_an_error(before, after, said):
+    """Of torch's type, when the epoch begins."""
+    loader = DataLoader(range(7), num_workers=before)
+    loader.num_workers = after
+    with pytest.raises(AssertionError, match=said):
+        iter(loader)
+
+
 # -- length ------------------------------------------------------------------------------------
 
 
