@@ -7,6 +7,8 @@ them.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,34 @@ from ..objects.members import slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
 _SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return whether a signal's handler raised an error, whatever it interrupted: among its frames
+    is one that was called with a signal's number and its caller's frame, as Python calls handlers.
+    """
+    caller, entry = None, error.__traceback__
+    while entry is not None:
+        frame, entry = entry.tb_frame, entry.tb_next
+        if caller is not None and _is_handler(frame, caller):
+            return True
+        caller = frame
+    return False
+
+
+def _is_handler(frame: FrameType, caller: FrameType) -> bool:
+    code, local = frame.f_code, frame.f_locals
+    num_named = code.co_argcount + code.co_kwonlyargcount
+    given = [local.get(name) for name in code.co_varnames[:num_named]]
+    if code.co_flags & inspect.CO_VARARGS:
+        given += local.get(code.co_varnames[num_named], ())
+    return any(
+        isinstance(number, int) and found is caller for number, found in itertools.pairwise(given)
+    )
 
 
 def copy_of(error: BaseException) -> BaseException:

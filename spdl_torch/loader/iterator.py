@@ -26,7 +26,7 @@ from .backends.backend import Draws, LoadSpec
 from .backends.jobs import NO_BATCHES, Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
 from .dealing import Dealing
 from .epoch_iterator import EpochIterator
-from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
+from .error_notes import add_thread_note, as_raised_in_loop, describe_batch, is_of_handler
 from .loader_state import WorkersStart
 from .opening import open_backend, open_device_stage, pinned
 from .sampling.sampler_chain import names_of
@@ -294,6 +294,8 @@ class LoaderIterator(EpochIterator):
             try:
                 taken = self._stats.draws.time(self._order.draw, self._sampler_iter)
             except Exception as error:  # the sampler's own
+                if is_of_handler(error):
+                    raise
                 return Told(error)
             if taken is None:
                 break

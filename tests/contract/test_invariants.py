@@ -71,6 +71,42 @@ def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     assert place > 10
 
 
+class TooLate(Exception):
+    """What a handler raises that limits the time of a loop, as many are written."""
+
+
+def raise_too_late(*_):
+    raise TooLate
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@by_pairs(seat=[NONE, THREADS, FORKED], kind=[Indices, IndexStream], on_error=["raise", "skip"])
+def test_error_that_a_handler_raises_costs_the_loop_no_sample(seat, kind, on_error):
+    """It is not the dataset's, wherever it comes: the loop gets it as itself, and the state has
+    what the loop has not had."""
+    before = signal.signal(signal.SIGUSR1, raise_too_late)
+    try:
+        for place in itertools.count(1, 3 * step_of(seat)):
+            loader = seat.loader(kind(LENGTH), 4, on_error=on_error)
+            batches, received = iter(loader), None
+            had = next(batches).tolist()
+            with suppress(TooLate), AtCall(place, signal.SIGUSR1) as at_call:
+                for batch in batches:
+                    received = batch
+                    break
+            had += [] if received is None else received.tolist()
+            if at_call.where is None or at_call.where.startswith(__file__):
+                break
+            again = seat.loader(kind(LENGTH), 4, on_error=on_error)
+            again.load_state_dict(loader.state_dict())
+            had += [n for batch in again for n in batch.tolist()]
+            assert sorted(had) == list(range(LENGTH))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert place > 10
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @in_every_seat

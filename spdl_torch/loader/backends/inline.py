@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
+from ..error_notes import is_of_handler
 from ..fetching.bad_samples import record_bad
 from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts
@@ -104,6 +105,8 @@ class InlineWorker(Backend):
                 return result
             return self._sent(result)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             return Failed(job.number, error)
         finally:
             result = None  # an error's traceback leads here, and a reference to it would be a cycle
@@ -124,6 +127,8 @@ class InlineWorker(Backend):
             if stage is not None:
                 batch = stage.transfer(batch, number)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             return Failed(number, error, progress, tries)
         return Loaded(number, batch, progress, tries)
 

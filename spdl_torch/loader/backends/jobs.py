@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..error_notes import is_of_handler
 from ..fetching.bad_samples import NoGoodSample, record_bad
 from ..fetching.items import EndOfIterable
 
@@ -116,6 +117,8 @@ def result_of(
     except EndOfIterable:
         return Exhausted(number, maker.progress(wanted=wanted), maker.tries())
     except catches as error:
+        if catches is not BaseException and is_of_handler(error):
+            raise
         return Failed(number, error, maker.progress(wanted=wanted), maker.tries())
 
 

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ..error_notes import is_of_handler
 from ..sampling.sampler_chain import unshared
 from .epoch_start import SamplerState
 from .user_state import state_of
@@ -90,6 +91,8 @@ class Drawing:
             try:
                 next(self, None)  # it stays for the loop
             except Exception as error:
+                if is_of_handler(error):
+                    raise
                 self._failure = error
         left = self._num_left
         if left is not None and left < 0:  # its length is too small
@@ -119,8 +122,8 @@ class Drawing:
                     self._num_left -= 1
                 self._is_asking = False
                 return
-        except Exception:
-            self._is_asking = False
+        except Exception as error:
+            self._is_asking = is_of_handler(error)
             raise
         self._is_asking = False
         if not is_first:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from ...io._storage import batch_room
-from ..error_notes import describe_batch
+from ..error_notes import describe_batch, is_of_handler
 from .bad_samples import MISSING, BadSample, NoGoodSample, Tries
 from .collating import Collating
 from .items import Items, SingleItems
@@ -76,7 +76,9 @@ class Batch:
             self.streams.at(place)
 
     def note_bad(self, place: int, key: Any, error: Exception) -> None:
-        """Keep an error that is tolerated."""
+        """Keep an error that is tolerated. Raises: the error, if a signal's handler raised it."""
+        if is_of_handler(error):
+            raise error
         self.bad.append(BadSample(place, key, error))
 
     def forget_bad(self) -> None:

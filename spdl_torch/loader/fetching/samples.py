@@ -20,7 +20,14 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from ...engine.failures import describe
 from ...io._storage import room_in_batch
 from ...objects.kinds import is_memory
-from ..error_notes import add_thread_note, cause_of, describe_indices, noted_call, noted_sample
+from ..error_notes import (
+    add_thread_note,
+    cause_of,
+    describe_indices,
+    is_of_handler,
+    noted_call,
+    noted_sample,
+)
 from .bad_samples import MISSING, nothing_good
 from .collating import has_torchs_types_only, is_torchs_collate
 from .timing import LONG_SAMPLES, timed
@@ -208,6 +215,7 @@ class SamplesAtOnce(Samples):
             return timed(self._cell, self._dataset.__getitems__, index)
         except BaseException as error:
             tolerates = self._batch.tolerance is not None and isinstance(error, Exception)
+            tolerates = tolerates and not is_of_handler(error)
             if not tolerates or not isinstance(index, list | tuple):
                 where = f"in {self._name}.__getitems__"
                 raise noted_call(

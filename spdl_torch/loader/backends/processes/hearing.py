@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.channel import ChannelClosed, WaitIsOver, WaitTime
 from ....engine.counters import QueueCounters
+from ...error_notes import is_of_handler
 from ..jobs import NO_BATCHES, Failed, Loaded, record
 from .batch_packing import unpack
 from .error_pickle import unpack_errors_of
@@ -309,6 +310,8 @@ class Incoming:
                 loaded = loaded._replace(batch=self._finalize(loaded.batch))
             return unpack_errors_of(loaded)
         except self._catches as error:
+            if is_of_handler(error):
+                raise
             rest = unpack_errors_of(packed)
             return Failed(packed.number, error, rest.progress, rest.tries)
 

@@ -21,6 +21,7 @@ import torch.distributed
 
 from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
+from ...error_notes import is_of_handler
 from .child import Beginning, main
 from .error_pickle import unpack_error
 from .page import Page
@@ -145,6 +146,8 @@ class WorkerProcess:
         except Exception as error:
             if any(freed):
                 self.send(freed)  # nobody reports them again
+            if is_of_handler(error):
+                raise
             return error
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
@@ -180,6 +183,8 @@ class WorkerProcess:
                 if answer is not None:
                     yield answer
         except Exception as error:  # what it sent cannot be received
+            if is_of_handler(error):
+                raise
             self.fault = error
         self.is_over = has_ended or wire.is_over or self.fault is not None
 
