@@ -245,10 +245,12 @@ class Crew(Backend):
         return epoch
 
     def _gone(self) -> str:
-        fork = "" if self._threads.is_here else "; they did not follow into a forked process"
+        new = "Call iter(loader) for new ones"
+        if not self._threads.is_here:
+            return f"DataLoader: its workers did not follow into a forked process. {new}."
         return (
-            f"DataLoader: the workers of this iterator have ended{fork}. Call iter(loader) for new "
-            "ones, and end a thread that loads before the program ends."
+            f"DataLoader: the workers of this iterator have ended. {new}, and end a thread that "
+            "loads before the program ends."
         )
 
     def _pass_on(self, stage: Forwarder, epoch: Epoch) -> None:
