@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -44,21 +45,30 @@ def hand_overs(
     move: what the loop does to have the batch on the device, as a part of receiving it; None: it is
         there.
     """
-    asking = _Stopwatch()
+    asked_ns = 0
+
+    def timed(ask: Callable[[], Any]) -> Any:
+        nonlocal asked_ns
+        start_ns = time.thread_time_ns()
+        try:
+            return ask()
+        finally:
+            asked_ns += time.thread_time_ns() - start_ns
+
     names = [name for name in _ASKING if hasattr(batches, name)]
     for name in names:
-        setattr(batches, name, asking.around(getattr(batches, name)))
+        setattr(batches, name, partial(timed, getattr(batches, name)))
     took = []
     try:
         for _ in range(WARM_UP + num_batches):
             settle()
             wait_for_batch(batches)
-            asking.elapsed_ns, start_ns = 0, time.thread_time_ns()
+            asked_ns, start_ns = 0, time.thread_time_ns()
             batch = next(batches)
             if move is not None:
                 batch = move(batch)
             total_ns = time.thread_time_ns() - start_ns
-            took.append(HandOver((total_ns - asking.elapsed_ns) / 1e3, asking.elapsed_ns / 1e3))
+            took.append(HandOver((total_ns - asked_ns) / 1e3, asked_ns / 1e3))
             del batch
     finally:
         for name in names:  # back to its own methods, which do not keep it alive
@@ -74,25 +84,6 @@ def wait_for_batch(batches: Any) -> None:
         return
     while outlet != () and not len(outlet) and not outlet.closed:
         time.sleep(0.001)
-
-
-class _Stopwatch:
-    """Adds up the CPU time of calls on one thread."""
-
-    def __init__(self) -> None:
-        self.elapsed_ns = 0
-
-    def around(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the function, wrapped so that it is measured."""
-
-        def measured() -> Any:
-            start_ns = time.thread_time_ns()
-            try:
-                return function()
-            finally:
-                self.elapsed_ns += time.thread_time_ns() - start_ns
-
-        return measured
 
 
 def quantile(values: Sequence[float], share: float) -> float:

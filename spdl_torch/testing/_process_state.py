@@ -38,19 +38,16 @@ class ProcessState:
         """Describe what differs now, each by its expression, as ``torch.get_default_dtype()
         (torch.float64 in place of torch.float32)``.
         """
-        now = ProcessState.now().values
-        return {
-            name: f"{name} ({_change(was, now[name])})"
-            for name, was in self.values.items()
-            if was != now[name]
-        }
+        return {name: f"{name} ({_change(*pair)})" for name, pair in self._differing().items()}
 
     def put_back(self) -> None:
         """Restore what differs now to what it was."""
+        for name, (was, _) in self._differing().items():
+            _SETTINGS[name][1](was)
+
+    def _differing(self) -> dict[str, tuple[Any, Any]]:
         now = ProcessState.now().values
-        for name, was in self.values.items():
-            if was != now[name]:
-                _SETTINGS[name][1](was)
+        return {n: (was, now[n]) for n, was in self.values.items() if was != now[n]}
 
     @staticmethod
     @scope

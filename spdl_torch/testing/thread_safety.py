@@ -65,7 +65,11 @@ def assert_thread_safe(
         ValueError: a number < 1, or fewer than two workers. TypeError: no such dataset.
         Whatever the dataset raises when it is loaded alone.
     """
-    _check_numbers(num_workers=num_workers, num_batches=num_batches, num_rounds=num_rounds)
+    numbers = {"num_workers": num_workers, "num_batches": num_batches, "num_rounds": num_rounds}
+    for name, number in numbers.items():
+        least = 2 if name == "num_workers" else 1
+        if number < least:
+            raise ValueError(f"assert_thread_safe: {name} must be >= {least}, got {number!r}.")
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
         raise TypeError(
             "assert_thread_safe: dataset must have __getitem__ and __len__, or be an "
@@ -85,13 +89,6 @@ def assert_thread_safe(
         # More threads than cores are wanted here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         _compare(both_ways, num_rounds)
-
-
-def _check_numbers(**numbers: int) -> None:
-    for name, number in numbers.items():
-        least = 2 if name == "num_workers" else 1
-        if number < least:
-            raise ValueError(f"assert_thread_safe: {name} must be >= {least}, got {number!r}.")
 
 
 def _compare(both_ways: BothWays, num_rounds: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from spdl_torch.observe.trace.json_file import OURS, owned_pids, profiles_of, read, report_in
+from spdl_torch.observe.trace.json_file import OURS, profiles_of, read, report_in
 from spdl_torch.observe.trace.rows import nanoseconds
 
 _LATEST = 2.0**62  # microseconds: every time that a viewer can show
@@ -67,8 +67,8 @@ def check_trace(trace):
         content = dict(trace)
         json.dumps(content, allow_nan=False)
     profiles = profiles_of(content, "the trace") if OURS in content else []
-    events, pids = content["traceEvents"], owned_pids(content)
-    own = events if pids is None else [event for event in events if event.get("pid") in pids]
+    events, pids = content["traceEvents"], {pid for each in profiles for pid in each["pids"]}
+    own = [each for each in events if each.get("pid") in pids] if OURS in content else events
     rows, flows = {}, {}
     for event in own:
         _check_event(event)

@@ -142,8 +142,7 @@ def draw(
             _draw_lanes(axes, panel, seconds)
         else:
             _draw_curves(axes, panel, seconds)
-        for kind in _COLLECTIONS:
-            _draw_collections(axes, kind, _of_kind(inside, kind), span, seconds)
+        _draw_collections(axes, inside, span, seconds)
     figure.align_ylabels()
     margin = 0.015 * (span[1] - span[0]) / seconds or 0.5
     all_axes[-1].set_xlim(span[0] / seconds - margin, span[1] / seconds + margin)
@@ -229,32 +228,31 @@ def _corners(start: float, stop: float, bottom: float, top: float) -> list[tuple
 
 
 def _draw_collections(
-    axes: Axes,
-    kind: str,
-    collections: Sequence[Collection],
-    span: tuple[float, float],
-    unit_seconds: float,
+    axes: Axes, collections: Sequence[Collection], span: tuple[float, float], unit_seconds: float
 ) -> None:
     """Draw full collections over the whole height; young ones, which are many, at the foot."""
     from matplotlib.collections import PolyCollection
 
     start, stop = span
-    spans = [(max(c.start, start), min(c.stop, stop)) for c in collections]
-    if not spans:
-        return
-    corners = [
-        _corners(begin / unit_seconds, end / unit_seconds, 0.0, 1.0 if kind == "full" else 0.04)
-        for begin, end in merged(spans, gap=(stop - start) / _COLUMNS)
-    ]
-    transform, style = axes.get_xaxis_transform(), _COLLECTIONS[kind]
-    shapes = PolyCollection(
-        corners, transform=transform, linewidth=0.6, zorder=0.5, gid=f"gc-{kind}", **style
-    )
-    axes.add_collection(shapes, autolim=False)
+    for kind, those in _by_kind(collections).items():
+        spans = [(max(c.start, start), min(c.stop, stop)) for c in those]
+        corners = [
+            _corners(begin / unit_seconds, end / unit_seconds, 0.0, 1.0 if kind == "full" else 0.04)
+            for begin, end in merged(spans, gap=(stop - start) / _COLUMNS)
+        ]
+        transform, style = axes.get_xaxis_transform(), _COLLECTIONS[kind]
+        shapes = PolyCollection(
+            corners, transform=transform, linewidth=0.6, zorder=0.5, gid=f"gc-{kind}", **style
+        )
+        axes.add_collection(shapes, autolim=False)
 
 
-def _of_kind(collections: Iterable[Collection], kind: str) -> list[Collection]:
-    return [each for each in collections if each.is_full is (kind == "full")]
+def _by_kind(collections: Iterable[Collection]) -> dict[str, list[Collection]]:
+    """Return those of each kind that there is."""
+    found: dict[str, list[Collection]] = {kind: [] for kind in _COLLECTIONS}
+    for each in collections:
+        found["full" if each.is_full else "young"].append(each)
+    return {kind: those for kind, those in found.items() if those}
 
 
 def merged(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tuple[float, float]]:
@@ -290,11 +288,10 @@ def _draw_legend(
             handles.append(Line2D([], [], color=_GREY, label=kind, **style))
     kinds = [pair for p in panels if isinstance(p, Lanes) for pair in _colours_of(p).items()]
     handles += [Patch(facecolor=c, label=_legend_label(kind, marked)) for kind, c in kinds]
-    for kind, style in _COLLECTIONS.items():
-        if those := _of_kind(collections, kind):
-            seconds = sum(each.stop - each.start for each in those)
-            label = f"{kind} garbage\ncollections: {len(those):,},\n{seconds:.3g} s in all"
-            handles.append(Patch(label=label, **style))
+    for kind, those in _by_kind(collections).items():
+        seconds = sum(each.stop - each.start for each in those)
+        label = f"{kind} garbage\ncollections: {len(those):,},\n{seconds:.3g} s in all"
+        handles.append(Patch(label=label, **_COLLECTIONS[kind]))
     labels = [str(handle.get_label()) for handle in handles]
     legend = figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     for text in legend.get_texts():  # dollar signs in names would begin a formula

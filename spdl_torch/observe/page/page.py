@@ -5,7 +5,6 @@ The template is Jinja2's, which torch brings; it is imported here alone and only
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,20 +23,6 @@ _TITLES = {
     "failure": "Failures",
     "skipped": "Skipped samples",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What a page says of one report: sentences, each with a word before it, and a table."""
-
-    heading: str = ""
-    said: Sequence[tuple[str, str]] = ()
-    headings: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    meanings: Mapping[str, str] = field(default_factory=dict)
-    """Of headings, shown when the pointer is on one."""
-    marked: str | None = None
-    """The first cell of the row that stands out."""
 
 
 class Event(NamedTuple):
@@ -60,7 +45,7 @@ class Table(NamedTuple):
 
 def html_of(
     title: str,
-    parts: Sequence[Part],
+    parts: Sequence[Mapping[str, Any]],
     *,
     charts: Sequence[tuple[str, str]] = (),
     tables: Sequence[Table] = (),
@@ -68,6 +53,9 @@ def html_of(
 ) -> str:
     """Return a page, or its content alone for a notebook's cell.
 
+    parts: what it says of each report: a ``heading``; ``said``, sentences, each with a word before
+        it; a table of ``headings``, shown with their ``meanings``, and ``rows``; and ``marked``,
+        the first cell of the row that stands out.
     charts: the address of each image, with a sentence on it.
     """
     content = {"title": title, "parts": parts, "charts": charts, "tables": tables}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..verdict.report import Report, make_report
@@ -49,7 +49,8 @@ class Follower:
         """``number``, ``name``: of the loader among those of the run. ``log``: gets the entries for
         a file. ``listeners``: get each interval. ``from_now``: what it did up to now is not new."""
         self.source, self.number, self.name = source, number, name
-        self._log, self._listeners = log, listeners
+        self._log: Callable[[LogEntry], Any] = log or (lambda entry: None)
+        self._listeners = listeners
         report = report_of(source) if from_now else None
         self._before = None if report is None else report.stats
         self._ahead: PipelineStats | None = None  # of a pause: what counts though its time does not
@@ -83,11 +84,11 @@ class Follower:
             if interval is not None:
                 self._before, self._ahead = interval.report.stats, None
                 for entry in self._entries_of(interval):
-                    self._write(entry)
+                    self._log(entry)
                 for listener in self._listeners:
                     listener(interval)
-            for entry in self._events():
-                self._write(entry)
+            for event in self._events():
+                self._log(event)
 
     def begin_pass(self) -> None:
         """Let the next reading be of a new pass, which begins at zero."""
@@ -100,10 +101,6 @@ class Follower:
         if report is not None:
             paused, self._before = report.stats.since(self._before), report.stats
             self._ahead = None if paused is report.stats else _without_time(paused)
-
-    def _write(self, entry: LogEntry) -> None:
-        if self._log is not None:
-            self._log(entry)
 
     def _entries_of(self, interval: Interval) -> Iterator[LogEntry]:
         now, report = time.time(), interval.report
@@ -173,8 +170,7 @@ def _without_time(stats: PipelineStats) -> PipelineStats:
     """Return what was done alone, which took no time."""
     stages = []
     for stage in stats.stages:
-        values = {each.name: getattr(stage, each.name) for each in fields(stage)}
-        kept = {name: values[name] for name in ("name", "concurrency", *_LOADED_AHEAD)}
+        kept = {name: getattr(stage, name) for name in ("name", "concurrency", *_LOADED_AHEAD)}
         stages.append(type(stage)(**kept))
     return replace(stats, elapsed_ns=0, waited_ns=0, stages=tuple(stages))
 

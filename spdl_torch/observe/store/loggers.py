@@ -39,11 +39,23 @@ def opened(logger: Any) -> Logger:
     if hasattr(logger, "add_scalar"):  # a SummaryWriter, torch's or tensorboardX's
         return Logger(partial(_log_scalars, logger), getattr(logger, "add_text", None))
     if library == "wandb":
-        return Logger(partial(_log_to_wandb, _wandb_run(logger)))
+        run = logger.run if inspect.ismodule(logger) else logger
+        if run is None:
+            raise ValueError("recording: wandb has no run. Call wandb.init() first, or pass a run.")
+        # Its steps only increase, and are the program's: under a step of ours it would drop the
+        # program's next row, and a row of ours would shift the program's steps. So the metrics join
+        # the row that the program logs next.
+        return Logger(lambda metrics, step: run.log(dict(metrics), commit=False))
     if library == "mlflow":
         from mlflow.tracking import MlflowClient
 
-        return Logger(partial(_log_to_mlflow, MlflowClient(), _mlflow_run(logger)))
+        run = logger.active_run() if inspect.ismodule(logger) else logger
+        if run is None:
+            raise ValueError(
+                "recording: mlflow has no active run on this thread. Begin one first: "
+                "with mlflow.start_run(): ..."
+            )
+        return Logger(partial(_log_to_mlflow, MlflowClient(), str(run.info.run_id)))
     if hasattr(logger, "log_metrics"):  # Lightning's loggers, Comet's experiments
         return Logger(lambda metrics, step: logger.log_metrics(dict(metrics), step=step))
     if callable(logger) and not inspect.isclass(logger):
@@ -60,14 +72,6 @@ def _log_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
         writer.add_scalar(key, value, step)
 
 
-def _log_to_wandb(run: Any, metrics: Mapping[str, float], step: int) -> None:
-    """Its steps only increase, and are the program's: under a step of ours it would drop the
-    program's next row, and a row of ours would shift the program's steps. So the metrics join the
-    row that the program logs next.
-    """
-    run.log(dict(metrics), commit=False)
-
-
 def _log_to_mlflow(client: Any, run_id: str, metrics: Mapping[str, float], step: int) -> None:
     """The run is addressed by its id: another thread has another current run."""
     from mlflow.entities import Metric
@@ -75,23 +79,6 @@ def _log_to_mlflow(client: Any, run_id: str, metrics: Mapping[str, float], step:
     now_ms = int(time.time() * 1000)
     entries = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
     client.log_batch(run_id, metrics=entries)
-
-
-def _wandb_run(logger: Any) -> Any:
-    run = logger.run if inspect.ismodule(logger) else logger
-    if run is None:
-        raise ValueError("recording: wandb has no run. Call wandb.init() first, or pass a run.")
-    return run
-
-
-def _mlflow_run(logger: Any) -> str:
-    run = logger.active_run() if inspect.ismodule(logger) else logger
-    if run is None:
-        raise ValueError(
-            "recording: mlflow has no active run on this thread. Begin one first: "
-            "with mlflow.start_run(): ..."
-        )
-    return str(run.info.run_id)
 
 
 class LoggerFeed:

@@ -183,14 +183,20 @@ def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     Raises: FileNotFoundError; ValueError: the file is something else, of a newer release, or
         damaged, also where the block finds that out; sqlite3.Error: somebody keeps it locked.
     """
-    with closing(_open_for_reading(Path(path))) as connection:
-        try:
-            yield connection
-        except (sqlite3.Error, *_NOT_OURS) as error:
-            # Errors of the module itself, such as of a text that is no UTF-8, have no code.
-            if getattr(error, "sqlite_errorcode", None) in _BUSY:
-                raise
-            raise ValueError(f"{path} is damaged: {error!r}.") from error
+    with closing(_open_for_reading(Path(path))) as connection, damaged(path):
+        yield connection
+
+
+@scope
+def damaged(where: object) -> Iterator[None]:
+    """Turn what a file's content raises that we do not write so into an error of the file."""
+    try:
+        yield
+    except (sqlite3.Error, *_NOT_OURS) as error:
+        # Errors of the module itself, such as of a text that is no UTF-8, have no code.
+        if getattr(error, "sqlite_errorcode", None) in _BUSY:
+            raise
+        raise ValueError(f"{where} is damaged: {error!r}.") from error
 
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:

@@ -18,7 +18,7 @@ from ..verdict.report import Report, make_report, with_remarks
 from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
 from .entries import PROBES_EVENT
 from .query import event_of, rows_of
-from .schema import reading
+from .schema import damaged, reading
 
 if TYPE_CHECKING:
     import os
@@ -147,10 +147,8 @@ class StoredRun:
         if not (self.intervals or self.queues):
             run = self.facts["run_id"]
             raise ValueError(f"{self.path}: no figures of a queue were logged in run {run}.")
-        try:
+        with damaged(self.path):
             return self._report(pipeline)
-        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(f"{self.path} is damaged: {error!r}.") from error
 
     def _report(self, pipeline: int | None) -> Report:
         own = [row for row in self.intervals if row["pipeline"] == pipeline]

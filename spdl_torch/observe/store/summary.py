@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...shown_text import printable
 from .query import rows_of
@@ -14,7 +14,7 @@ from .stored_run import StoredRun
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 _logger = logging.getLogger("spdl_torch.observe")
 
@@ -131,8 +131,11 @@ def log_stats_summary(
     """
     tasks, queues = summarize(db_path, run_id=run_id)
     lines = ["", *_titled("PIPELINE PERFORMANCE SUMMARY")]
-    lines += _section("📊 Task Statistics:", tasks)
-    lines += _section("📈 Queue Statistics:", queues)
+    parts: Any
+    for title, parts in ("📊 Task Statistics:", tasks), ("📈 Queue Statistics:", queues):
+        lines += [title, _RULE, ""]
+        for part in parts:
+            lines += [*part.lines(), ""]
     if queues:
         run = StoredRun.read(db_path, run_id)
         lines += _titled(f"WHAT IT MEANS: run {run.facts['run_id']} of {db_path}")
@@ -141,13 +144,6 @@ def log_stats_summary(
             lines += [f"Pipeline {pipeline}{name and f' ({name})'}", str(report), ""]
     # An empty line first, so that a logger's prefix has a line of its own.
     (write or _logger.info)(printable("\n".join(lines)))
-
-
-def _section(title: str, parts: Sequence[TaskSummary | QueueSummary]) -> list[str]:
-    lines = [title, _RULE, ""]
-    for part in parts:
-        lines += [*part.lines(), ""]
-    return lines
 
 
 def _titled(title: str) -> list[str]:

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...scopes import scope
 from ...shown_text import printable_content
 from ...whole_files import whole_file
+from ..store.schema import damaged
 from ..verdict.report import Report, part_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ OURS: Final = "spdlTorch"
 """The key of the part of a trace that only we read."""
 
 _GZIP = b"\x1f\x8b"
-_SQLITE = b"SQLite format 3\x00"
+SQLITE = b"SQLite format 3\x00"
+"""The start of a file of SQLite's, such as a statistics file."""
 _OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
 
 _BATCH = 2000
@@ -36,17 +37,6 @@ def path_to_write(path: str | os.PathLike[str]) -> Path:
     if path.suffix in _OTHER_COMPRESSIONS:
         raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")
     return path
-
-
-def start_of(path: str | os.PathLike[str]) -> bytes:
-    """Return the first bytes of a file, enough for :func:`is_sqlite`."""
-    with Path(path).open("rb") as file:
-        return file.read(len(_SQLITE))
-
-
-def is_sqlite(start: bytes) -> bool:
-    """Return whether a file that starts so is one of SQLite's, such as a statistics file."""
-    return start.startswith(_SQLITE)
 
 
 def write(path: str | os.PathLike[str], trace: dict[str, Any]) -> Path:
@@ -102,7 +92,7 @@ def read(path: str | os.PathLike[str], *, strict: bool = True) -> dict[str, Any]
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Give a trace in it, or merge them all.")
     content = path.read_bytes()
-    if is_sqlite(content):
+    if content.startswith(SQLITE):
         raise ValueError(
             f"{path}: a statistics file, not a trace. Read it with python -m spdl_torch report."
         )
@@ -134,29 +124,11 @@ def profiles_of(trace: dict[str, Any], where: object) -> list[dict[str, Any]]:
             "Use the release that wrote it, or a later one."
         )
     profiles: list[dict[str, Any]] = block["profiles"]
-    try:
+    with damaged(f"{where}: its block {OURS!r}"):
         for profile in profiles:
             int(profile["rank"]), str(profile["host"]), list(map(int, profile["pids"]))
             int(profile["num_lost"]), int(profile["num_left_out"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: its block {OURS!r} is damaged: {error!r}.") from error
     return profiles
-
-
-def owned_pids(trace: dict[str, Any]) -> set[int] | None:
-    """Return the processes of a trace that are ours; None if we did not write it."""
-    if OURS not in trace:
-        return None
-    return {pid for profile in profiles_of(trace, "the trace") for pid in profile["pids"]}
-
-
-@scope
-def damaged(where: object) -> Iterator[None]:
-    """Turn what events of a trace raise that we do not write so into an error of the file."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise ValueError(f"{where} is damaged: {error!r}.") from error
 
 
 def report_in(profile: dict[str, Any], where: object) -> Report:

@@ -88,7 +88,9 @@ class Watch:
         """Write a trace for each kind of what is too long now and was not before."""
         waits, steps = self.too_long("waiting_since_ns"), self.too_long("busy_since_ns")
         if waits - self._traced:
-            _logger.warning("flight_recorder: a loop waits for data. %s", _at_work())
+            others = [t for t in threading.enumerate() if t is not threading.current_thread()]
+            busy = describe_busy([t for t in others if t.name.startswith("spdl-")])
+            _logger.warning("flight_recorder: a loop waits for data. %s", busy)
             self.dump("stall")
         if steps - self._traced:
             _logger.warning("flight_recorder: a loop has been busy with one batch for too long")
@@ -100,11 +102,3 @@ class Watch:
         latest = perf_counter_ns() - self._stall_seconds * 1e9
         starts = {getattr(recorder, since_when) for recorder in live_recorders()}
         return {start for start in starts if start is not None and start <= latest}
-
-
-def _at_work() -> str:
-    """Return the stacks of the busy threads of all pipelines and loaders."""
-    me = threading.current_thread()
-    return describe_busy(
-        [t for t in threading.enumerate() if t.name.startswith("spdl-") and t is not me]
-    )

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...whole_files import starts_like_json
-from .json_file import OURS, damaged, path_to_write, profiles_of, read, write
+from ..store.schema import damaged
+from .json_file import OURS, path_to_write, profiles_of, read, write
 from .rows import FLOWS_PER_PROCESS, microseconds, nanoseconds
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def merge_with_torch(
         raise ValueError(
             f"{torch_trace}: has rows of ours already. Merge with the file that torch wrote."
         )
-    merged = {**theirs, "traceEvents": list(theirs["traceEvents"]), OURS: _no_profiles()}
+    merged = {**theirs, "traceEvents": list(theirs["traceEvents"])}
     with damaged(trace):
         _lay_over(merged, ours, _base_of(ours, trace) - _base_of(theirs, torch_trace))
     return write(output, merged)
@@ -83,7 +84,7 @@ def merge_ranks(
         )
     base = min(_base_of(one, path) for path, one in loaded)
     merged: Trace = {"schemaVersion": 1, "displayTimeUnit": "ms", _BASE: base}
-    merged |= {OURS: _no_profiles(), "traceEvents": []}
+    merged["traceEvents"] = []
     for path, one in loaded:
         with damaged(path):
             _lay_over(merged, one, _base_of(one, path) - base, offsets)
@@ -112,10 +113,6 @@ def _load_folder(folder: Path) -> list[tuple[Path, Trace]]:
     return loaded
 
 
-def _no_profiles() -> dict[str, Any]:
-    return {"formatVersion": 1, "profiles": []}
-
-
 def _base_of(trace: Trace, where: object) -> int:
     base = trace.get(_BASE, 0)
     if not isinstance(base, int):
@@ -128,6 +125,7 @@ def _lay_over(
 ) -> None:
     """Add our rows of a trace, with ids that no other row has. ``offsets``: more seconds for the
     times of a rank."""
+    known = merged.setdefault(OURS, {"formatVersion": 1, "profiles": []})["profiles"]
     events = merged["traceEvents"]
     objects = [event for event in events if isinstance(event, dict)]  # torch's are kept as they are
     ids = (event.get(key) for event in objects for key in ("pid", "tid"))
@@ -137,7 +135,7 @@ def _lay_over(
         for pid in profile["pids"]:
             pids[pid] = _free_id(pid, taken)
             shifts[pid] = shift_ns + round((offsets or {}).get(profile["rank"], 0.0) * 1e9)
-        merged[OURS]["profiles"].append({**profile, "pids": [pids[p] for p in profile["pids"]]})
+        known.append({**profile, "pids": [pids[p] for p in profile["pids"]]})
     tids = dict(pids)  # events of a whole process have its id as that of the thread
     for event in ours["traceEvents"]:
         pid, tid = event.get("pid"), event.get("tid")

@@ -12,10 +12,11 @@ from ...whole_files import starts_like_json
 from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
 from ..page.page import Event, event_tables, html_of
 from ..store.entries import PROBES_EVENT
+from ..store.schema import damaged
 from ..store.stored_run import StoredRun
 from ..verdict.report import part_of
 from ..verdict.skipped import SKIPPED
-from .json_file import OURS, damaged, is_sqlite, owned_pids, profiles_of, read, report_in, start_of
+from .json_file import OURS, SQLITE, profiles_of, read, report_in
 from .rows import PROCESS, STEP, WAIT_IN, WAIT_OUT
 
 if TYPE_CHECKING:
@@ -101,10 +102,11 @@ def load_runs(
             f"statistics file or trace {path} does not exist. Give a file that recording, "
             "SQLiteStatsWriter or Profile.write_trace wrote."
         )
-    start = start_of(path)
+    with path.open("rb") as file:
+        start = file.read(len(SQLITE))
     if not start:
         raise ValueError(f"{path}: the file is empty: nothing was logged to it.")
-    if not is_sqlite(start):
+    if start != SQLITE:
         if run_id is not None or pipeline is not None:
             raise ValueError(
                 f"{path}: a run and a pipeline are chosen from a statistics file, and this is none."
@@ -215,9 +217,8 @@ def panels_of(trace: Json) -> tuple[list[Axis], list[Collection], tuple[float, f
 
 
 def _ours(trace: Json) -> list[Json]:
-    pids = owned_pids(trace)
-    events: list[Json] = trace["traceEvents"]
-    return events if pids is None else [event for event in events if event.get("pid") in pids]
+    pids = {pid for profile in trace[OURS]["profiles"] for pid in profile["pids"]}
+    return [event for event in trace["traceEvents"] if event.get("pid") in pids]
 
 
 def _events_of(trace: Json) -> Iterator[Event]:

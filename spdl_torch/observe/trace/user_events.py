@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...scopes import scope
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 _MOST = 200_000  # spans, and counters, in one block; the latest are kept
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A named span of a thread's time, by ``time.perf_counter_ns()``."""
 
     name: str
@@ -32,8 +31,7 @@ class Span:
     """The thread's CPU time in the span."""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """A counter's value from a moment on."""
 
     name: str
@@ -74,8 +72,12 @@ class ProgramLog:
         """Close the log, and return its events; cut those that began before ``since_ns``."""
         _open_logs.remove(self)
         spans = (span for span in self.spans.copy() if span.ended_ns > since_ns)
-        cut = tuple(span if span.started_ns >= since_ns else _cut(span, since_ns) for span in spans)
-        return Program(name, cut, tuple(self.counts.copy()))
+        # How much of the CPU time of one that is cut fell before that moment is unknown.
+        cut = (
+            s if s.started_ns >= since_ns else s._replace(started_ns=since_ns, cpu_ns=-1)
+            for s in spans
+        )
+        return Program(name, tuple(cut), tuple(self.counts.copy()))
 
 
 # No lock: appending to lists and deques, removing and copying are atomic, with a GIL and without;
@@ -137,8 +139,3 @@ def _number_of(val: Any) -> float:
 def _described(val: object) -> str:
     kind, shape = type(val).__name__, getattr(val, "shape", None)
     return kind if shape is None else f"{kind} of shape {tuple(shape)}"
-
-
-def _cut(span: Span, since_ns: int) -> Span:
-    # How much of its CPU time fell before that moment is unknown.
-    return Span(span.name, span.thread, span.thread_id, since_ns, span.ended_ns, -1)

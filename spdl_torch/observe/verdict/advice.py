@@ -52,11 +52,8 @@ class Ceiling(NamedTuple):
         return Ceiling(gain, limit) if gain < self.gain else self
 
 
-class Advice(NamedTuple):
-    """What to do, and the gain."""
-
-    action: str
-    ceiling: Ceiling
+Advice = tuple[str, Ceiling]
+"""What to do, and the gain."""
 
 
 def without_waits(waits: float, limit: str = "", others: float = 0.0) -> Ceiling:
@@ -193,7 +190,7 @@ def _against_gil(asked: _Asked) -> Advice:
         )
     action = f"More {asked.crew} will not help. {action}"
     action += _SWITCH_OFF if probes.could_go_without_gil else ""
-    return Advice(action, processes if is_worth_it else asked.ceiling)
+    return action, processes if is_worth_it else asked.ceiling
 
 
 def _of_processes(asked: _Asked) -> Ceiling:
@@ -214,7 +211,7 @@ def _perhaps_against_gil(asked: _Asked) -> Advice:
     )
     if reading.lacks_gil_probe:
         action += " Load for a few seconds to be sure."
-    return Advice(action, asked.within_cores)
+    return action, asked.within_cores
 
 
 def _with_more(asked: _Asked) -> Advice:
@@ -228,7 +225,7 @@ def _with_more(asked: _Asked) -> Advice:
         if found.gain >= _WORTH_IT:
             number, found = _fewest(asked, each, found)
             most = ceiling.at_most(found.most, found.limit)
-            return Advice(_raise(asked, number, wanted), most)
+            return _raise(asked, number, wanted), most
         if each >= wanted:
             return _with_less_work(asked, found.limit)
     has_none = asked.cause is Cause.CPU or asked.reading.others_have_cores
@@ -236,7 +233,7 @@ def _with_more(asked: _Asked) -> Advice:
     if has_none or number <= asked.threads or asked.free_cores < _WORTH_IT:
         return _with_less_work(asked, _THE_CORES)
     most = asked.within_cores.at_most(number / max(1, asked.threads) - 1, f"the {asked.crew}")
-    return Advice(_raise(asked, number, wanted), most)
+    return _raise(asked, number, wanted), most
 
 
 def _most_useful(asked: _Asked) -> float:
@@ -294,4 +291,4 @@ def _with_less_work(asked: _Asked, limit: str) -> Advice:
         why += "cores"
     else:
         why = f": {used} are in use. Give it {less}, or more cores"
-    return Advice(f"More {asked.crew} will not help{why}.", asked.ceiling)
+    return f"More {asked.crew} will not help{why}.", asked.ceiling

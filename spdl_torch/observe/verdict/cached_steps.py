@@ -32,24 +32,22 @@ def cached_batches(
     for name, value in (("num_batches", num_batches), ("num_steps", num_steps)):
         if value < 1:
             raise ValueError(f"headspace: {name} must be >= 1, got {value}.")
-    return _cached(batches, num_batches, num_steps, report)
 
+    def cached() -> Iterator[T]:
+        iterator = iter(batches)
+        kept = list(islice(iterator, num_batches))
+        del iterator  # ends its threads
+        steps: list[int] = []
+        try:
+            for batch in islice(cycle(kept), num_steps):
+                began_ns = perf_counter_ns()
+                yield batch
+                steps.append(perf_counter_ns() - began_ns)
+        finally:
+            if len(steps) > _WARM_UP:
+                report(median(steps[_WARM_UP:]) / 1e9)
 
-def _cached(
-    batches: Iterable[T], num_batches: int, num_steps: int, report: Callable[[float], None]
-) -> Iterator[T]:
-    iterator = iter(batches)
-    kept = list(islice(iterator, num_batches))
-    del iterator  # ends its threads
-    steps: list[int] = []
-    try:
-        for batch in islice(cycle(kept), num_steps):
-            began_ns = perf_counter_ns()
-            yield batch
-            steps.append(perf_counter_ns() - began_ns)
-    finally:
-        if len(steps) > _WARM_UP:
-            report(median(steps[_WARM_UP:]) / 1e9)
+    return cached()
 
 
 def step_seconds(timeline: Timeline) -> float | None:

@@ -38,7 +38,6 @@ _HARDLY_WAITS = 0.1
 _CACHE_HIT_SECONDS = 30e-6
 """The time of finding a sample in a cache, without copying it."""
 _INPUT_BOUND = 0.05
-_MOST_SHOWN = 4
 
 
 class NotKnown(Exception):
@@ -119,10 +118,10 @@ class Question:
     read_speedup: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 0), ("processes", 0)):
+        for name in ("num_workers", "processes"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or value < least):
-                raise ValueError(f"what_if: {name} must be >= {least} or None, got {value!r}.")
+            if value is not None and (isinstance(value, bool) or value < 0):
+                raise ValueError(f"what_if: {name} must be >= 0 or None, got {value!r}.")
         if not 0 < self.read_speedup < math.inf:
             raise ValueError(f"what_if: read_speedup must be > 0, got {self.read_speedup!r}.")
         changes = self.num_workers, self.processes, self.cache or None
@@ -188,7 +187,7 @@ def worth_asking(
         asked.append(Question(read_speedup=2.0))
     if bottleneck in reading.pooled:
         asked.append(Question(cache=True))
-    return asked[:_MOST_SHOWN]
+    return asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

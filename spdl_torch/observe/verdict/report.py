@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...engine.statistics import PipelineStats
 from ...machine.readings import Probes, probes_over
 from ...shown_text import percent, printable, shown_seconds, wrapped
-from ..page.page import Part, html_of, write_page
+from ..page.page import html_of, write_page
 from .causes import Cause, Reading, is_too_short
 from .figures import FIGURES, table_of
 from .model import Question, limiting, predict, worth_asking
@@ -241,19 +241,20 @@ def stage_lines(report: Report) -> list[str]:
     ]
 
 
-def part_of(report: Report, heading: str = "", facts: str = "") -> Part:
-    """Return the report's part of a page. ``facts``: where the statistics are from."""
+def part_of(report: Report, heading: str = "", facts: str = "") -> dict[str, Any]:
+    """Return the report's part of a page, for :func:`html_of`. ``facts``: where the statistics are
+    from."""
     headings, rows = _table(report, "page")
     said = [*report.said(), ("window", shown_seconds(report.stats.elapsed))]
     said += [("what if", str(each)) for each in report.predictions]
-    return Part(
-        heading=heading,
-        said=[("run", facts), *said] if facts else said,
-        headings=headings,
-        rows=rows,
-        meanings={each.heading: each.meaning for each in FIGURES},
-        marked=report.verdict.stage,
-    )
+    return {
+        "heading": heading,
+        "said": [("run", facts), *said] if facts else said,
+        "headings": headings,
+        "rows": rows,
+        "meanings": {each.heading: each.meaning for each in FIGURES},
+        "marked": report.verdict.stage,
+    }
 
 
 def _table(report: Report, place: str) -> tuple[list[str], list[list[str]]]:
@@ -333,18 +334,12 @@ _OF_STAGE = (
 
 
 def action_of(verdict: Verdict) -> str:
-    """Return what to do, and the gain that it gives at most."""
-    return f"{verdict.action}{_gain(verdict)}"
-
-
-def _gain(verdict: Verdict) -> str:
-    """Return the gain in words, and what limits it; "" where there is none, or no bound."""
+    """Return what to do, the gain that it gives at most, if it is known, and what limits it."""
     gain, limit = verdict.gain, verdict.limit
     if gain == 0 or not math.isfinite(gain):
-        return ""
-    most = f"{percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f}x as fast"
-    if verdict.cause is Cause.INTERFERENCE:
-        return f" At most {most}."
-    if not limit or limit == "the trainer":
-        return f" At most {most}; then training waits no more."
-    return f" At most {most}; then {limiting(limit)}."
+        return verdict.action
+    said = f"{percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f}x as fast"
+    if verdict.cause is not Cause.INTERFERENCE:
+        has_more = limit and limit != "the trainer"
+        said += f"; then {limiting(limit) if has_more else 'training waits no more'}"
+    return f"{verdict.action} At most {said}."

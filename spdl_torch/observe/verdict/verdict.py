@@ -17,7 +17,6 @@ from ...machine.gil import has_gil
 from ...machine.readings import Probes
 from ...shown_text import percent, shown_seconds
 from .advice import (
-    Advice,
     Ceiling,
     advise,
     without_any_waits,
@@ -231,9 +230,9 @@ def judge(
     if rule.of == "stage":
         finding = f"stage {words['stage']} is the bottleneck{finding}"
     if rule.action:
-        advice = Advice(rule.action.format_map(words), rule.gain(reading))
+        action, ceiling = rule.action.format_map(words), rule.gain(reading)
     else:
-        advice = advise(reading, rule.cause)
+        action, ceiling = advise(reading, rule.cause)
     if rule.of != "window":
         level = "HIGHLY" if reading.waits >= _HIGHLY_INPUT_BOUND else "moderately"
         nothing = "Nothing was delivered. " * (reading.num_delivered == 0)
@@ -247,10 +246,10 @@ def judge(
         stage=reading.bottleneck.name if rule.of == "stage" else None,
         wait_ratio=reading.waits if is_measured else 0.0,
         finding=finding,
-        action=advice.action,
-        gain=advice.ceiling.gain,
+        action=action,
+        gain=ceiling.gain,
         remarks=tuple(_remarks(reading)) if is_measured else (),
-        limit=advice.ceiling.limit,
+        limit=ceiling.limit,
     )
 
 
