@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..io._transfer.transfer import cuda_config
 from ..io._video.clips import load_clip, load_clip_batch
+from ..io._video.frames import load_video
 from ..io._video.samplers import uniform_frames
-from ..io._video.video import load_video
 from ..measuring.videos import write_video
 from .correctness import same
 

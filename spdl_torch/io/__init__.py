@@ -12,12 +12,6 @@ from spdl_torch.lazy_names import hand_on
 if TYPE_CHECKING:
     from ._array.npy import load_npy as load_npy
     from ._array.npz import NpzFile as NpzFile, load_npz as load_npz
-    from ._config import (
-        DecodeConfig as DecodeConfig,
-        DemuxConfig as DemuxConfig,
-        decode_config as decode_config,
-        demux_config as demux_config,
-    )
     from ._image.decode import decode_image as decode_image, image_codec as image_codec
     from ._image.geometry import (
         Crop as Crop,
@@ -29,10 +23,20 @@ if TYPE_CHECKING:
         load_image as load_image,
         load_image_batch as load_image_batch,
     )
+    from ._options import (
+        DecodeConfig as DecodeConfig,
+        DemuxConfig as DemuxConfig,
+        decode_config as decode_config,
+        demux_config as demux_config,
+    )
     from ._remote import Reader as Reader
     from ._source import Source as Source
     from ._storage import (
+        ArrayInterface as ArrayInterface,
+        CPUBuffer as CPUBuffer,
         CPUStorage as CPUStorage,
+        CUDAArrayInterface as CUDAArrayInterface,
+        CUDABuffer as CUDABuffer,
         Storage as Storage,
         batch_storage as batch_storage,
         cpu_storage as cpu_storage,
@@ -46,12 +50,6 @@ if TYPE_CHECKING:
         transfer_buffer as transfer_buffer,
         transfer_tensor as transfer_tensor,
         transfer_tensor_h2d as transfer_tensor_h2d,
-    )
-    from ._types import (
-        ArrayInterface as ArrayInterface,
-        CPUBuffer as CPUBuffer,
-        CUDAArrayInterface as CUDAArrayInterface,
-        CUDABuffer as CUDABuffer,
     )
     from ._video.audio import load_audio as load_audio
     from ._video.clips import (
@@ -69,22 +67,23 @@ if TYPE_CHECKING:
         VideoFrames as VideoFrames,
         convert_frames as convert_frames,
         decode_packets as decode_packets,
+        load_video as load_video,
         sample_decode_video as sample_decode_video,
         to_numpy as to_numpy,
         to_torch as to_torch,
     )
-    from ._video.packets import ImagePackets as ImagePackets, VideoPackets as VideoPackets
+    from ._video.packets import (
+        ImagePackets as ImagePackets,
+        VideoPackets as VideoPackets,
+        demux_image as demux_image,
+        demux_video as demux_video,
+    )
     from ._video.samplers import (
         ClipSampler as ClipSampler,
         VideoInfo as VideoInfo,
         random_clip as random_clip,
         strided_frames as strided_frames,
         uniform_frames as uniform_frames,
-    )
-    from ._video.video import (
-        demux_image as demux_image,
-        demux_video as demux_video,
-        load_video as load_video,
     )
 
 hand_on()

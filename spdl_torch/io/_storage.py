@@ -1,19 +1,18 @@
-"""Memory reused for every batch: the values of ``storage=``."""
+"""Memory reused for every batch, the values of ``storage=``; and types of memory."""
 
 from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from ..scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from torch import Tensor
 
     Room = Callable[[int], Tensor | None]
 
@@ -131,3 +130,27 @@ def room_for(shape: tuple[int, ...], storage: Storage | None) -> Tensor:
     if storage is not None:
         return storage.tensor(shape)
     return torch.empty(shape, dtype=torch.uint8, device="cpu")
+
+
+CPUBuffer: TypeAlias = Tensor
+"""A batch in host memory; here a tensor."""
+
+CUDABuffer: TypeAlias = Tensor
+"""A batch on a GPU; here a tensor. ``tensor.is_cuda`` distinguishes the two, ``isinstance`` does
+not."""
+
+
+@runtime_checkable
+class ArrayInterface(Protocol):
+    """An object that NumPy can view without a copy."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class CUDAArrayInterface(Protocol):
+    """An object on a GPU that torch and Numba can view without a copy."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...

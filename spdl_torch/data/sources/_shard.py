@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -16,7 +17,8 @@ from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 
-from ._ahead import fetched_ahead
+from ...engine.channel import Channel, ChannelClosed
+from ...engine.threads import ThreadGroup
 from ._copies import BUFFER_BYTES, ShardCopies
 from ._stream import StreamSource
 
@@ -70,14 +72,36 @@ class ShardFiles:
         return cls(RetryPolicy(retries), storage_options, copies, ahead)
 
     def each(self, urls: Sequence[str]) -> Iterator[str]:
-        """Yield the shards that are read one after the other, while the next ones are fetched."""
+        """Yield the shards that are read one after the other; from each one on, threads fetch the
+        ``ahead`` that come next, if copies are kept. What fails is left to whoever reads the shard.
+        """
         if self.copies is None or not self.ahead:
-            return iter(urls)
-        return fetched_ahead(urls, self._fetch, self.ahead)
+            yield from urls
+            return
+        todo = Channel[str](max(1, len(urls)))
+        threads = ThreadGroup(todo.close)
+        try:
+            if (num_threads := min(self.ahead, len(urls) - 1)) > 0:
+                threads.spawn_all([("shards", partial(self._fetch_all, todo))] * num_threads)
+            for each in urls[1 : self.ahead]:
+                todo.put(each)
+            for place, url in enumerate(urls, self.ahead):
+                for each in urls[place : place + 1]:
+                    todo.put(each)
+                yield url
+        finally:
+            todo.close()
 
-    def _fetch(self, url: str, may_stop: Callable[[], bool]) -> None:
-        if (copy := self._copy(url, self.policy, may_stop)) is not None:
-            copy.close()
+    def _fetch_all(self, todo: Channel[str]) -> None:
+        while True:
+            try:
+                url = todo.get()
+            except ChannelClosed:
+                return
+            with suppress(Exception):
+                # It may stop as soon as the iteration has ended.
+                if (copy := self._copy(url, self.policy, lambda: todo.closed)) is not None:
+                    copy.close()
 
     def open(self, url: str, *, seekable: bool = False) -> BinaryIO:
         """Open a shard to be read from front to back, or anywhere. Raises: OSError."""

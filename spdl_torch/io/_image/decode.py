@@ -10,6 +10,12 @@ What one refuses is left to the next, so every file that Pillow reads is read, a
 refuse is it a ``DecodeError``. The pixels do not depend on who decodes; all but Pillow do so
 without the GIL.
 
+A JPEG keeps each block of 8 x 8 pixels as 64 frequencies. A decoder that leaves the high ones out
+makes 4 x 4, 2 x 2 or 1 pixel of a block and saves most of its work on pictures of many megapixels:
+what remains is to read the bits. libjpeg-turbo and Pillow, which carries it, do so with equal
+pixels. Pillow resizes the result, because a box of the picture seldom begins at a pixel of the
+smaller one, and its resize takes boxes that begin in between.
+
 PNG is Pillow's too, though torchvision has a codec: that one jumps into freed stack when libpng
 reports an error, so one flipped bit in a file kills the process (torchvision 0.29).
 """
@@ -20,7 +26,9 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
+from PIL.Image import Resampling
 
 from spdl_torch.errors import DecodeError
 
@@ -36,7 +44,6 @@ from .pillow import (
     reason,
     to_pil,
 )
-from .scaled import denominator_for, load_scaled_box
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -144,7 +151,7 @@ def decode_at_least(data: Tensor, name: str, least: tuple[int, int]) -> Tensor:
     """
     found = None
     if data.numel() and _is_jpeg(data) and (size := header_size(data, name)) is not None:
-        denominator = denominator_for(size, least)
+        denominator = _denominator_for(size, least)
         found = decode_reduced(data, size, denominator) if denominator > 1 else None
     return decode_tensor(data, name) if found is None else found
 
@@ -189,7 +196,7 @@ def decode_ahead(
     contents, fitted, library = [*data], [*plans], libjpeg_turbo.find_library()
     denominators = {}
     for k, (content, plan) in enumerate(zip(data, plans, strict=True)):
-        denominator = denominator_for(plan.box[2:], plan.resized) if scaled else 1
+        denominator = _denominator_for(plan.box[2:], plan.resized) if scaled else 1
         is_part = denominator > 1 or (library is not None and _is_worth_it(plan))
         if is_part and content.dim() == 1 and _is_jpeg(content):
             denominators[k] = denominator
@@ -197,7 +204,7 @@ def decode_ahead(
     for k, denominator in denominators.items():
         able, plan, found = library if k in sound else None, plans[k], None
         if denominator > 1:
-            found, size = load_scaled_box(data[k], plan, denominator, able), plan.resized
+            found, size = _load_scaled_box(data[k], plan, denominator, able), plan.resized
         if found is None and able is not None and _is_worth_it(plan):
             found, size = able.decode_region(data[k], plan.size, plan.box), plan.box[2:]
         if found is not None:
@@ -211,6 +218,39 @@ def decode_ahead(
                 f"the codec gave {tuple(contents[k].shape[1:])}."
             )
     return contents, fitted
+
+
+def _denominator_for(size: tuple[int, int], wanted: tuple[int, int]) -> int:
+    """Return the largest of 8, 4 and 2 by which a box of ``size`` can be divided and still be as
+    large as ``wanted``; 1 = none of them. Pillow has no others, nor libjpeg-turbo fast ones.
+    """
+    fits = (d for d in (8, 4, 2) if size[0] >= wanted[0] * d and size[1] >= wanted[1] * d)
+    return next(fits, 1)
+
+
+def _load_scaled_box(
+    data: Tensor, plan: PicturePlan, denominator: int, library: libjpeg_turbo.LibJpegTurbo | None
+) -> Tensor | None:
+    """Decode a JPEG at ``1 / denominator`` of its size, and resize the plan's box of it.
+
+    library: decodes it; None: Pillow.
+    Returns: uint8 (3, H, W), of the plan's ``resized``. None: it cannot be decoded so.
+    """
+    (top, left, height, width), d = plan.box, denominator
+    first_row, first_column = top // d, left // d
+    end_row, end_column = -(-(top + height) // d), -(-(left + width) // d)
+    box = first_row, first_column, end_row - first_row, end_column - first_column
+    picture = None if library is None else library.decode_region(data, plan.size, box, d)
+    if picture is None:
+        whole = decode_reduced(data, plan.size, d)
+        if whole is None:
+            return None
+        picture = whole[:, first_row:end_row, first_column:end_column]
+    y, x = top / d - first_row, left / d - first_column
+    resized = to_pil(picture).resize(
+        plan.resized[::-1], Resampling.BILINEAR, box=(x, y, x + width / d, y + height / d)
+    )
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
 def decode_all(

@@ -9,8 +9,8 @@ import torch
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
+from .._options import check_size, fitted_size
 from .._remote import is_url
-from .._sizes import check_size, fitted_size
 from .._source import read_source, source_name
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device

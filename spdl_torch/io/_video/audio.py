@@ -16,7 +16,7 @@ from spdl_torch.errors import DecodeError
 
 from .codec import to_ticks
 from .opening import MediaFile, is_sound_only, packets_of
-from .video import window_of
+from .packets import window_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,7 @@ from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._config import RGB24
-from .._sizes import check_size, fitted_size
+from .._options import RGB24, check_size, fitted_size
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from .codec import tick_until
@@ -27,12 +26,12 @@ from .decode import (
     say_if_slow,
     undamaged,
 )
-from .facts import facts_of
 from .filters import FilterChain
 from .frames import rgb_view
 from .opening import MediaFile
 from .packets import VideoPackets, last_duration
 from .reading import UnsureError, Video, no_frame
+from .samplers import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

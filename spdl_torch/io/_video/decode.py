@@ -17,8 +17,7 @@ from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 
-from .codec import MPEG
-from .headers import TELL_KEYFRAMES, is_entry, is_hidden
+from .codec import MPEG, TELL_KEYFRAMES, is_entry, is_hidden
 from .opening import decode_errors
 from .reading import UnsureError, goes_back
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-    from .._config import DecodeConfig
+    from .._options import DecodeConfig
     from .codec import VideoCodec
     from .packets import VideoPackets
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from contextlib import closing
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsFloat, overload
 
 import numpy as np
 import torch
@@ -14,19 +14,22 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._config import RGB24
+from .._options import RGB24
 from .._storage import room_for
+from .._transfer.transfer import check_device_config, to_device
 from .decode import decode_wanted
 from .filters import FilterChain
-from .packets import ImagePackets
+from .packets import ImagePackets, demux_video
 from .reading import UnsureError, no_frame
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from numpy.typing import NDArray
 
-    from .._config import DecodeConfig
+    from .._options import DecodeConfig, DemuxConfig
+    from .._source import Source
     from .._storage import Storage
+    from .._transfer.transfer import CUDAConfig
     from .packets import VideoPackets
 
 _CHANNELS = {
@@ -293,6 +296,36 @@ def convert_frames(
     if all(isinstance(group, ImageFrames) for group in groups):
         return batch
     return batch.view(len(groups), len(groups[0]), *size)
+
+
+def load_video(
+    src: Source,
+    timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
+    *,
+    demux_config: DemuxConfig | None = None,
+    decode_config: DecodeConfig | None = None,
+    filter_desc: str | None = RGB24,
+    device_config: CUDAConfig | None = None,
+    name: str | None = None,
+    num_threads: int = 1,
+) -> Tensor:
+    """Load the frames of a video.
+
+    Args:
+        src, timestamp, demux_config, name: as in :func:`demux_video`.
+        filter_desc, decode_config, num_threads: as in :func:`decode_packets`.
+        device_config: from :func:`cuda_config`: the device for the tensor.
+
+    Returns: as :func:`convert_frames`: uint8 (N, H, W, 3) unless ``filter_desc`` says otherwise.
+    Raises: as those three, and as :func:`transfer_tensor`.
+    """
+    if device_config is not None:
+        check_device_config(device_config, "load_video")
+    packets = demux_video(src, timestamp=timestamp, demux_config=demux_config, name=name)
+    batch = convert_frames(
+        decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
+    )
+    return batch if device_config is None else to_device(batch, device_config)
 
 
 def to_torch(buffer: Any) -> Tensor:

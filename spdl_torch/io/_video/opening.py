@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
 
-    from .._config import DemuxConfig
+    from .._options import DemuxConfig
     from .._source import Source
 
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})

@@ -1,4 +1,4 @@
-"""Encoded packets of a video and the times at which their frames are displayed."""
+"""Encoded packets of a video or an image, and the times at which their frames are displayed."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import copy
 import math
 import threading
 from bisect import bisect_left
+from fractions import Fraction
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeAlias, get_args
 
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 from av.packet import Packet, PacketSideData, PktSideDataT
 
 from ...scopes import scope
-from .codec import to_ticks
+from .._source import read_source, source_name
+from .codec import is_entry, is_hidden, to_ticks
 from .filters import upright_filters
-from .headers import is_entry, is_hidden
-from .reading import UnsureError, Video
+from .opening import MediaFile
+from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from fractions import Fraction
 
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-    from .._config import DecodeConfig
+    from .._options import DecodeConfig, DemuxConfig
+    from .._source import Source
     from .codec import VideoCodec
 
 MOST_UNEVEN = 1.5
@@ -68,6 +71,89 @@ def filter_packets(packets: list[Packet[Any]], stream: VideoStream, bsf: str) ->
         raise ValueError(f"bsf: FFmpeg refuses {bsf!r}: {error}.") from error
     filtered = [out for packet in packets for out in filters.filter(packet)]
     return [*filtered, *filters.filter(None)]
+
+
+def demux_video(
+    src: Source,
+    *,
+    timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
+    demux_config: DemuxConfig | None = None,
+    bsf: str | None = None,
+    name: str | None = None,
+) -> VideoPackets:
+    """Read the encoded packets of a video, without decoding.
+
+    Args:
+        src: a path, a URL that fsspec opens, the file's bytes (bytes or uint8 tensor of one
+            dimension) or a binary file.
+        timestamp: start and end in seconds. Reads only what decoding the frames of
+            ``start <= time < end`` needs: from the keyframe before them on, or, where the container
+            lists no packets, from the first packet on. None reads everything.
+        demux_config: options for opening the container, from :func:`demux_config`.
+        bsf: FFmpeg's description of bitstream filters to apply to the packets.
+        name: the source's name in errors; by default its path, or ``<bytes>``.
+
+    Returns: packets from which :func:`decode_packets` decodes exactly those frames.
+    Raises:
+        DecodeError: not a video, damaged, or no frame in the window.
+        OSError: a path cannot be read.
+        ValueError: FFmpeg has no such format, or refuses ``bsf``.
+    """
+    window = None if timestamp is None else window_of(timestamp)
+    packets = _read(MediaFile(src, demux_config, name), window, bsf)
+    if packets.is_fast and not len(packets):
+        raise no_frame(packets.source, window)
+    return packets
+
+
+def _read(
+    file: MediaFile, window: tuple[float, float] | None, bsf: str | None, *, is_fast: bool = True
+) -> VideoPackets:
+    """Read the fast way; where that is closed, from the first packet on."""
+    again = partial(_read, file, window, bsf, is_fast=False)
+    try:
+        with file.open() as opened:
+            video = Video(*opened, file.name, is_fast=is_fast)
+            return VideoPackets(video, [window or (-math.inf, math.inf)], window, bsf, again)
+    except UnsureError:
+        return again()
+
+
+def demux_image(
+    src: Source,
+    *,
+    demux_config: DemuxConfig | None = None,
+    bsf: str | None = None,
+    name: str | None = None,
+) -> ImagePackets:
+    """Read an image, without decoding it, for :func:`decode_packets` and FFmpeg's filters.
+
+    :func:`decode_image` and :func:`load_image_batch` need no FFmpeg and take half the time.
+
+    Args:
+        src: as in :func:`decode_image`. Of an animation the first picture is read.
+        demux_config, bsf, name: as in :func:`demux_video`.
+
+    Raises:
+        DecodeError: not an image that FFmpeg knows.
+        OSError: a path cannot be read.
+        ValueError: FFmpeg has no such format, or refuses ``bsf``.
+    """
+    # From memory: of a path FFmpeg would take "%03d" for a number, and "*" for any name.
+    file = MediaFile(read_source(src), demux_config, name or source_name(src))
+    with file.open() as opened:
+        video = Video(*opened, file.name, is_fast=False)
+        video.keep_first()
+        return ImagePackets(video, bsf)
+
+
+def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
+    """Return start and end in seconds. Raises: ValueError: they are no window."""
+    # A string may be a fraction, as in SPDL.
+    start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
+    if not start < end:
+        raise ValueError(f"timestamp must be (start, end) with start < end, got {timestamp}.")
+    return start, end
 
 
 class VideoPackets:

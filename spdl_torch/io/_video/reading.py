@@ -12,8 +12,7 @@ from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 
-from .codec import VideoCodec, tick_until, to_ticks
-from .headers import is_entry, tells_keyframes
+from .codec import VideoCodec, is_entry, tells_keyframes, tick_until, to_ticks
 from .opening import packets_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ... import io
-from ...io._config import RGB24
+from ...io._options import RGB24
 from ...io._transfer.transfer import check_device_config, to_device
 
 if TYPE_CHECKING:
