@@ -138,18 +138,21 @@ def remove_if_alone(folder: str, file: int) -> bool:
 
 def last_use(folder: str) -> float:
     """Return the time at which a process last began to use a folder."""
-    try:
-        return os.stat(os.path.join(folder, _ALIVE)).st_mtime
-    except OSError:
-        return float("inf")
+    there = _stat(folder, _ALIVE)
+    return float("inf") if there is None else there.st_mtime
 
 
 def bytes_taken(folder: str) -> int:
     """Return how many bytes the store in a folder has given out; 0 = there is none."""
+    there = _stat(folder, TAKEN)
+    return 0 if there is None else there.st_size
+
+
+def _stat(folder: str, name: str) -> os.stat_result | None:
     try:
-        return os.stat(os.path.join(folder, TAKEN)).st_size
+        return os.stat(os.path.join(folder, name))
     except OSError:
-        return 0
+        return None
 
 
 def open_own_folder(path: str) -> Descriptor:

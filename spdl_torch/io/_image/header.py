@@ -97,24 +97,13 @@ def plain_jpeg_scan(data: memoryview) -> int | None:
 
 def is_jpeg_without_picture(data: memoryview) -> bool:
     """Return whether the bytes begin as a JPEG's, and its first segments say no size."""
-    if bytes(data[:2]) != b"\xff\xd8":
-        return False
-    try:
-        return all(marker not in _JPEG_FRAMES for marker, _ in _jpeg_segments(data))
-    except struct.error:
-        return True
+    is_jpeg = bytes(data[:2]) == b"\xff\xd8"
+    return is_jpeg and all(marker not in _JPEG_FRAMES for marker, _ in _jpeg_segments(data))
 
 
 def exif_markers(data: memoryview) -> list[int]:
     """Return the places of the bytes that mark a JPEG's segments for EXIF; [] if it has none."""
-    found = []
-    try:
-        for marker, position in _jpeg_segments(data):
-            if marker == _JPEG_APPLICATION_1:
-                found.append(position - 1)
-    except (IndexError, struct.error):
-        pass
-    return found
+    return [place - 1 for marker, place in _jpeg_segments(data) if marker == _JPEG_APPLICATION_1]
 
 
 _NOT_IN_A_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -154,7 +143,8 @@ def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int]]:
             yield marker, position
             if marker == _JPEG_START_OF_SCAN:
                 return
-            position += max(2, struct.unpack_from(">H", data, position)[0])
+            # Of a length that is cut off, too, something: nothing follows it.
+            position += max(2, int.from_bytes(data[position : position + 2], "big"))
 
 
 def _png_size(data: memoryview) -> ImageHeader | None:

@@ -78,16 +78,7 @@ def fill_batch(data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor) 
 
     Raises: RuntimeError: a picture cannot be decoded, or is not of the size its plan says.
     """
-    _call(
-        "_fill_batch",
-        data,
-        [plan.size for plan in plans],
-        [plan.box for plan in plans],
-        [plan.resized for plan in plans],
-        [plan.window for plan in plans],
-        [plan.flip for plan in plans],
-        batch,
-    )
+    _call("_fill_batch", data, *map(list, zip(*plans, strict=True)), batch)
 
 
 def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:

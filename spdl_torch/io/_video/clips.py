@@ -7,7 +7,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -108,8 +108,8 @@ def load_clip(
         ValueError: the sampler returns no moments, or one that is not finite; ``storage`` is too
             small.
     """
-    options = width, height, pix_fmt, resize, num_threads, storage, device_config
-    clips = _load([src], sampler, "load_clip", *options)
+    options = width, height, pix_fmt, resize, num_threads, storage
+    clips = _load([src], sampler, "load_clip", device_config, *options)
     return Clip(clips.frames[0], clips.timestamps[0])
 
 
@@ -141,36 +141,21 @@ def load_clip_batch(
     Raises: as :func:`load_clip`; DecodeError: the clips differ in size or number of frames;
         ValueError: no sources.
     """
-    options = width, height, pix_fmt, resize, num_threads, storage, device_config
-    return _load(srcs, sampler, "load_clip_batch", *options)
+    options = width, height, pix_fmt, resize, num_threads, storage
+    return _load(srcs, sampler, "load_clip_batch", device_config, *options)
 
 
 def _load(
     srcs: Sequence[Source],
     sampler: ClipSampler,
     where: str,
-    width: int | None,
-    height: int | None,
-    pix_fmt: str,
-    resize: str,
-    num_threads: int,
-    storage: Storage | None,
     device_config: CUDAConfig | None,
+    *options: Any,
 ) -> Clip:
     """Load the clips of a batch, one after the other."""
-    check_size(width, height, where)
-    if resize not in ("swscale", "antialias"):
-        raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
-    if pix_fmt != "rgb24":
-        raise UnsupportedOptionError(
-            f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
-            f"decode_packets and convert_frames for other formats."
-        )
     if device_config is not None:
         check_device_config(device_config, where)
-    if not srcs:
-        raise ValueError(f"{where}: srcs must hold at least one video, got none.")
-    batch = _Batch(len(srcs), (width, height), resize, num_threads, storage)
+    batch = _Batch(len(srcs), where, *options)
     times = [_load_clip(MediaFile(src), sampler, batch) for src in srcs]
     frames = batch.frames if device_config is None else to_device(batch.frames, device_config)
     return Clip(frames, torch.stack(times))
@@ -182,16 +167,29 @@ class _Batch:
     def __init__(
         self,
         num_clips: int,
-        size: tuple[int | None, int | None],
+        where: str,
+        width: int | None,
+        height: int | None,
+        pix_fmt: str,
         resize: str,
         num_threads: int,
         storage: Storage | None,
     ) -> None:
+        check_size(width, height, where)
+        if resize not in ("swscale", "antialias"):
+            raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
+        if pix_fmt != "rgb24":
+            raise UnsupportedOptionError(
+                f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
+                f"decode_packets and convert_frames for other formats."
+            )
+        if not num_clips:
+            raise ValueError(f"{where}: srcs must hold at least one video, got none.")
         self.frames: Tensor
         """uint8, (N, T, H, W, 3); the first frame's size is that of all."""
         self.num_threads = num_threads
         """Those of a decoder, and of the filters."""
-        self._size, self._resize, self._storage = size, resize, storage
+        self._size, self._resize, self._storage = (width, height), resize, storage
         self._num_clips, self._num_done = num_clips, 0
 
     def add(self, shown: Iterator[_Shown], video: Video, num_moments: int) -> Tensor:
@@ -199,7 +197,7 @@ class _Batch:
 
         Raises: DecodeError: their shape is not that of those before.
         """
-        resize = _Resize(self._size, self._resize, self.num_threads, video.name)
+        resize = _Resize(self._size, self._resize, self.num_threads, video.source)
         times = torch.empty(num_moments, dtype=torch.float64, device="cpu")
         for frame, rows in shown:
             times[rows] = float(frame.pts or 0)
@@ -209,7 +207,7 @@ class _Batch:
                 self.frames = room_for((self._num_clips, *shape), self._storage)
             if shape != self.frames.shape[1:]:
                 raise DecodeError(
-                    f"{video.name}: the frames change from {tuple(self.frames.shape[1:])} to "
+                    f"{video.source}: the frames change from {tuple(self.frames.shape[1:])} to "
                     f"{shape}. Give width and height, and a sampler that always returns as many "
                     "moments."
                 )
@@ -278,25 +276,25 @@ def _from_first(
     """Yield the same, decoding from the first packet on until the last moment."""
     context = video.stream.codec_context
     video.codec.open(context, num_threads, is_counted=video.is_counted)
-    frames = every_frame(video, context, video.codec, is_counted=video.is_counted)
+    frames = every_frame(video, context)
     ends = [tick_until(moment, video.codec.tick) for moment in moments]
     left = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)
     before, num_frames = None, 0
-    for frame, is_damaged in ascending(frames, video.name, video.codec):
+    for frame, is_damaged in ascending(frames, video):
         rows = []
         while before is not None and left and ends[left[-1]] < (frame.pts or 0):
             rows.append(left.pop())
         if before is not None and rows:
-            yield undamaged(*before, video.name), rows
+            yield undamaged(*before, video.source), rows
         if not left:
             return
         before, num_frames = (frame, is_damaged), num_frames + 1
-        say_if_slow(video.name, num_frames if len(left) == len(ends) else 0)
+        say_if_slow(video.source, num_frames if len(left) == len(ends) else 0)
     if before is None:
-        raise no_frame(video.name)
+        raise no_frame(video.source)
     end = float(((before[0].pts or 0) + video.codec.ticks_of_a_frame) * video.codec.tick)
     _check_end(max(moments), end, info)
-    yield undamaged(*before, video.name), left
+    yield undamaged(*before, video.source), left
 
 
 def _check_end(moment: float, end: float, info: VideoInfo) -> None:

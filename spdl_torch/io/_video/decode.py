@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .._options import DecodeConfig
     from .codec import VideoCodec
     from .packets import VideoPackets
+    from .reading import Video
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -180,9 +181,9 @@ def frames_in_order(
     Raises: DecodeError: the times of a window's frames go back.
     """
     low, high = packets.ticks_of_window
-    frames = every_frame(packets.packets, context, packets.codec, is_counted=packets.is_counted)
+    frames = every_frame(packets, context)
     if packets.timestamp is not None:
-        frames = ascending(frames, packets.source, packets.codec)
+        frames = ascending(frames, packets)
     for frame, is_damaged in frames:
         time = frame.pts or 0
         if time >= high:
@@ -192,11 +193,7 @@ def frames_in_order(
 
 
 def every_frame(
-    packets: Iterable[Packet[Any]],
-    context: VideoCodecContext,
-    codec: VideoCodec,
-    *,
-    is_counted: bool,
+    video: Video | VideoPackets, context: VideoCodecContext
 ) -> Iterator[tuple[VideoFrame, bool]]:
     """Decode a video from its first packet on; yield each frame, with its time in ticks as its pts,
     and whether it is damaged: that lasts until the next keyframe.
@@ -204,12 +201,12 @@ def every_frame(
     Times that are missing are evenly spaced: back from the first one that is known, and on from
     each. Where none is, frames are counted from the first packet's time on.
     """
-    packets = iter(packets)
+    packets = iter(video.packets)
     first = next(packets, None)
     if first is None:
         return
-    step, base, since = codec.ticks_of_a_frame or Fraction(1), Fraction(first.dts or 0), 0
-    frames = _untimed(first, packets, context, codec, is_counted=is_counted)
+    step, base, since = video.codec.ticks_of_a_frame or Fraction(1), Fraction(first.dts or 0), 0
+    frames = _untimed(first, packets, context, video)
     head: list[tuple[VideoFrame, bool]] = []
     for each in frames:
         head.append(each)
@@ -222,7 +219,7 @@ def every_frame(
         else:
             base, since = Fraction(frame.pts), 0
         since += 1
-        frame.time_base = codec.tick
+        frame.time_base = video.codec.tick
         yield frame, is_damaged
 
 
@@ -230,12 +227,10 @@ def _untimed(
     first: Packet[Any],
     others: Iterable[Packet[Any]],
     context: VideoCodecContext,
-    codec: VideoCodec,
-    *,
-    is_counted: bool,
+    video: Video | VideoPackets,
 ) -> Iterator[tuple[VideoFrame, bool]]:
     """Yield the same frames with the times that containers and counting give; None: no time."""
-    is_damaged, damaged = _may_lack_references(first, codec), set()
+    is_damaged, damaged = _may_lack_references(first, video.codec), set()
     fed: deque[int] = deque()
     for packet in itertools.chain([first], others, [None]):
         if packet is not None:
@@ -245,7 +240,8 @@ def _untimed(
         for frame in context.decode(packet):
             is_corrupt = frame.is_corrupt or frame.pts in damaged
             is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
-            if is_counted:  # the first frame on the screen has the first packet's time, and so on
+            # The first frame on the screen has the first packet's time, and so on.
+            if video.is_counted:
                 frame.pts = fed.popleft() if fed else None
             yield frame, is_damaged
 
@@ -260,7 +256,7 @@ def _may_lack_references(first: Packet[Any], codec: VideoCodec) -> bool:
 
 
 def ascending(
-    frames: Iterable[tuple[VideoFrame, bool]], name: str, codec: VideoCodec
+    frames: Iterable[tuple[VideoFrame, bool]], video: Video | VideoPackets
 ) -> Iterator[tuple[VideoFrame, bool]]:
     """Yield the same, each after a look at the next ones: a decoder that has lost its way gives
     frames out of order. Raises: DecodeError: times go back, so that none means one frame."""
@@ -269,10 +265,10 @@ def ascending(
     try:
         for frame, is_damaged in frames:
             if last is not None and frame.pts is not None and frame.pts < last:
-                raise goes_back(name, last, frame.pts, codec)
+                raise goes_back(video, last, frame.pts)
             last = frame.pts
             ahead.append((frame, is_damaged))
-            if len(ahead) > max(1, codec.reorder_depth):
+            if len(ahead) > max(1, video.codec.reorder_depth):
                 yield ahead.popleft()
     except FFmpegError:  # what cannot be decoded comes after them
         yield from ahead

@@ -182,7 +182,7 @@ class VideoPackets:
 
         Raises: UnsureError: the fast way ends here; ValueError: FFmpeg refuses ``bsf``.
         """
-        self.source = video.name
+        self.source = video.source
         """The file's name in errors."""
         self.codec = video.codec
         self.timestamp = timestamp

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
+    from .packets import VideoPackets
+
 _GENERATE_PTS = 1
 """FFmpeg's AVFMT_FLAG_GENPTS."""
 
@@ -63,21 +65,22 @@ class Video:
         # FFmpeg would invent display times where the container has none; they are wrong where two
         # B-frames follow each other.
         container.flags &= ~_GENERATE_PTS
-        self.container, self.name = container, name
+        self.container, self.source = container, name
         self.stream: Any = stream
         self.codec = VideoCodec.of(self.stream)
-        self._packets = packets_of(container, stream)
-        first = next(self._packets, None)
+        self.packets = packets_of(container, stream)
+        """Those that come next."""
+        first = next(self.packets, None)
         if first is None:
             raise no_frame(name)
         self.first = first
         """The first packet of all; it still comes."""
-        self._packets = itertools.chain([first], self._packets)
+        self.packets = itertools.chain([first], self.packets)
         kind = container.format.name
         self.is_mp4, self.is_matroska = "mp4" in kind, "matroska" in kind
         is_raw = bool(int(container.format.flags) & _NO_TIMES)
         if is_raw:
-            self._packets = _numbered(self._packets, self.codec)
+            self.packets = _numbered(self.packets, self.codec)
         self.is_counted = is_raw or (first.pts is None and kind == "avi")
         """Whether frames are counted, for the container has no times (AVI, raw streams)."""
         is_listed = self.is_mp4 or kind == "avi"
@@ -89,16 +92,10 @@ class Video:
         """Whether the fast way is open."""
         self._has_moved = False  # whether others than the packets from the first on come next
 
-    def __iter__(self) -> Iterator[Packet[Any]]:
-        return self
-
-    def __next__(self) -> Packet[Any]:
-        return next(self._packets)
-
     def keep_first(self) -> None:
         """Leave out all packets but the first, which is an image."""
         self.first.pts = self.first.dts = 0  # some formats give it no time
-        self._packets = iter([self.first])
+        self.packets = iter([self.first])
 
     def near(self, spans: Sequence[tuple[float, float]]) -> list[Packet[Any]]:
         """Return the packets that the frames displayed in some spans need, from entries on.
@@ -129,8 +126,8 @@ class Video:
         Raises: DecodeError: times come twice.
         """
         if math.isinf(end):
-            return list(self)
-        packets = self if self.has_list else self.ascending()
+            return list(self.packets)
+        packets = self.packets if self.has_list else self.ascending()
         found = list(self._until(to_ticks(end, self.codec.tick), packets))
         if not self.has_list:
             collections.deque(packets, maxlen=0)
@@ -141,10 +138,10 @@ class Video:
         videos glued together."""
         last: int | None = None
         self._has_moved = True
-        for packet in self:
+        for packet in self.packets:
             if packet.dts is not None:
                 if last is not None and packet.dts < last:
-                    raise goes_back(self.name, last, packet.dts, self.codec)
+                    raise goes_back(self, last, packet.dts)
                 last = packet.dts
             yield packet
 
@@ -155,7 +152,7 @@ class Video:
             self.container.seek(min(target, _LATEST), stream=self.stream)
         except (FFmpegError, OSError):
             return False
-        self._packets = packets_of(self.container, self.stream)
+        self.packets = packets_of(self.container, self.stream)
         return True
 
     def _until(
@@ -163,7 +160,7 @@ class Video:
     ) -> Iterator[Packet[Any]]:
         """Yield the packets of all frames that are displayed until ``stop``, in ticks."""
         num_ahead = 0
-        for packet in packets or self:
+        for packet in packets or self.packets:
             yield packet
             time = packet.dts if self.is_counted else packet.pts
             if time is not None:
@@ -181,7 +178,7 @@ class Video:
         while target > lowest and self.land(target):
             for packet in self._until(start, most=0):
                 if packet.pts is not None and packet.pts <= start and is_entry(packet, self.codec):
-                    self._packets = itertools.chain([packet], self._packets)
+                    self.packets = itertools.chain([packet], self.packets)
                     return
             # Containers seek by dts, and some to any packet. So the entry found may be displayed
             # too late, or none may come before ``start``: look further back, in growing steps.
@@ -190,10 +187,10 @@ class Video:
             return
         # FFmpeg does not find a first packet that the container does not mark as a keyframe, and
         # lands on any other then, also where it says that it has failed.
-        there = list(itertools.islice(self, 1)) if self.land(lowest) else []
+        there = list(itertools.islice(self.packets, 1)) if self.land(lowest) else []
         if [(each.pos, each.size) for each in there] != [(self.first.pos, self.first.size)]:
-            raise UnsureError(f"{self.name}: the way back to its start was not found.")
-        self._packets = itertools.chain(there, self._packets)
+            raise UnsureError(f"{self.source}: the way back to its start was not found.")
+        self.packets = itertools.chain(there, self.packets)
 
 
 def no_frame(name: str, window: tuple[float, float] | None = None) -> DecodeError:
@@ -202,12 +199,12 @@ def no_frame(name: str, window: tuple[float, float] | None = None) -> DecodeErro
     return DecodeError(f"{name}: no frame in {where}.")
 
 
-def goes_back(name: str, before: float, after: float, codec: VideoCodec) -> DecodeError:
+def goes_back(video: Video | VideoPackets, before: float, after: float) -> DecodeError:
     """Return the error for times that go back, in ticks: none means one frame then."""
-    tick = float(codec.tick)
+    tick = float(video.codec.tick)
     return DecodeError(
-        f"{name}: after the frame at {before * tick:.3f} s comes one at {after * tick:.3f} s, so "
-        "that a time does not say which frame is meant: it may be several videos glued together, "
+        f"{video.source}: after the frame at {before * tick:.3f} s comes one at {after * tick:.3f} s, "
+        "so that a time does not say which frame is meant: it may be several videos glued together, "
         "or packets may be missing. Load it whole, or choose frames by index."
     )
 

@@ -200,7 +200,7 @@ def _ticks_by_packets(video: Video, start: int, stated: int) -> int:
     """
     if not video.land(_BEYOND):
         return 0
-    packets = list(video)
+    packets = list(video.packets)
     labels = [Label.of(packet, video.codec) for packet in packets]
     times = [label.pts for label in labels if label.is_shown and label.pts is not None]
     # Others list other places.
@@ -230,7 +230,7 @@ def _surveyed(video: Video) -> VideoInfo:
         labels = labels[next((k for k, label in enumerate(labels) if label.is_entry), 0) :]
     shown = [label for label in labels if label.is_shown]
     if not shown:
-        raise no_frame(video.name)
+        raise no_frame(video.source)
     times = [label.dts if video.is_counted else label.pts for label in shown]
     # What is displayed before the first keyframe refers to frames before it, which are not there.
     first = times[0]
@@ -249,7 +249,7 @@ def _surveyed(video: Video) -> VideoInfo:
 
 def _info(video: Video, start: float, seconds: float, per_second: float, count: int) -> VideoInfo:
     return VideoInfo(
-        source=video.name,
+        source=video.source,
         codec=video.codec.name,
         start_seconds=start,
         duration_seconds=seconds,
