@@ -23,7 +23,7 @@ from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, with
 from ._base import check_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import pieces, read_each
-from ._shard import ShardFiles, ShardSource
+from ._shard import ShardSource
 
 if TYPE_CHECKING:
     import random
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from ._shard import ShardFiles
     from ._stream import Mix
 
 _Stamp = tuple[int, int | None]
@@ -82,6 +83,7 @@ class Parquet(ShardSource):
     """
 
     thread_safe = True
+    _WHAT = "file"
 
     def __init__(
         self,
@@ -99,14 +101,7 @@ class Parquet(ShardSource):
             raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"Parquet: batch_size must be >= 1 or None, got {batch_size}.")
-        given = [files] if isinstance(files, str | os.PathLike) else list(files)
-        options = dict(storage_options or {})
-        self._urls = tuple(name for each in given for name in _found(os.fspath(each), options))
-        if not self._urls:
-            raise ValueError("Parquet: expected at least one file, got none.")
-        self.storage_options = options
-        """As given."""
-        self._files = ShardFiles.of("Parquet", retries, options, cache, max_bytes, ahead)
+        super().__init__(files, retries, storage_options, cache, max_bytes, ahead)
         self._batch_size = batch_size
         self._footers = self._read_footers()
         self._columns = self._common_columns(columns)
@@ -159,11 +154,6 @@ class Parquet(ShardSource):
         return [columns_of(self._taken(np.arange(at, min(at + size, end)))) for at in starts]
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        """The names of all files, regardless of parts and shuffling."""
-        return self._urls
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are read."""
         return self._columns
@@ -172,6 +162,17 @@ class Parquet(ShardSource):
         """Iterate from the ``start``-th item on; row groups before it are not read."""
         check_start(self, start)
         return self._items(start * (self._batch_size or 1))
+
+    def _found(self, pattern: str) -> list[str]:
+        is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
+        if is_named and (is_url(pattern) or os.path.isfile(pattern)):
+            return [pattern]
+        names = find_files(pattern, False, self.storage_options)
+        if not glob.has_magic(pattern) and names != [pattern]:  # a folder's
+            names = [name for name in names if name.lower().endswith(_ENDINGS)]
+        if not names:
+            raise nothing_found("Parquet", pattern)
+        return sorted(names)
 
     def _items(self, start: int) -> Iterator[dict[str, Any]]:
         """Yield the items from the ``start``-th row of this part on."""
@@ -358,15 +359,3 @@ def _damage_of(what: str) -> Iterator[None]:
         if not is_arrows and not (type(error) is OSError and error.errno is None):
             raise
         raise DecodeError(f"{what} cannot be read: {error}") from error
-
-
-def _found(pattern: str, options: Mapping[str, Any]) -> list[str]:
-    is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
-    if is_named and (is_url(pattern) or os.path.isfile(pattern)):
-        return [pattern]
-    names = find_files(pattern, False, options)
-    if not glob.has_magic(pattern) and names != [pattern]:  # a folder's
-        names = [name for name in names if name.lower().endswith(_ENDINGS)]
-    if not names:
-        raise nothing_found("Parquet", pattern)
-    return sorted(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,34 +43,6 @@ class ShardFiles:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     copies: ShardCopies | None = None
     ahead: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        who: str,
-        retries: int,
-        storage_options: Mapping[str, Any],
-        cache: str | os.PathLike[str] | None,
-        max_bytes: float | None,
-        ahead: int,
-    ) -> ShardFiles:
-        """Return what opens the shards of a source named ``who``. Raises: ValueError."""
-        is_number = type(max_bytes) in (int, float)
-        if max_bytes is not None and not (cache is not None and is_number and max_bytes >= 1):
-            raise ValueError(
-                f"{who}: max_bytes must be a number >= 1 and needs cache=FOLDER, got {max_bytes!r}."
-            )
-        if type(ahead) is not int or ahead < 0:
-            raise ValueError(f"{who}: ahead must be a whole number >= 0, got {ahead!r}.")
-        if cache == "memory":
-            raise ValueError(
-                f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
-                "/dev/shm to have them in memory."
-            )
-        copies = None
-        if cache is not None and HAS_LOCKS:
-            copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
-        return cls(RetryPolicy(retries), storage_options, copies, ahead)
 
     def each(self, urls: Sequence[str]) -> Iterator[str]:
         """Yield the shards that are read one after the other; from each one on, threads fetch the
@@ -147,9 +120,53 @@ class ShardFiles:
 
 
 class ShardSource(StreamSource[dict[str, Any]]):
-    """The base of the sources that read shards: what their copies count."""
+    """The base of the sources that read shards: their names, the options that all of them take, and
+    what their copies count."""
 
-    _files: ShardFiles
+    _WHAT = "shard"
+    """The word for one, in errors."""
+
+    def __init__(
+        self,
+        names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        retries: int,
+        storage_options: Mapping[str, Any] | None,
+        cache: str | os.PathLike[str] | None,
+        max_bytes: float | None,
+        ahead: int,
+    ) -> None:
+        who = type(self).__name__
+        self.storage_options = dict(storage_options or {})
+        """As given."""
+        given = [names] if isinstance(names, str | os.PathLike) else list(names)
+        self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
+        if not self._urls:
+            raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
+        is_number = type(max_bytes) in (int, float)
+        if max_bytes is not None and not (cache is not None and is_number and max_bytes >= 1):
+            raise ValueError(
+                f"{who}: max_bytes must be a number >= 1 and needs cache=FOLDER, got {max_bytes!r}."
+            )
+        if type(ahead) is not int or ahead < 0:
+            raise ValueError(f"{who}: ahead must be a whole number >= 0, got {ahead!r}.")
+        if cache == "memory":
+            raise ValueError(
+                f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
+                "/dev/shm to have them in memory."
+            )
+        copies = None
+        if cache is not None and HAS_LOCKS:
+            copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
+        self._files = ShardFiles(RetryPolicy(retries), self.storage_options, copies, ahead)
+
+    @abstractmethod
+    def _found(self, pattern: str) -> list[str]:
+        """Return the names that one that was given means."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The names of all in the order given, regardless of parts and shuffling."""
+        return self._urls
 
     def loading_counts(self) -> dict[str, int]:
         """Return how often this process found a shard in ``cache`` and how often it waited for one,

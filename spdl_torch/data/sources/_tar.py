@@ -19,7 +19,7 @@ from spdl_torch.shown_text import counted
 from ._base import check_start, random_of
 from ._files import find_files, nothing_found
 from ._index import IndexedSamples, index_path, pieces
-from ._shard import ShardFiles, ShardSource, numbered_samples
+from ._shard import ShardSource, numbered_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -95,16 +95,8 @@ class TarShards(ShardSource):
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
-        self.storage_options = dict(storage_options or {})
-        """As given."""
-        given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
-        self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
-        if not self._urls:
-            raise ValueError("TarShards: expected at least one shard, got none.")
+        super().__init__(urls, retries, storage_options, cache, max_bytes, ahead)
         self._on_error = on_error
-        self._files = ShardFiles.of(
-            "TarShards", retries, self.storage_options, cache, max_bytes, ahead
-        )
         self._max_sample_bytes = max_sample_bytes
         self._indexed: IndexedSamples | None = None
         if index or (index is None and all(map(_has_index, self._urls))):
@@ -135,11 +127,6 @@ class TarShards(ShardSource):
         if not first <= place < end:
             raise IndexError(f"TarShards: position must be below {end - first}, got {position}.")
         return indexed.sample(place)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The names of all shards in the order given, regardless of parts and shuffling."""
-        return self._urls
 
     @property
     def num_retries(self) -> int:

@@ -17,9 +17,10 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...engine.shared import LiveObjects
+from ...engine.shared import weakly
 from ...scopes import scope
 from .folders import (
+    HAS_LOCKS,
     NO_ROOM,
     TAKEN,
     byte_locked,
@@ -100,7 +101,8 @@ class Store:
                 self._pairs.read_tails()
             except OSError as error:  # a full disk
                 self._turn_off(error)
-        _live.add(self)
+        if HAS_LOCKS:  # a system with forks
+            os.register_at_fork(after_in_child=weakly(self.renew_locks))
 
     def __reduce__(self) -> tuple[Any, ...]:
         most, is_shared = self._max_bytes, self._is_shared
@@ -290,24 +292,12 @@ class Store:
             )
 
 
-_live: LiveObjects[Store] = LiveObjects()
-
-
 class _OfThread(threading.local):
     is_making = False
     """Whether it makes a content at the moment."""
 
 
 _of_thread = _OfThread()
-
-
-def _renew_locks() -> None:
-    for store in _live.now():
-        store.renew_locks()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _reason(error: OSError) -> str:

@@ -203,9 +203,10 @@ def goes_back(video: Video | VideoPackets, before: float, after: float) -> Decod
     """Return the error for times that go back, in ticks: none means one frame then."""
     tick = float(video.codec.tick)
     return DecodeError(
-        f"{video.source}: after the frame at {before * tick:.3f} s comes one at {after * tick:.3f} s, "
-        "so that a time does not say which frame is meant: it may be several videos glued together, "
-        "or packets may be missing. Load it whole, or choose frames by index."
+        f"{video.source}: after the frame at {before * tick:.3f} s comes one at "
+        f"{after * tick:.3f} s, so that a time does not say which frame is meant: it may be "
+        "several videos glued together, or packets may be missing. Load it whole, or choose "
+        "frames by index."
     )
 
 
