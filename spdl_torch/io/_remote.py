@@ -30,8 +30,12 @@ def is_url(source: str | os.PathLike[str]) -> bool:
     match = _URL.match(source) if isinstance(source, str) else None
     if match is None:
         return False
+    if "://" in match.string:
+        return True
+    import fsspec
+
     # "ab::c.jpg" may be a file; a chain has a URL in it, or begins with a protocol of fsspec's.
-    return "://" in match.string or _is_known(match[1])
+    return match[1] in fsspec.registry or match[1] in fsspec.available_protocols()
 
 
 def read_url(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
@@ -128,12 +132,6 @@ def _repeats_unasked(url: str, options: Mapping[str, Any]) -> bool:
     return "retries" not in (options.get("config_kwargs") or {})
 
 
-def _is_known(protocol: str) -> bool:
-    import fsspec
-
-    return protocol in fsspec.registry or protocol in fsspec.available_protocols()
-
-
 def _missing_package(url: str, error: ImportError) -> ImportError:
     """Return an error that names the package; fsspec's names only the protocol."""
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -142,12 +140,6 @@ def _missing_package(url: str, error: ImportError) -> ImportError:
     return ImportError(
         f"{url}: a package is missing: {error}.{install}", name=cause.name, path=cause.path
     )
-
-
-def is_async(system: Any, url: str) -> bool:
-    """Return whether the file system reads on fsspec's event loop, as those of the network do."""
-    # The file systems of a chain are asynchronous only in parts.
-    return bool(system.async_impl) and not system.asynchronous and "::" not in url
 
 
 class Reader:

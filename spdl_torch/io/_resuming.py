@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from spdl_torch.errors import SourceChangedError
 
-from ._remote import file_system, is_async, is_url
+from ._remote import file_system, is_url
 from ._retry import status_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def open_resuming(
             system.invalidate_cache(path)  # a listing may be older than the object
         if name.startswith(("http://", "https://")):
             return (open_ranges if seekable else open_stream)(system, path, offset)
-        return open_blocks(system, path, offset, is_async(system, name), storage_options)
+        # Of the network; the file systems of a chain are asynchronous only in parts.
+        remote = system.async_impl and not system.asynchronous and "::" not in name
+        return open_blocks(system, path, offset, remote, storage_options)
 
     return cast("BinaryIO", io.BufferedReader(_Resuming(open_at, name, policy), _BUFFER_BYTES))
 
@@ -266,7 +268,14 @@ class _Answer:
 
 
 async def _requested(system: Any, path: str, offset: int) -> Any:
-    options = {"timeout": _limits_of_a_stream(), **system.kwargs}
+    import aiohttp
+
+    # aiohttp's own limit, 5 minutes for a whole response, would end streams that are read no faster
+    # than training needs them.
+    limits = aiohttp.ClientTimeout(
+        total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
+    )
+    options = {"timeout": limits, **system.kwargs}
     if "timeout" in system.client_kwargs:
         options["timeout"] = system.client_kwargs["timeout"]
     options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity"}
@@ -283,17 +292,6 @@ async def _requested(system: Any, path: str, offset: int) -> Any:
 
 def _version_in(known: Mapping[str, Any]) -> dict[str, Any]:
     return {field: known[field] for field in _VERSION_FIELDS if known.get(field)}
-
-
-def _limits_of_a_stream() -> Any:
-    """Return limits for connecting and for silence. aiohttp's own, 5 minutes for a whole response,
-    would end streams that are read no faster than training needs them.
-    """
-    import aiohttp
-
-    return aiohttp.ClientTimeout(
-        total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
-    )
 
 
 def _advance(file: Any, offset: int) -> None:

@@ -28,7 +28,7 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import Reader, is_url
 from spdl_torch.io._tar import TarReader
 
-from ._shard import every_sample, grouped_samples, key_and_field
+from ._shard import grouped_samples, key_and_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -98,17 +98,9 @@ class TarIndex:
 
     def to_json(self) -> bytes:
         """Return the content of the index file."""
-        content = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "num_samples": self.num_samples,
-            "tar": self.tar,
-            "num_bytes": self.num_bytes,
-            "samples": self.samples,
-            "files": self.files,
-            "left_out": self.left_out,
-        }
-        return json.dumps(content).encode("ascii") + b"\n"
+        head = {"format": _FORMAT, "version": _VERSION, "num_samples": self.num_samples}
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(head | fields).encode("ascii") + b"\n"
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> TarIndex:
@@ -278,15 +270,10 @@ class IndexedSamples:
 
     def _sample(self, number: int, url: str, content: bytes) -> dict[str, Any]:
         """Return the sample in its bytes of the tar, once they are as the index says."""
-        reader = TarReader(
-            io.BytesIO(content + _END)
-            if len(content) == self._sizes[number]
-            else io.BytesIO(content),
-            url,
-            max_member_bytes=self._max_bytes,
-            start=self._offsets[number],
-        )
-        samples = [*grouped_samples(reader, url, every_sample, self._max_bytes)]
+        file = io.BytesIO(content + (_END if len(content) == self._sizes[number] else b""))
+        start = self._offsets[number]
+        reader = TarReader(file, url, max_member_bytes=self._max_bytes, start=start)
+        samples = [*grouped_samples(reader, url, self._max_bytes)]
         if len(samples) != 1 or samples[0] is None:
             raise self._damage(number, url, f"{len(samples)} samples are where one should be")
         sample = samples[0]

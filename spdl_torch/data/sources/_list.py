@@ -70,9 +70,6 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
             )
         return self._items[int(order[position])]
 
-    def __iter__(self) -> Iterator[T_co]:
-        return self.iterate()
-
     def shard(self, index: int, count: int) -> ListSource[T_co]:
         """Return a source of every ``count``-th item of this epoch's order, from ``index`` on.
 

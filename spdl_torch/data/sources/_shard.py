@@ -194,13 +194,13 @@ def read_samples(
     layout and errors are those of :class:`TarShards`.
     """
     files = ShardFiles(RetryPolicy(retries), storage_options or {})
-    for sample in numbered_samples(os.fspath(url), every_sample, files, max_sample_bytes):
+    for sample in numbered_samples(os.fspath(url), None, files, max_sample_bytes):
         assert sample is not None, "every sample was wanted"
         yield sample
 
 
 def numbered_samples(
-    url: str, wanted: Callable[[int], bool], files: ShardFiles, max_bytes: int
+    url: str, wanted: Callable[[int], bool] | None, files: ShardFiles, max_bytes: int
 ) -> Iterator[dict[str, Any] | None]:
     """Yield one entry for each sample, in order. If ``wanted(number)`` is false, the entry is None
     and the contents are not read.
@@ -209,7 +209,7 @@ def numbered_samples(
     """
     with files.open(url) as file:
         reader = TarReader(file, url, max_member_bytes=max_bytes)
-        yield from grouped_samples(reader, url, wanted, max_bytes)
+        yield from grouped_samples(reader, url, max_bytes, wanted)
 
 
 def key_and_field(name: str) -> tuple[str, str] | None:
@@ -221,7 +221,7 @@ def key_and_field(name: str) -> tuple[str, str] | None:
 
 
 def grouped_samples(
-    reader: TarReader, url: str, wanted: Callable[[int], bool], max_bytes: int
+    reader: TarReader, url: str, max_bytes: int, wanted: Callable[[int], bool] | None = None
 ) -> Iterator[dict[str, Any] | None]:
     """Yield the samples of a tar, or None in place of those that are not wanted.
 
@@ -247,7 +247,7 @@ def grouped_samples(
             if number >= 0:
                 yield sample if keep else None
             last_key, number, size = key, number + 1, 0
-            sample, keep = {"__key__": key, "__url__": url}, wanted(number)
+            sample, keep = {"__key__": key, "__url__": url}, wanted is None or wanted(number)
         # Check unwanted samples too: all parts that share a shard must see it end at one sample.
         size += _HEADER_BYTES + member[1]
         if size > max_bytes:
@@ -257,8 +257,3 @@ def grouped_samples(
         sample[field] = reader.content() if keep else None
     if number >= 0:
         yield sample if keep else None
-
-
-def every_sample(number: int) -> bool:
-    """Return True: every sample is wanted."""
-    return True

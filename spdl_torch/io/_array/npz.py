@@ -258,17 +258,14 @@ def _locate_end(memory: Memory) -> int:
     last = len(memory) - _END.size
     if last < 0:
         raise MalformedError(f"not a zip archive, only {len(memory)} bytes.")
-    tail = bytes(memory[last:])
-    if tail.startswith(_END_MAGIC) and tail.endswith(b"\0\0"):
-        return last  # there is no comment, as almost always
-    tail_start = max(0, last - _LONGEST_COMMENT)
-    tail = bytes(memory[tail_start:])
-    at = tail.rfind(_END_MAGIC)
-    while at >= 0:
-        comment = at + _END.size
-        if comment + int.from_bytes(tail[comment - 2 : comment], "little") == len(tail):
-            return tail_start + at
-        at = tail.rfind(_END_MAGIC, 0, at)
+    for start in (last, max(0, last - _LONGEST_COMMENT)):  # almost always without a comment
+        tail = bytes(memory[start:])
+        at = tail.rfind(_END_MAGIC)
+        while at >= 0:
+            comment = at + _END.size
+            if comment + int.from_bytes(tail[comment - 2 : comment], "little") == len(tail):
+                return start + at
+            at = tail.rfind(_END_MAGIC, 0, at)
     first = bytes(memory[:8])
     if first.startswith(b"\x93NUMPY"):
         raise MalformedError("not a zip archive, but a single array: use load_npy.")

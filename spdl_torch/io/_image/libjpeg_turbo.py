@@ -113,7 +113,8 @@ class LibJpegTurbo:
         if denominator != 1:
             if self._set_scale(handle, _ScalingFactor(1, denominator)) != 0:
                 return None
-            size, block = reduced_size(size, denominator), block // denominator
+            block //= denominator
+            size = -(-size[0] // denominator), -(-size[1] // denominator)  # rounded up
         top, left, height, width = _widened(size, box, block)
         if self._set_region(handle, _Region(left, top, width, height)) != 0:
             return None
@@ -123,11 +124,6 @@ class LibJpegTurbo:
             return None
         y, x = box[0] - top, box[1] - left
         return torch.from_numpy(pixels[y : y + box[2], x : x + box[3]]).permute(2, 0, 1)
-
-
-def reduced_size(size: tuple[int, int], denominator: int) -> tuple[int, int]:
-    """Return the height and width of a JPEG that is decoded at ``1 / denominator``: rounded up."""
-    return -(-size[0] // denominator), -(-size[1] // denominator)
 
 
 def _widened(size: tuple[int, int], box: Box, block: int) -> Box:

@@ -189,7 +189,12 @@ class _Batch:
         """uint8, (N, T, H, W, 3); the first frame's size is that of all."""
         self.num_threads = num_threads
         """Those of a decoder, and of the filters."""
-        self._size, self._resize, self._storage = (width, height), resize, storage
+        size, self._storage = (width, height), storage
+        self._size = size if resize == "antialias" else None
+        scale = ""
+        if resize == "swscale" and size != (None, None):
+            scale = _SCALE.format(*(-1 if pixels is None else pixels for pixels in size))
+        self._filters = scale + RGB24
         self._num_clips, self._num_done = num_clips, 0
 
     def add(self, shown: Iterator[_Shown], video: Video, num_moments: int) -> Tensor:
@@ -197,11 +202,12 @@ class _Batch:
 
         Raises: DecodeError: their shape is not that of those before.
         """
-        resize = _Resize(self._size, self._resize, self.num_threads, video.source)
+        chain = FilterChain(self._filters, video.source, (0, 1), self.num_threads)
         times = torch.empty(num_moments, dtype=torch.float64, device="cpu")
         for frame, rows in shown:
             times[rows] = float(frame.pts or 0)
-            image = resize(frame)
+            (filtered,) = chain.push(frame)
+            image = self._image(filtered)
             shape = num_moments, *image.shape
             if not hasattr(self, "frames"):
                 self.frames = room_for((self._num_clips, *shape), self._storage)
@@ -215,6 +221,17 @@ class _Batch:
                 self.frames[self._num_done, row].copy_(image)
         self._num_done += 1
         return times * float(video.codec.tick)
+
+    def _image(self, frame: VideoFrame) -> Tensor:
+        """Return a filtered frame as an image: uint8, shape (H, W, 3)."""
+        image = rgb_view(frame)
+        if self._size is None:
+            return image
+        width, height = fitted_size(*self._size, image.shape[1], image.shape[0])
+        # A batch of one in channels_last memory, for which the uint8 kernel is fast.
+        picture = image.contiguous().permute(2, 0, 1)[None]
+        resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
+        return resized[0].permute(1, 2, 0)
 
 
 def _load_clip(file: MediaFile, sampler: ClipSampler, batch: _Batch) -> Tensor:
@@ -254,7 +271,7 @@ def _near(
     packets: VideoPackets, moments: Sequence[float], info: VideoInfo, num_threads: int
 ) -> Iterator[_Shown]:
     """Yield the frames on display at the moments, and the rows of these, decoding near them."""
-    times, tick = packets.times, packets.time_base
+    times, tick = [time for time, _ in packets.shown], packets.time_base
     if not times:
         raise UnsureError(f"{packets.source}: no frame in it.")
     stated = info.start_seconds + info.duration_seconds
@@ -310,27 +327,3 @@ def _check_end(moment: float, end: float, info: VideoInfo) -> None:
 
 _Shown: TypeAlias = "tuple[VideoFrame, list[int]]"
 """A frame, and the rows of the clip that it fills."""
-
-
-class _Resize:
-    """Makes an image of a frame: uint8, shape (H, W, 3)."""
-
-    def __init__(
-        self, size: tuple[int | None, int | None], resize: str, num_threads: int, name: str
-    ) -> None:
-        self._size = None if resize == "swscale" else size
-        width, height = (-1 if pixels is None else pixels for pixels in size)
-        by_filter = resize == "swscale" and size != (None, None)
-        scale = _SCALE.format(width, height) if by_filter else ""
-        self._chain = FilterChain(scale + RGB24, name, (0, 1), num_threads)
-
-    def __call__(self, frame: VideoFrame) -> Tensor:
-        (filtered,) = self._chain.push(frame)
-        image = rgb_view(filtered)
-        if self._size is None:
-            return image
-        width, height = fitted_size(*self._size, image.shape[1], image.shape[0])
-        # A batch of one in channels_last memory, for which the uint8 kernel is fast.
-        picture = image.contiguous().permute(2, 0, 1)[None]
-        resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
-        return resized[0].permute(1, 2, 0)

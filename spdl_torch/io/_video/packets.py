@@ -244,11 +244,6 @@ class VideoPackets:
                 self._shown = [(frame.pts or 0, number) for number, (frame, _) in frames]
         return self._shown
 
-    @property
-    def times(self) -> list[int]:
-        """The display times of the window's frames, in ticks."""
-        return [time for time, _ in self.shown]
-
     def fall_back(self) -> None:
         """Leave the fast way, after what came out did not pass the check.
 
@@ -349,8 +344,8 @@ class VideoPackets:
         """The seconds from the first frame of the window to the end of its last."""
         if self.timestamp is not None:
             return self.timestamp[1] - self.timestamp[0]
-        times = self.times
-        return float((times[-1] - times[0] + last_duration(self.labels)) * self.time_base)
+        (first, _), (last, _) = self.shown[0], self.shown[-1]
+        return float((last - first + last_duration(self.labels)) * self.time_base)
 
     def clone(self) -> Self:
         """Return the same packets with another decoder."""
