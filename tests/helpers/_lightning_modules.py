@@ -138,9 +138,10 @@ class Failing(Plain):
 
 
 class SavesInHooks(lightning.Callback):
-    """Saves a checkpoint in every hook of training: once wherever that many ``batches`` were
-    trained on, and at the beginning and the end. ``saved`` has the path of each, and the number of
-    batches that were trained on before it."""
+    """Saves a checkpoint in every hook of training, at the beginning and the end, and where that
+    many ``batches`` were trained on: each hook within a step at one of these numbers, the others
+    at all at which they are called. ``saved`` has the path of each, and the number of batches that
+    were trained on before it."""
 
     WITHIN_STEP = (
         *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
@@ -160,7 +161,11 @@ class SavesInHooks(lightning.Callback):
 
     def save(self, trainer, name, num_trained):
         path = self.folder / f"{name}-{num_trained}.ckpt"
-        is_wanted = num_trained in self.batches or name in self.ONCE
+        places = self.batches
+        if name in self.WITHIN_STEP:
+            place = self.WITHIN_STEP.index(name) % len(places)
+            places = places[place : place + 1]
+        is_wanted = num_trained in places or name in self.ONCE
         if is_wanted and not path.exists():
             trainer.save_checkpoint(path)
             self.saved.append((path, num_trained))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from _datasets import Indices
-from _folders import HELPERS, ROOT
+from _folders import ROOT
 from _gates import until
 from _measures_here import measure_here
 from bench import memory
@@ -219,14 +219,19 @@ def test_interrupt_ends_with_what_there_is(tmp_path, signum):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_measuring_process_ends_with_the_program(signum):
+def test_measuring_process_ends_with_the_program(tmp_path):
     """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
+    forever = tmp_path / "forever.py"  # its child never answers
+    forever.write_text(
+        "import subprocess, sys; from bench.child import end_with_the_parent\n"
+        "end_with_the_parent()\n"
+        "subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
+    )
     imports = "from pathlib import Path; from bench.child_process import run_child"
-    code = f"{imports}; run_child(Path({str(HELPERS / '_measures_forever.py')!r}), '', 60)"
+    code = f"{imports}; run_child(Path({str(forever)!r}), '', 60)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
         until(lambda: len(memory.tree_pids(program.pid)) == 3)
         family = memory.tree_pids(program.pid)
-        program.send_signal(signum)
+        program.kill()
     until(lambda: not any(psutil.pid_exists(pid) for pid in family))

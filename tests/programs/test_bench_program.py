@@ -1,5 +1,8 @@
 """``python examples/bench program``: the programs, what they see, what counts as a loss."""
 
+import subprocess
+
+import _warm
 import pytest
 from _loader_helpers import library
 from bench.program.plans import DATASETS, ProgramPlan
@@ -23,7 +26,7 @@ def plan_of(dataset="rows", **more):
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_program_trains_on_every_dataset(dataset, folder):
     """Whatever its batches look like."""
-    plan = plan_of(dataset, num_epochs=3)
+    plan = plan_of(dataset, num_epochs=2)
     for needed in plan.ordinary.needs:
         library(needed)
     said = train("spdl_torch", plan, folder, 2 * plan.ordinary.batch_size)
@@ -39,8 +42,9 @@ def test_missing_samples_are_an_error(tmp_path):
         train("spdl_torch", plan, tmp_path, 128)
 
 
-def test_program_that_fails_says_why(tmp_path):
+def test_program_that_fails_says_why(tmp_path, monkeypatch):
     """With its own last words."""
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: _warm.run(command[1:]))
     missing = tmp_path / "no folder"
     with pytest.raises(RuntimeError, match=r"ours: status 1\n(.|\n)*No such file or directory"):
         run_program("ours", plan_of("iterable"), missing, 64)

@@ -270,8 +270,7 @@ def test_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     photographs = ["photographs", str(tmp_path), "--count", "1", "--classes", "1"]
-    command = [sys.executable, "-m", "spdl_torch", *photographs]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    done = _warm.run(["-m", "spdl_torch", *photographs], stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
 

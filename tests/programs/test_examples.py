@@ -15,13 +15,14 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 BENCH = EXAMPLES / "bench" / "__main__.py"  # its tables' short forms run in test_bench.py
 RUN_ELSEWHERE = (
-    *("train_language_model", "train_video_classifier"),  # test_examples_training.py
+    *("train_language_model", "train_video_classifier", "finetune_parquet"),  # _training.py
     *("imagenet_classification", "imagenet_lightning"),  # test_examples_imagenet.py
     "replace_dataloader",  # there, too
     *("benchmark_numpy", "benchmark_numpy_plot"),  # below
+    "performance_analysis",  # by its plot, which draws what it measures
 )
-FRESH = ("image_dataloading", "performance_analysis")
-"""Run as users run a program: what it imports is found, and it comes to its end. The one starts
+FRESH = ("image_dataloading",)
+"""Run as users run a program: what it imports is found, and it comes to its end; it starts
 processes, which import it. Nothing in the others' short form would show more in a process of its
 own, which takes seconds to import torch."""
 

@@ -79,15 +79,19 @@ WAYS = [
     (unsized, 0, "epochs", "never", True),
 ]
 SETTINGS = ("make", "num_workers", "counted", "validated", "touches_estimate")
+PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]
+"""Within an epoch, at its end, and behind the next one's first batch; each comes first."""
 
 
-@pytest.mark.parametrize(SETTINGS, WAYS)
+@pytest.mark.parametrize(
+    (*SETTINGS, "places"), [(*way, PLACES[number % 3]) for number, way in enumerate(WAYS)]
+)
 def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
-    tmp_path, make, num_workers, counted, validated, touches_estimate
+    tmp_path, make, num_workers, counted, validated, touches_estimate, places
 ):
     """Also within a step, which Lightning makes again."""
     options = {"validated": validated, "touches_estimate": touches_estimate, **COUNTED[counted]}
-    saving = modules.SavesInHooks(tmp_path, batches=[2, 3, 4])
+    saving = modules.SavesInHooks(tmp_path, batches=places)
     whole = fit(make(DataLoader, num_workers), [saving], **options)
     assert len(whole) == 9
     assert_rest_is_trained(whole, saving.saved, lambda: make(DataLoader, num_workers), options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from contextlib import nullcontext
 from functools import partial
@@ -153,6 +154,15 @@ def fit(
     return model.seen
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a training of a kind of loader sees from beginning to end, whatever its workers: made
+    once for all tests that go on within it."""
+    return functools.cache(
+        lambda make: fit(make(1), tmp_path_factory.mktemp("whole"), is_kept=False)
+    )
+
+
 EPOCHS, STEPS = {}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}
 """What bounds a training."""
 
@@ -210,10 +220,10 @@ def test_loaders_of_several_lengths_resume(tmp_path, mode, short, num_workers):
     [(sized, True, 1), (unsized, False, 1), (pipeline, True, 0), (stateful, False, 0)],
 )
 def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
-    tmp_path, make, is_kept, num_workers
+    tmp_path, make, is_kept, num_workers, undisturbed
 ):
     """By an error: Lightning has dropped the batch that it held back by then."""
-    whole = fit(make(num_workers), tmp_path / "whole")
+    whole = undisturbed(make)
     for number, options in enumerate([{"fails_after": 2}, {"fails_after": 6}]):
         path = tmp_path / f"{number}.ckpt"
         options["saved"] = path
@@ -238,11 +248,10 @@ def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limi
 
 @pytest.mark.parametrize(("make", "num_workers"), [(sized, 0), (unsized, 1), (pipeline, 1)])
 def test_checkpoint_of_a_training_that_max_steps_ended_is_that_of_an_epoch(
-    tmp_path, make, num_workers
+    tmp_path, make, num_workers, undisturbed
 ):
     """Lightning counts the epoch as over."""
-    path = tmp_path / "saved.ckpt"
-    whole = fit(make(num_workers), tmp_path / "whole", is_kept=False)
+    path, whole = tmp_path / "saved.ckpt", undisturbed(make)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "DataLoader.state_dict: nobody had asked")
         part = fit(make(num_workers), tmp_path, is_kept=False, max_steps=2, saved=path)

@@ -1,6 +1,6 @@
 """Checks what would be published, after ``python -m build``.
 
-``tox -e package`` builds, checks and installs; ``python tests/helpers/_package.py FOLDER`` is its
+``tox -e package`` builds, checks and installs; ``python .ci/package.py FOLDER`` is its
 last step. The sdist has every file that pyproject.toml names and no other; the wheel has the
 package, ``py.typed`` and the command, and works in a fresh environment without any of its
 dependencies as far as nothing is loaded.
@@ -20,8 +20,7 @@ import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
-from _folders import ROOT
-
+ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _FIND_TYPES = """
 import sys, spdl_torch
