@@ -34,7 +34,7 @@ class PipelineTuner:
     @property
     def decisions(self) -> list[Decision]:
         """The changes made so far, and why; at most the last 1000."""
-        return list(self.state.decisions)
+        return list(self.state.decisions.copy())
 
     def attach(self, run: Run) -> _Session:
         """Start tuning a new run. Raises: ValueError: the run keeps no statistics."""

@@ -258,7 +258,7 @@ class DataLoader(BaseLoader[T_co]):
     @property
     def decisions(self) -> list[Decision]:
         """The changes made so far by ``num_workers="auto"``, and why; at most the last 1000."""
-        return [] if self._state.tuning is None else list(self._state.tuning.decisions)
+        return [] if self._state.tuning is None else list(self._state.tuning.decisions.copy())
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics of the running epoch or, between epochs, of the last one: the
@@ -317,7 +317,7 @@ class DataLoader(BaseLoader[T_co]):
         """
         stats = self._state.figures.stats
         skipped = None if stats is None else stats.skipped
-        return [] if skipped is None else list(skipped.samples)
+        return [] if skipped is None else list(skipped.samples.copy())
 
     def _report(self, earlier: Report | None = None) -> Report:
         """Return the report on the last epoch; ``earlier``: and on what that one is of."""

@@ -50,7 +50,7 @@ def num_other_threads() -> int:
         running = set(map(int, os.listdir("/proc/self/task")))
     except OSError:
         return threading.active_count() - len(own)
-    return len(running - {each.native_id for each in own} - set(_latest))
+    return len(running - {each.native_id for each in own} - set(_latest.copy()))
 
 
 class _Started:

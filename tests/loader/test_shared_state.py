@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from dataclasses import replace
 
 import pytest
+import torch
+from _inside import tuning_of
 from _readings import reading, stage
 from _seats import in_every_seat
 
+from spdl_torch import DataLoader
 from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
+from spdl_torch.io._cache.store import Store
 from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.activity import Activity, begin_job, take_part, workers_at_rest
 from spdl_torch.loader.backends.jobs import Given, SharedJob
@@ -38,6 +43,26 @@ def run_together(work):
             thread.start()
         for thread in threads:
             thread.join()
+
+
+@contextlib.contextmanager
+def beside(work):
+    """While the block runs, another thread does ``work`` again and again."""
+    is_over, has_begun = threading.Event(), threading.Event()
+
+    def run():
+        while not is_over.is_set():
+            work()
+            has_begun.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    has_begun.wait()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_no_two_threads_get_the_same_number():
@@ -87,7 +112,7 @@ def test_live_objects_are_listed_while_others_come_and_go():
 def test_live_objects_keep_nothing_alive():
     """And one that took the number of another that is gone is listed all the same."""
     things = LiveObjects()
-    for _ in range(100):  # each is soon where the last one was
+    for _ in range(500):  # each is soon where the last one was
         thing = Thing()
         things.add(thing)
         assert things.now() == [thing]
@@ -198,3 +223,53 @@ def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, cap
     for message in caplog.messages:
         assert message.startswith("DataLoader: Training waits for data 50 % of the time")
         assert 'in processes (isolation="process"). At most 2.0x as fast; then' in message
+
+
+MANY = 2_000
+
+
+class Broken(torch.utils.data.Dataset):
+    """Of two samples one fails."""
+
+    def __len__(self):
+        return MANY
+
+    def __getitem__(self, index):
+        if index % 2:
+            raise ValueError(index)
+        return index
+
+
+def test_skipped_samples_are_read_while_the_loop_goes_on():
+    """By a recording, on a thread of its own; what is read is a beginning of what there is."""
+    loader = DataLoader(Broken(), batch_size=8, on_error="skip", error_budget=1.0)
+    loop = threading.Thread(target=lambda: [None for _ in loader])
+    loop.start()
+    while loop.is_alive():
+        keys = [each.key for each in loader.skipped]
+        assert keys == list(range(1, MANY, 2))[: len(keys)]
+    loop.join()
+    assert len(loader.skipped) == 1000
+
+
+def test_decisions_are_read_while_others_are_made():
+    """Of tuning, on whichever thread asks: at most the last thousand, without one twice."""
+    loader = DataLoader(Broken(), num_workers="auto")
+    decided, numbers = tuning_of(loader).decisions, SharedCounter()
+    with beside(lambda: decided.append(next(numbers))):
+        for _ in range(MANY):
+            found = loader.decisions
+            assert found == list(range(found[0], found[0] + len(found)))
+
+
+def test_cache_is_described_while_others_fill_it(tmp_path):
+    """A report counts its keys on the loop's thread."""
+    store, numbers = Store(str(tmp_path)), SharedCounter()
+
+    def add():
+        store.put(next(numbers), b"content")
+        store.get(-1)  # which reads what was added
+
+    with beside(add):
+        for _ in range(500):
+            assert "of the items" in store.remark(MANY)

@@ -204,15 +204,15 @@ class RecordTable:
         key = record[0]
         if self.find(key) != record:
             return
-        keys, records = self._sorted
         if key in self._newest:
             self._newest[key] = (*record[:3], 0, record[4])
-        else:
+        else:  # it has come into the arrays, which are read after that
+            keys, records = self._sorted
             records["checksum"][bisect_right(keys, key) - 1] = 0
 
     def num_keys(self) -> int:
         """Return how many keys have a record."""
-        newest = np.fromiter(self._newest, np.int64)
+        newest = np.array([*self._newest], np.int64)
         return len(np.unique(np.concatenate([self._sorted[1]["key"], newest])))
 
 

@@ -73,7 +73,7 @@ class TransferKeeper:
     @property
     def idle_bytes(self) -> int:
         """The bytes of pinned memory that nobody uses."""
-        return sum(each.transfer.idle_bytes for each in tuple(self._idle))
+        return sum(each.transfer.idle_bytes for each in self._idle.copy())
 
     def let_go(self) -> None:
         """Give that memory back to the system."""

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.data")
 
+_PROTOCOL = 4
+"""Of the pickles that are hashed. Python's own choice is another from 3.14 on."""
+
 _MOST_OBJECTS = 2_000
 _MOST_LOOKED_AT = 4 * _MOST_OBJECTS  # types and dicts of attributes count here, too
 _MOST_MEMBERS = 256
@@ -238,5 +241,5 @@ def state_digest(generator: Generator) -> int:
     state = state_of(generator)
     if isinstance(state, torch.Tensor):
         state = state.numpy().tobytes()
-    digest = hashlib.blake2b(pickle.dumps(state), digest_size=8).digest()
+    digest = hashlib.blake2b(pickle.dumps(state, _PROTOCOL), digest_size=8).digest()
     return int.from_bytes(digest, "little")

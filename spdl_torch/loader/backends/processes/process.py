@@ -172,7 +172,7 @@ def reap(seconds: float = 0.0) -> None:
     """Release the processes that have ended of those that were told to; wait for the others so
     long. Those that have had their time are killed."""
     deadline = monotonic() + seconds
-    for process, end in tuple(_ending.items()):
+    for process, end in list(_ending.items()):
         if end <= monotonic():
             process.kill()
         if process.join(max(0.0, min(deadline, end) - monotonic())):
