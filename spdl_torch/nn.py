@@ -53,7 +53,21 @@ class ToFloat(nn.Module):
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         super().__init__()
-        _check_arguments(mean, std, dtype, layout, memory_format)
+        if (mean is None) != (std is None):
+            raise ValueError(f"ToFloat: mean and std go together, got {mean=} and {std=}.")
+        if mean is not None and std is not None and (len(mean) != len(std) or not len(mean)):
+            raise ValueError(f"ToFloat: mean and std must be equally long, got {mean=} and {std=}.")
+        if std is not None and not all(std):
+            raise ValueError(f"ToFloat: no std may be 0, got {std}.")
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"ToFloat: dtype must be a floating-point type or None, got {dtype}.")
+        if layout not in ("NCHW", "NHWC"):
+            raise ValueError(f"ToFloat: layout must be 'NCHW' or 'NHWC', got {layout!r}.")
+        if memory_format not in (torch.channels_last, torch.contiguous_format):
+            raise ValueError(
+                "ToFloat: memory_format must be torch.channels_last or torch.contiguous_format, "
+                f"got {memory_format}."
+            )
         self.mean = None if mean is None else tuple(map(float, mean))
         self.std = None if std is None else tuple(map(float, std))
         self.dtype = dtype
@@ -132,27 +146,3 @@ def _autocast_dtype(device_type: str) -> torch.dtype:
     if is_available and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return torch.float32
-
-
-def _check_arguments(
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    dtype: torch.dtype | None,
-    layout: str,
-    memory_format: torch.memory_format,
-) -> None:
-    if (mean is None) != (std is None):
-        raise ValueError(f"ToFloat: mean and std go together, got {mean=} and {std=}.")
-    if mean is not None and std is not None and (len(mean) != len(std) or not len(mean)):
-        raise ValueError(f"ToFloat: mean and std must be equally long, got {mean=} and {std=}.")
-    if std is not None and not all(std):
-        raise ValueError(f"ToFloat: no std may be 0, got {std}.")
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"ToFloat: dtype must be a floating-point type or None, got {dtype}.")
-    if layout not in ("NCHW", "NHWC"):
-        raise ValueError(f"ToFloat: layout must be 'NCHW' or 'NHWC', got {layout!r}.")
-    if memory_format not in (torch.channels_last, torch.contiguous_format):
-        raise ValueError(
-            "ToFloat: memory_format must be torch.channels_last or torch.contiguous_format, got "
-            f"{memory_format}."
-        )

@@ -28,9 +28,22 @@ class Storage(Protocol):
 class CPUStorage:
     """A block of host memory. Each use overwrites the last: consume or copy the tensor in it before
     you use the storage again.
+
+    Args:
+        size: in bytes.
+        pin_memory: lock its pages, so that a GPU copies from it without the CPU.
+
+    Raises: RuntimeError: ``pin_memory`` where torch finds no CUDA; ValueError: ``size`` < 1.
     """
 
-    def __init__(self, size: int, pin_memory: bool) -> None:
+    def __init__(self, size: int, pin_memory: bool = True) -> None:
+        if size < 1:
+            raise ValueError(f"cpu_storage: size must be >= 1 byte, got {size}.")
+        if pin_memory and not torch.cuda.is_available():
+            raise RuntimeError(
+                "cpu_storage: pinned memory needs CUDA, and torch finds none here. Pass "
+                "pin_memory=False."
+            )
         self._memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin_memory)
 
     @property
@@ -56,40 +69,13 @@ class CPUStorage:
         return f"<CPUStorage of {self.size} bytes, {kind}>"
 
 
-def cpu_storage(size: int, pin_memory: bool = True) -> CPUStorage:
-    """Allocate a block of host memory to reuse as ``storage=``.
-
-    Args:
-        size: in bytes.
-        pin_memory: lock its pages, so that a GPU copies from it without the CPU.
-
-    Raises: RuntimeError: ``pin_memory`` where torch finds no CUDA; ValueError: ``size`` < 1.
-    """
-    if size < 1:
-        raise ValueError(f"cpu_storage: size must be >= 1 byte, got {size}.")
-    if pin_memory and not torch.cuda.is_available():
-        raise RuntimeError(
-            "cpu_storage: pinned memory needs CUDA, and torch finds none here. Pass "
-            "pin_memory=False."
-        )
-    return CPUStorage(size, pin_memory)
+cpu_storage = CPUStorage
+"""A block of host memory to reuse as ``storage=``."""
 
 
 class BatchStorage:
-    """The memory that a loader offers, on this thread, for the batch that is being made; ordinary
-    memory if it offers none.
-    """
-
-    def __repr__(self) -> str:
-        return "<BatchStorage: the memory that a loader offers>"
-
-    def tensor(self, shape: tuple[int, ...]) -> Tensor:
-        memory = room_in_batch(math.prod(shape))
-        return room_for(shape, None) if memory is None else memory.view(shape)
-
-
-def batch_storage() -> BatchStorage:
-    """Return a ``storage=`` in which a batch needs no further copy to where a loader takes it.
+    """The memory that a loader offers, on this thread, for the batch that is being made: the batch
+    needs no further copy to where the loader takes it. Ordinary memory if it offers none.
 
     While a dataset's ``__getitems__`` or an op of a pipeline runs for a loader with ``device=``,
     that memory is pinned, and the batch is copied to the device from there; in a worker process it
@@ -100,7 +86,18 @@ def batch_storage() -> BatchStorage:
     torch's ``default_collate`` then finds them side by side, and copies nothing. Return tensors,
     not arrays: from an array, a loop could begin copies to the device that nobody waits for.
     """
-    return BatchStorage()
+
+    def __repr__(self) -> str:
+        return "<BatchStorage: the memory that a loader offers>"
+
+    def tensor(self, shape: tuple[int, ...]) -> Tensor:
+        """Return memory of its own: uint8, shape ``shape``, contiguous."""
+        memory = room_in_batch(math.prod(shape))
+        return room_for(shape, None) if memory is None else memory.view(shape)
+
+
+batch_storage = BatchStorage
+"""A ``storage=`` in which a batch needs no further copy to where a loader takes it."""
 
 
 def room_in_batch(num_bytes: int) -> Tensor | None:

@@ -113,10 +113,7 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
         self, memory: Memory, name: str, copy: bool, verify: bool, max_uncompressed_bytes: int
     ) -> None:
         self._members, self._limits = _read_directory(memory)
-        total = 0
-        for member in self._members.values():
-            if member.method != _STORED:
-                total += member.num_bytes
+        total = sum(each.num_bytes for each in self._members.values() if each.method != _STORED)
         if total > max_uncompressed_bytes:
             raise MalformedError(
                 f"the deflated arrays take {total} bytes, more than "

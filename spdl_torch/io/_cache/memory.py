@@ -26,6 +26,7 @@ were made. So it uses its own name before and after, and its children use their 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -130,12 +131,10 @@ def _root() -> str:
     place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
     root = name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
     for number in range(1, _NUM_ROOTS):
-        try:
+        with contextlib.suppress(UnsafePlaceError):
             open_own_folder(root)
-        except UnsafePlaceError:
-            root = f"{name}-{number}"
-        else:
             return root
+        root = f"{name}-{number}"
     open_own_folder(root)  # the last one: its error counts
     return root
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,16 +46,13 @@ from .pillow import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from PIL.Image import Image
     from torch import Tensor
 
     from .header import ImageHeader
     from .kernel import PicturePlan
-
-_K = TypeVar("_K")
-_T = TypeVar("_T")
 
 # Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.
 _LEAST_SHARE_SAVED = 1 / 8
@@ -251,36 +248,6 @@ def _load_scaled_box(
         plan.resized[::-1], Resampling.BILINEAR, box=(x, y, x + width / d, y + height / d)
     )
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
-
-
-def decode_all(
-    keys: Iterable[_K],
-    decode: Callable[[_K], _T],
-    *,
-    num_given: int,
-    strict: bool,
-    bad: tuple[type[Exception], ...] = (DecodeError,),
-) -> dict[_K, _T]:
-    """Return what ``decode`` returns for each key; unless ``strict``, without those for which it
-    raises one of ``bad``.
-
-    num_given: the images of the batch, for the error.
-    Raises: DecodeError: none is left.
-    """
-    decoded: dict[_K, _T] = {}
-    errors: list[Exception] = []
-    for key in keys:
-        try:
-            decoded[key] = decode(key)
-        except bad as error:
-            if strict:
-                raise
-            errors.append(error)
-    if not decoded:
-        raise DecodeError(
-            f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
-        ) from errors[0]
-    return decoded
 
 
 def _checked_codec(

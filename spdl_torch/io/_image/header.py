@@ -46,18 +46,9 @@ def read_header(data: memoryview) -> ImageHeader | None:
     return size
 
 
-# Pixels that one byte of a complete file can encode at most. JPEG: every 8x8 block takes a bit in
-# each scan at least. PNG: deflate shrinks at most 1032:1, and a byte holds eight 1-bit pixels.
-_MOST_PIXELS_PER_BYTE = {"jpeg": 64 * 8, "png": 1032 * 8}
-
-
-def missing_data(header: ImageHeader, num_bytes: int) -> bool:
-    """Return whether ``num_bytes`` cannot hold the picture that the header promises.
-
-    Codecs allocate before they notice, so a 100-byte file could ask for half a gigabyte.
-    """
-    most = _MOST_PIXELS_PER_BYTE.get(header.format)
-    return most is not None and header.height * header.width > most * num_bytes
+MOST_PIXELS_PER_BYTE = {"jpeg": 64 * 8, "png": 1032 * 8}
+"""The most pixels that a byte of a complete file can encode. JPEG: every 8x8 block takes a bit in
+each scan at least. PNG: deflate shrinks at most 1032:1, and a byte holds eight 1-bit pixels."""
 
 
 # Start-of-frame markers; C4, C8 and CC lie between them and are tables.

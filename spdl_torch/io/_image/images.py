@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -17,7 +17,6 @@ from .._transfer.transfer import check_device_config, to_device
 from . import kernel
 from .decode import (
     decode_ahead,
-    decode_all,
     decode_at_least,
     decode_image,
     decode_tensor,
@@ -27,7 +26,7 @@ from .decode import (
 from .geometry import Crop, check_crop_function, checked_crop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
     Sizes = dict[int, tuple[int, int]]
     """The height and width of pictures by their places in the batch."""
+
+T = TypeVar("T")
 
 
 def image_loader(
@@ -193,7 +194,7 @@ def load_planned(
         try:
             return _fill([*pictures.values()], size, storage, scaled=scaled)
         except (RuntimeError, DecodeError):  # one is bad: take them one by one to learn which
-            found = decode_all(pictures, decoded, num_given=len(names), strict=strict, bad=_BAD)
+            found = _without_bad(pictures, decoded, len(names), strict)
             return _fill([*found.values()], size, storage, scaled=scaled)
 
 
@@ -258,8 +259,26 @@ def _one_size(plans: dict[int, PicturePlan], names: list[str]) -> tuple[int, int
     return plan.resized
 
 
-_BAD = DecodeError, Warning
-"""Raised for a picture; warnings, as of too many pixels, where the program made them errors."""
+def _without_bad(
+    places: Iterable[int], load: Callable[[int], T], num_given: int, strict: bool
+) -> dict[int, T]:
+    """Return what ``load`` returns for each picture of a batch of ``num_given``; unless ``strict``,
+    without those that cannot be decoded. Raises: DecodeError: none is left."""
+    loaded: dict[int, T] = {}
+    errors: list[Exception] = []
+    for place in places:
+        try:
+            loaded[place] = load(place)
+        # Warnings, as of too many pixels, where the program made them errors.
+        except (DecodeError, Warning) as error:
+            if strict:
+                raise
+            errors.append(error)
+    if not loaded:
+        raise DecodeError(
+            f"none of the {num_given} images can be decoded; one of the reasons: {errors[0]}"
+        ) from errors[0]
+    return loaded
 
 
 def _measure(data: list[Tensor], names: list[str], strict: bool) -> tuple[dict[int, Tensor], Sizes]:
@@ -276,7 +295,7 @@ def _measure(data: list[Tensor], names: list[str], strict: bool) -> tuple[dict[i
             size = content.shape[1], content.shape[2]
         return content, size
 
-    found = decode_all(range(len(data)), measured, num_given=len(names), strict=strict, bad=_BAD)
+    found = _without_bad(range(len(data)), measured, len(names), strict)
     contents = {k: content for k, (content, _) in found.items()}
     return contents, {k: size for k, (_, size) in found.items()}
 

@@ -16,7 +16,7 @@ from spdl_torch.errors import DecodeError
 
 from .._remote import is_url
 from .._source import read_source
-from .header import is_jpeg_without_picture, missing_data
+from .header import MOST_PIXELS_PER_BYTE, is_jpeg_without_picture
 
 if TYPE_CHECKING:
     import os
@@ -129,7 +129,9 @@ def check_size(header: ImageHeader, num_bytes: int, name: str, *, warn: bool) ->
     """
     limit, num_pixels = Image.MAX_IMAGE_PIXELS, header.height * header.width
     size = f"{header.width}x{header.height}"
-    if missing_data(header, num_bytes) and not ImageFile.LOAD_TRUNCATED_IMAGES:
+    # Codecs allocate before they notice, so a 100-byte file could ask for half a gigabyte.
+    most = MOST_PIXELS_PER_BYTE.get(header.format, num_pixels) * num_bytes
+    if num_pixels > most and not ImageFile.LOAD_TRUNCATED_IMAGES:
         raise DecodeError(
             f"{name}: truncated or damaged: the header promises {size} pixels, "
             f"too many for {num_bytes} bytes."

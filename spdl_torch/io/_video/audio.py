@@ -97,7 +97,8 @@ def _parts(
     name: str,
 ) -> Iterator[Tensor]:
     """Yield the samples of the window, frame by frame."""
-    frames = _frames(container, stream)
+    packets = itertools.chain(packets_of(container, stream), [None])
+    frames = (frame for packet in packets for frame in stream.decode(packet))
     first = next(frames, None)
     if first is None:
         return
@@ -134,12 +135,6 @@ def _parts(
             f"{name}: its sound is too short: FFmpeg's resampler makes no sample at {rate} Hz of "
             f"{num_given} at {first.sample_rate} Hz."
         )
-
-
-def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    for packet in packets_of(container, stream):
-        yield from stream.decode(packet)
-    yield from stream.decode(None)
 
 
 def _check_time(frame: AudioFrame, counted: float, name: str) -> None:

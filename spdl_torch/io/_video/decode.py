@@ -64,10 +64,8 @@ def decode_wanted(
         ``config`` asks for.
     """
     with packets.decoder(num_threads, config) as context, decode_errors(packets.source):
-        if packets.is_fast:
-            yield from _fast(packets, context, wanted, config)
-        else:
-            yield from _in_order(packets, context, wanted, config)
+        way = _fast if packets.is_fast else _in_order
+        yield from way(packets, context, wanted, config)
 
 
 def _fast(
@@ -76,19 +74,44 @@ def _fast(
     wanted: Sequence[int] | None,
     config: DecodeConfig | None,
 ) -> Iterator[VideoFrame]:
-    """Decode from the entries before the wanted frames, without the frames that nobody needs."""
+    """Decode from the entries before the wanted frames, without the frames that nobody needs: each
+    time the wanted frames must come after a keyframe, in their order, and all of them.
+
+    Raises: UnsureError: the frames are not so.
+    """
     shown = packets.shown
     wanted = range(len(shown)) if wanted is None else wanted
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(shown):
         raise IndexError(f"indices must be in [0, {len(shown)}), got {list(wanted)}.")
+    error = UnsureError(f"{packets.source}: other frames come out than its packets promise.")
+    skips = config is None and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
     times = {shown[place][1]: shown[place][0] for place in wanted}
     left = iter([shown[place][0] for place in wanted])
     for start, numbers in _runs(packets, times):
-        expected = {number: times[number] for number in numbers}
+        is_sure, missing = False, {times[number] for number in numbers}
         try:
-            yield from _checked(packets, context, start, expected, left, config)
-        except FFmpegError as error:
-            raise UnsureError(f"{packets.source}: {error}.") from error
+            run = [*packets.packets[start : numbers[-1] + 1], None]
+            for number, packet in enumerate(run, start):
+                if packet is not None and packet.is_corrupt:
+                    raise error
+                if packet is not None and skips:
+                    context.skip_frame = "DEFAULT" if number in times else "NONREF"
+                for frame in context.decode(packet):
+                    is_sure = is_sure or frame.key_frame
+                    if frame.pts not in missing:
+                        continue
+                    # A configured decoder may leave out frames; that is for the configuration to
+                    # say.
+                    is_next = config is not None or frame.pts == next(left, None)
+                    if not (is_sure and is_next) or frame.is_corrupt:
+                        raise error
+                    missing.remove(frame.pts)
+                    frame.time_base = packets.time_base
+                    yield frame
+        except FFmpegError as damage:
+            raise UnsureError(f"{packets.source}: {damage}.") from damage
+        if missing and config is None:
+            raise error
         context.flush_buffers()
 
 
@@ -111,45 +134,6 @@ def _runs(packets: VideoPackets, times: dict[int, int]) -> list[tuple[int, list[
             start, numbers = min(start, before), [*others, number]
         runs.append((start, numbers))
     return runs
-
-
-def _checked(
-    packets: VideoPackets,
-    context: VideoCodecContext,
-    start: int,
-    times: dict[int, int],
-    left: Iterator[int],
-    config: DecodeConfig | None,
-) -> Iterator[VideoFrame]:
-    """Yield the wanted frames from an entry on, after a keyframe, in their order, and all of them.
-
-    The frames that nobody needs are skipped.
-
-    times: of the wanted frames, by their packets.
-    left: these times, and those that are wanted after them, in the order of display.
-    Raises: UnsureError: the frames are not so.
-    """
-    error = UnsureError(f"{packets.source}: other frames come out than its packets promise.")
-    skips = config is None and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
-    is_sure, missing = False, set(times.values())
-    for number, packet in enumerate([*packets.packets[start : max(times) + 1], None], start):
-        if packet is not None and packet.is_corrupt:
-            raise error
-        if packet is not None and skips:
-            context.skip_frame = "DEFAULT" if number in times else "NONREF"
-        for frame in context.decode(packet):
-            is_sure = is_sure or frame.key_frame
-            if frame.pts not in missing:
-                continue
-            # A configured decoder may leave out frames; that is for the configuration to say.
-            is_next = config is not None or frame.pts == next(left, None)
-            if not (is_sure and is_next) or frame.is_corrupt:
-                raise error
-            missing.remove(frame.pts)
-            frame.time_base = packets.time_base
-            yield frame
-    if missing and config is None:
-        raise error
 
 
 def _in_order(
