@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..stats.stats import Source
     from .activity import Activity
     from .backend import LoadSpec
-    from .jobs import Failed
     from .transfer_stage import Forwarder
 
 JOIN_SECONDS = 1.0  # idle workers end at once; a longer wait would hide a hang
@@ -157,10 +156,6 @@ class Crew(Backend):
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
 
-    def answer(self, result: Failed) -> None:
-        """Let this be the result of a job; see ``Backend``."""
-        self._running().deliver(result)
-
     def take(self, seconds: float) -> Result | Over | None:
         """Return the next result; see ``Backend``."""
         deadline = monotonic() + seconds
@@ -175,15 +170,14 @@ class Crew(Backend):
                 wait = max(0.0, min(self.look_seconds, deadline - monotonic()))
             try:
                 # No variable holds the result: an error's traceback may lead here.
-                return self._handed(epoch.outlet.get_numbered(wait)[1])
+                if self._stage is None:
+                    return epoch.outlet.get_numbered(wait)[1]
+                return self._stage.hand_over(epoch.outlet.get_numbered(wait)[1])
             except WaitIsOver:
                 if monotonic() >= deadline:
                     return None
             except ChannelClosed:
                 return Over(self.loss or PipelineStopped(self._gone()))
-
-    def _handed(self, result: Result) -> Result:
-        return result if self._stage is None else self._stage.hand_over(result)
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the workers do; see ``Backend``."""

@@ -153,10 +153,6 @@ class InlineWorker(Backend):
             if of_thread.streams is not before:
                 streams.__exit__(None, None, None)
 
-    def answer(self, result: Failed) -> None:
-        """Never called: every index can be given."""
-        raise AssertionError("guaranteed by give()")
-
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Stay the only worker."""
         return 1

@@ -200,7 +200,7 @@ class Epoch(NamedTuple):
         """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
         jobs.
         """
-        record(self.recorder, result)
+        recorded(self.recorder, result)
         if self.in_order:
             self.results.put_at(result.number, result)
         else:
@@ -213,11 +213,13 @@ class Epoch(NamedTuple):
         self.outlet.close()
 
 
-def record(recorder: FlightRecorder, result: Result) -> None:
-    """Record what failed, before anybody has the result: then all of it is in the trace."""
+def recorded(recorder: FlightRecorder, result: Result) -> Result:
+    """Record what failed, before anybody has the result: then all of it is in the trace. Return
+    the result."""
     record_bad(recorder, result.number, result.tries)
     if isinstance(result, Failed):
         recorder.failed("worker", result.number, result.error)
+    return result
 
 
 # If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up

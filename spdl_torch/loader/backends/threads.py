@@ -53,7 +53,7 @@ class Threads(Crew):
 
     Owners of its state: the loop's thread writes ``_shift``, ``_spec`` and who is resting;
     ``request_stop``, on any thread, sets ``_shift`` to None, for good. A worker removes itself from
-    ``_shifts`` and ``_workers`` as it leaves. It writes ``failure`` before it says that it is
+    ``_shifts`` as it leaves. It writes ``failure`` before it says that it is
     ready, for which the loop's thread waits in ``_start_threads``.
     """
 
@@ -74,8 +74,6 @@ class Threads(Crew):
         self._leaving = threading.Lock()  # guards it, for moments
         self._copying = threading.Lock()  # held by a worker that copies the dataset
         self._shift: Shift | None = None
-        self._workers: dict[int, Worker] = {}
-        self._threads_of: dict[int, threading.Thread] = {}
 
     def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:
         return Channel[Result](self._spec.max_outstanding, marks=NO_BATCHES)
@@ -144,11 +142,6 @@ class Threads(Crew):
             self._set_size(num_workers - missing, max_outstanding)
         return self._spec.num_workers
 
-    @property
-    def max_outstanding(self) -> int:
-        """The most jobs that may be outstanding."""
-        return self._spec.max_outstanding
-
     def _set_size(self, num_workers: int, max_outstanding: int) -> None:
         spec = self._spec
         self._spec = spec._replace(num_workers=num_workers, max_outstanding=max_outstanding)
@@ -188,7 +181,6 @@ class Threads(Crew):
         self._shift = None
         self.counts.end()
         self.failure = None
-        self._workers.clear()  # they refer to this object
         stop_probing(self)
 
     def stop(self) -> None:
@@ -228,7 +220,8 @@ class Threads(Crew):
         with intra_op_threads_kept(), generators:
             for number in more or list(self._shifts):
                 try:
-                    self._start_thread(number, ready)
+                    run = partial(self._run, number, ready)
+                    self._threads.spawn(f"loader-{number}", run)
                 except RuntimeError as error:  # the system has no more threads
                     if not more:
                         raise
@@ -252,10 +245,6 @@ class Threads(Crew):
             self.at_work(None),
         )
 
-    def _start_thread(self, number: int, ready: Channel[None]) -> None:
-        run = partial(self._run, number, ready)
-        self._threads_of[number] = self._threads.spawn(f"loader-{number}", run)
-
     # Called on the workers' threads:
 
     def _run(self, number: int, ready: Channel[None]) -> None:
@@ -267,7 +256,16 @@ class Threads(Crew):
         say_ready = Once(partial(ready.put, None))
         try:
             use_one_intra_op_thread()
-            self._serve(number, say_ready)
+            Worker(
+                number,
+                self._spec,
+                self._shifts[number],
+                self._activities[number],
+                copying=self._copying,
+                cells=self.counts.new_cells(enabled=self._spec.stats),
+                could_not_start=self._could_not_start,
+            ).serve(say_ready, self._is_surplus)
+            self._shifts.pop(number, None)  # last: from here on resize() may give the number again
         except BaseException as error:
             _logger.exception("DataLoader: a thread of the loader has failed")
             self._death = error.with_traceback(None)
@@ -277,22 +275,6 @@ class Threads(Crew):
                 shift.epoch.close()
         finally:
             say_ready()
-
-    def _serve(self, number: int, say_ready: Once) -> None:
-        worker = self._workers[number] = Worker(
-            number,
-            self._spec,
-            self._shifts[number],
-            self._activities[number],
-            copying=self._copying,
-            cells=self.counts.new_cells(enabled=self._spec.stats),
-            could_not_start=self._could_not_start,
-        )
-        try:
-            worker.serve(say_ready, self._is_surplus)
-        finally:
-            self._workers.pop(number, None)
-        self._shifts.pop(number, None)  # last: from here on resize() may give the number again
 
     def _is_surplus(self) -> bool:
         """Return whether the calling worker, between two jobs, is one too many; it then leaves."""

@@ -69,8 +69,6 @@ class Worker:
         self._cells = cells
         self._could_not_start = could_not_start
         self._streams = SampleStreams(spec.draws.base_seed, number)
-        self.dataset: Any = None
-        """The dataset from which it makes samples; None = it has not begun."""
         self._has_begun = False
 
     def serve(self, say_ready: Callable[[], None], is_surplus: Callable[[], bool]) -> None:
@@ -82,7 +80,6 @@ class Worker:
         spec, number = self._spec, self._number
         self._activity.thread = threading.current_thread()
         dataset, broken, make_batches = self._make_parts()
-        self.dataset = dataset
         take_part(self._activity)
         info = acting_as_worker(
             number,
@@ -301,15 +298,13 @@ class Worker:
             if self._spec.recipe.tolerance is not None:
                 samples, tries = maker.good_of(samples, job.bad)
             batch = maker.collate(samples, job.index, job.number)
-            return Loaded(job.number, self._finalize(batch), None, tries)
+            if self._spec.finalize is not None:
+                batch = self._spec.finalize(batch)
+            return Loaded(job.number, batch, None, tries)
         except NoGoodSample as nothing:
             return NoBatch(job.number, nothing.args[0])
         except BaseException as error:
             return Failed(job.number, error, tries=tries)
-
-    def _finalize(self, batch: Any) -> Any:
-        """Return the batch as the loop gets it."""
-        return batch if self._spec.finalize is None else self._spec.finalize(batch)
 
 
 @scope

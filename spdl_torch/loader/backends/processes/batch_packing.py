@@ -201,7 +201,7 @@ class TensorReducer(pickle.Pickler):
             return _load_typed, (obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage) and _is_on_host(obj):
             whole = torch.empty(0, dtype=torch.uint8).set_(obj)
-            return _load_storage, (_buffer_of(whole),)
+            return load_storage, (_buffer_of(whole),)
         return NotImplemented
 
 
@@ -221,7 +221,7 @@ def _is_on_host(storage: torch.UntypedStorage) -> bool:
 def _reduced_tensor(tensor: torch.Tensor) -> Any:
     shape = tuple(tensor.shape)
     if not tensor.numel():
-        return _load_empty, (tensor.dtype, shape, tensor.stride())
+        return _load_tensor, (b"", tensor.dtype, shape, tensor.stride(), shape)
     if 0 in tensor.stride():  # expanded: one of the equal entries is enough
         steps = zip(shape, tensor.stride(), strict=True)
         small = [1 if stride == 0 else size for size, stride in steps]
@@ -269,7 +269,8 @@ def _buffer_of(flat: torch.Tensor) -> Any:
     return pickle.PickleBuffer(cast("Any", flat.numpy())) if flat.numel() else b""
 
 
-def _storage_of(buffer: Any) -> torch.UntypedStorage:
+def load_storage(buffer: Any) -> torch.UntypedStorage:
+    """Return a storage with those bytes."""
     if not len(buffer):
         return torch.empty(0, dtype=torch.uint8).untyped_storage()
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
@@ -287,7 +288,7 @@ def _load_tensor(
     strides: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(_storage_of(buffer), 0, inner, strides)
+    tensor = torch.empty(0, dtype=dtype).set_(load_storage(buffer), 0, inner, strides)
     return tensor if inner == shape else tensor.expand(shape)
 
 
@@ -309,16 +310,6 @@ def _load_sparse(
     return torch.sparse_compressed_tensor(
         compressed, plain, values, shape, layout=layout, check_invariants=False
     )
-
-
-def _load_empty(
-    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
-
-
-def _load_storage(buffer: Any) -> torch.UntypedStorage:
-    return _storage_of(buffer)
 
 
 def _load_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:

@@ -33,7 +33,7 @@ from ...stats.counts import WorkerCounts
 from ..jobs import Epoch, Failed, Given, Loaded, Shift
 from ..worker_thread import Worker, use_one_intra_op_thread
 from .batch_packing import SlabWriter
-from .error_pickle import pack_error, pack_errors_of
+from .error_pickle import pack_error, with_errors
 from .page import Guard, Page
 from .signals import leave_to_the_trainer
 from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
@@ -309,7 +309,7 @@ class Trainer:
         writer.sent()
 
     def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
-        return Answer(self._epoch, pack_errors_of(result), retired, perf_counter_ns())
+        return Answer(self._epoch, with_errors(result, pack_error), retired, perf_counter_ns())
 
     def _note_readings(self) -> None:
         now = perf_counter_ns()

@@ -16,6 +16,7 @@ import pickle
 import random
 import traceback
 import types
+from functools import partial
 from itertools import islice
 from multiprocessing import reduction
 from multiprocessing.reduction import ForkingPickler
@@ -29,7 +30,7 @@ from ....engine.failures import attach_note
 from ....objects.kinds import is_plain_tensor
 from ....objects.members import members, text_of
 from ....shown_text import short_repr
-from .batch_packing import TensorReducer
+from .batch_packing import TensorReducer, load_storage
 from .wire import File, content_of, in_file
 
 if TYPE_CHECKING:
@@ -54,19 +55,14 @@ class PickledSpec:
 
     def __reduce__(self) -> Any:
         self._file = in_file(_dumps_or_explain(self._spec))
-        return _SpecInFile, (reduction.DupFd(int(self._file)),)
+        return partial, (_opened, reduction.DupFd(int(self._file)))
 
 
-class _SpecInFile:
-    """The spec in the child."""
-
-    def __init__(self, duplicate: Any) -> None:
-        self._file = File(duplicate.detach())
-
-    def __call__(self) -> LoadSpec:
-        """Return the spec. Raises: what pickle raises if a class or function is not found."""
-        spec: LoadSpec = pickle.loads(content_of(self._file))
-        return spec
+def _opened(duplicate: Any) -> LoadSpec:
+    """Return the spec in the child. Raises: what pickle raises if a class or function is not
+    found."""
+    spec: LoadSpec = pickle.loads(content_of(File(duplicate.detach())))
+    return spec
 
 
 class _Pickler(ForkingPickler, TensorReducer):
@@ -110,11 +106,7 @@ class _Storage:
 
     def __reduce__(self) -> Any:
         whole = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        return _load_storage, (pickle.PickleBuffer(cast("Any", whole.numpy())),)
-
-
-def _load_storage(buffer: Any) -> torch.UntypedStorage:
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+        return load_storage, (pickle.PickleBuffer(cast("Any", whole.numpy())),)
 
 
 def _load_view(

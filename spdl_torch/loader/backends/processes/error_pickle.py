@@ -108,17 +108,8 @@ def unpack_error(packed: PackedError) -> BaseException:
     return error
 
 
-def pack_errors_of(result: Result) -> Result:
-    """Return the result with its errors packed for sending."""
-    return _with_errors(result, pack_error)
-
-
-def unpack_errors_of(result: Result) -> Result:
-    """Return the result with its errors rebuilt."""
-    return _with_errors(result, unpack_error)
-
-
-def _with_errors(result: Result, convert: Any) -> Result:
+def with_errors(result: Result, convert: Any) -> Result:
+    """Return the result with its errors packed for sending, or rebuilt."""
     if isinstance(result, Failed):
         result = result._replace(error=convert(result.error))
     progress = result.progress

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ....engine.channel import ChannelClosed, WaitIsOver, WaitTime
 from ....engine.counters import QueueCounters
 from ...error_notes import is_of_handler
-from ..jobs import NO_BATCHES, Failed, Loaded, record
+from ..jobs import NO_BATCHES, Failed, Loaded, recorded
 from .batch_packing import unpack
-from .error_pickle import unpack_errors_of
+from .error_pickle import unpack_error, with_errors
 from .wire import socket_pair
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _ENOUGH_BATCHES = 8
 
 _LOOK_SECONDS = 0.5
 """The longest wait on the main thread: a signal that another thread got does not end it."""
+
+_LONG_SECONDS = 3600.0  # a wait without a limit looks so often
 
 _Heard = tuple["WorkerProcess | None", "Result", int]
 
@@ -220,23 +222,9 @@ class Incoming:
         self._turn = 0
         self._figures = _Figures()
 
-    # Called by the loop for an answer that no worker made; see ``Channel``.
-
-    def put(self, result: Result) -> None:
-        """Add a result."""
-        self.heard.append((None, result, perf_counter_ns()))
-
-    def put_at(self, number: int, result: Result) -> None:
-        """Add the result of that number."""
-        self.put(result)
-
     def get(self) -> Result:
         """Take the next result; wait for it. Raises: ChannelClosed."""
-        while True:
-            try:
-                return self.get_numbered()[1]
-            except WaitIsOver:  # in an hour
-                continue
+        return self.get_numbered()[1]
 
     def get_numbered(self, seconds: float | None = None) -> tuple[int, Result]:
         """Take the next result, and a number that says nothing; wait for it so long.
@@ -251,12 +239,8 @@ class Incoming:
         self._figures.num_got += type(packed) not in NO_BATCHES
         # No variable holds what is opened: an error's traceback leads here, and that was a cycle.
         if child is None:
-            return 0, self._recorded(packed)
-        return 0, self._recorded(self._opened(child, packed))
-
-    def _recorded(self, result: Result) -> Result:
-        record(self._recorder, result)
-        return result
+            return 0, recorded(self._recorder, packed)
+        return 0, recorded(self._recorder, self._opened(child, packed))
 
     def _wait(self, deadline: float | None) -> None:
         hearing, wait = self._hearing, self._figures.wait
@@ -265,7 +249,7 @@ class Incoming:
             while not self.has_next:
                 if self.closed:
                     raise ChannelClosed
-                left = 3600.0 if deadline is None else deadline - monotonic()
+                left = _LONG_SECONDS if deadline is None else deadline - monotonic()
                 if left <= 0 or (hearing.is_the_loops and hearing.news):
                     raise WaitIsOver("no result has come in time.")
                 hearing.read(left)
@@ -301,18 +285,18 @@ class Incoming:
 
     def _opened(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):
-            return unpack_errors_of(packed)
+            return with_errors(packed, unpack_error)
         try:
             began_ns = perf_counter_ns()
             loaded = unpack(packed, child.mappings)
             self._unpacking.took(perf_counter_ns() - began_ns)
             if self._finalize is not None:
                 loaded = loaded._replace(batch=self._finalize(loaded.batch))
-            return unpack_errors_of(loaded)
+            return with_errors(loaded, unpack_error)
         except self._catches as error:
             if is_of_handler(error):
                 raise
-            rest = unpack_errors_of(packed)
+            rest = with_errors(packed, unpack_error)
             return Failed(packed.number, error, rest.progress, rest.tries)
 
     def __len__(self) -> int:

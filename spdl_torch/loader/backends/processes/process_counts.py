@@ -101,19 +101,14 @@ class ProcessCounts:
         if not found:
             return None
         return Readings(
-            fetch=_sum([each.fetch for each in found]),
-            collate=_sum([each.collate for each in found]),
+            fetch=reduce(_added, [each.fetch for each in found]),
+            collate=reduce(_added, [each.collate for each in found]),
             jobs_wait_ns=sum(each.jobs_wait_ns for each in found)
             + sum(child.waited_ns for child in children if child.latest),
-            probes_before=_sum([each.probes_before for each in found]),
-            probes_now=_sum([each.probes_now for each in found]),
+            probes_before=reduce(_added, [each.probes_before for each in found]),
+            probes_now=reduce(_added, [each.probes_now for each in found]),
             data=_sum_of_counts([each.data for each in found]),
         )
-
-
-def _sum(counters: list[_Counters]) -> _Counters:
-    """Add up the counters of several processes, field by field."""
-    return reduce(_added, counters)
 
 
 def _sum_of_counts(each: list[Mapping[str, int]]) -> dict[str, int]:
@@ -124,6 +119,7 @@ def _sum_of_counts(each: list[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _added(one: _Counters, other: _Counters) -> _Counters:
+    """Add up the counters of two processes, field by field."""
     pairs: Iterator[tuple[Any, Any]] = zip(one, other, strict=True)
     sums: list[Any] = [
         tuple(map(operator.add, mine, theirs)) if isinstance(mine, tuple) else mine + theirs

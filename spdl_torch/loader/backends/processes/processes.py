@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import Counter
 from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ....engine.failures import attach_note
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
-    from ..jobs import Epoch, Given
+    from ..jobs import Epoch, Failed, Given
     from ..transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -174,6 +175,10 @@ class Processes(Crew):
         if len(self.children) > len(roster.numbers):
             self._part()
         return roster.submit(job)
+
+    def answer(self, result: Failed) -> None:
+        """Let this be the result of a job; see ``Backend``."""
+        self.hearing.results.append((None, result, perf_counter_ns()))
 
     def _tend(self, epoch: Epoch) -> None:
         """Replace the children that have ended, and give a worker its slabs back."""
