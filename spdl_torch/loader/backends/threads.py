@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ...io._transfer.batch_memory import BatchMemory
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
+    from ..error_notes import Reason
     from ..rng.keys import StreamKey
     from .backend import LoadSpec
     from .transfer_stage import DeviceStage
@@ -285,6 +286,6 @@ class Threads(Crew):
             self._num_surplus -= is_surplus
         return is_surplus
 
-    def _could_not_start(self, error: BaseException) -> None:
+    def _could_not_start(self, reason: Reason) -> None:
         """Keep the first such error for the loop."""
-        self.failure = self.failure or error
+        self.failure = self.failure or reason.taken()

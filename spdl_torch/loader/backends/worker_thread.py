@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ...engine.channel import Channel
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
+    from ..fetching.batch_maker import BatchRecipe
     from .activity import Activity
     from .backend import LoadSpec
     from .jobs import Epoch, Job, Shift
@@ -53,13 +54,14 @@ class Worker:
         *,
         copying: threading.Lock | None,
         cells: Sequence[TaskCell | None],
-        could_not_start: Callable[[BaseException], None],
+        could_not_start: Callable[[Reason], None],
     ) -> None:
         """Take the worker's parts; the thread itself starts in ``serve``.
 
         ``copying``: held while it copies the dataset; None = it has a process to itself, where
         nothing is copied. ``cells``: the counters of fetching and collating. ``could_not_start``:
-        called with the reason, before the trainer goes on.
+        called with the reason, before
+        the trainer goes on.
         """
         self._number = number
         self._spec = spec
@@ -79,117 +81,105 @@ class Worker:
         """
         spec, number = self._spec, self._number
         self._activity.thread = threading.current_thread()
-        dataset, broken, make_batches = self._make_parts()
+        recipe, broken = self._own_recipe()
+        make_batches = partial(
+            BatchMaker,
+            recipe,
+            streams=self._streams,
+            worker=number,
+            memory=spec.memory,
+            fetch_cell=self._cells[0],
+            collate_cell=self._cells[1],
+        )
         take_part(self._activity)
         info = acting_as_worker(
             number,
             spec.announced_workers,
             spec.draws.base_seed,
-            dataset,
+            recipe.dataset,
             is_process=spec.owns_dataset,
         )
         with info, self._streams:
-            broken = broken or self._initialized(dataset)
-            # The trainer waits for this; what went wrong was reported before.
+            if broken is None:
+                step = f"worker_init_fn({number})"
+                _, broken = self._tried(step, f"in {step}", self._initialize, recipe.dataset)
+            if broken is not None:
+                self._could_not_start(broken)
+            # The trainer waits for this.
             say_ready()
-            shift, begun, leave = None, None, False
+            shift, leave = None, False
             while not leave:
                 try:
                     shift = self._shifts.get()
-                    begun = self._begun(shift.epoch, make_batches)
-                    self._work(shift, *begun, broken, is_surplus)
+                    self._work(shift, make_batches, broken, is_surplus)
                     leave = True
                 except ChannelClosed:
                     leave = self._shifts.closed
                 finally:
-                    shift = begun = None  # no reference while waiting, for the reason in _work
+                    shift = None  # no reference while waiting, for the reason in _work
 
-    def _begun(
-        self, epoch: Epoch, make_batches: Callable[..., BatchMaker]
-    ) -> tuple[Ring, Callable[[], BatchMaker]]:
-        """Begin an epoch: return this worker's ring in it, and what makes its maker."""
-        spec, number = self._spec, self._number
+    def _own_recipe(self) -> tuple[BatchRecipe, Reason | None]:
+        """Return the recipe with the worker's own dataset and functions, and why that could not be
+        copied, if so."""
+        recipe, copying = self._spec.recipe, self._copying
+        step = f"copying {type(recipe.dataset).__name__}"
+        dataset, broken = self._tried(step, "in copying the dataset", self._own_dataset)
+        if broken is not None:
+            dataset = recipe.dataset
+        collate_fn = recipe.collate_fn
+        if copying is not None:
+            collate_fn = own_function(collate_fn, recipe.dataset, dataset, copying)
+        if self._spec.draws.per_sample:
+            self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
+        return recipe._replace(dataset=dataset, collate_fn=collate_fn), broken
+
+    def _own_dataset(self) -> Any:
+        dataset = self._spec.recipe.dataset
+        if self._copying is not None:
+            dataset = own_copy(dataset, self._copying)
+        for each in borrowers_in(dataset) if self._spec.draws.per_sample else ():
+            each.sample_context = SampleContexts(self._streams)
+        return dataset
+
+    def _initialize(self, dataset: Any) -> None:
+        spec = self._spec
+        if spec.device_index is not None:
+            torch.accelerator.set_device_index(spec.device_index)
+        if spec.worker_init_fn is not None:
+            rebound(spec.worker_init_fn, spec.recipe.dataset, dataset)(self._number)
+
+    def _tried(
+        self, step: str, where: str, call: Callable[..., Any], *args: Any
+    ) -> tuple[Any, Reason | None]:
+        """Take a step of the worker's or its epoch's beginning. Return what it returns, and why it
+        has failed, if so."""
+        self._activity.beginning = step
+        try:
+            return call(*args), None
+        except BaseException as error:
+            add_thread_note(error, where)
+            return None, Reason(error)
+        finally:
+            self._activity.beginning = ""
+
+    def _work(
+        self,
+        shift: Shift,
+        make_batches: Callable[..., BatchMaker],
+        broken: Reason | None,
+        is_surplus: Callable[[], bool],
+    ) -> None:
+        """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
+        spec, number, epoch = self._spec, self._number, shift.epoch
         if self._has_begun and spec.draws.is_seeded:
             self._streams.begin_worker(epoch.key.epoch_seed)
         self._has_begun = True
         ring = epoch.recorder.new_ring("worker", 1, number)
         record_parts(ring, fetch=self._cells[0], collate=self._cells[1])
-        made = partial(
-            make_batches,
-            key=epoch.key_of(number) if spec.draws.per_sample else None,
-            resume=epoch.workers[number] if spec.recipe.iterable else None,
-        )
-        return ring, made
-
-    def _make_parts(self) -> tuple[Any, Reason | None, Callable[..., BatchMaker]]:
-        """Return the worker's own dataset, why it could not be copied, if so, and what makes the
-        maker of an epoch's batches."""
-        spec = self._spec
-        dataset, broken = self._copied_dataset()
-        collate_fn = spec.recipe.collate_fn
-        if self._copying is not None:
-            collate_fn = own_function(collate_fn, spec.recipe.dataset, dataset, self._copying)
-        if spec.draws.per_sample:
-            self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
-        fetch_cell, collate_cell = self._cells
-        make_batches = partial(
-            BatchMaker,
-            spec.recipe._replace(dataset=dataset, collate_fn=collate_fn),
-            streams=self._streams,
-            worker=self._number,
-            memory=spec.memory,
-            fetch_cell=fetch_cell,
-            collate_cell=collate_cell,
-        )
-        return dataset, broken, make_batches
-
-    def _copied_dataset(self) -> tuple[Any, Reason | None]:
-        """Return the worker's own dataset, and why it could not be copied, if so."""
-        try:
-            dataset = self._spec.recipe.dataset
-            self._activity.beginning = f"copying {type(dataset).__name__}"
-            if self._copying is not None:
-                dataset = own_copy(dataset, self._copying)
-            for each in borrowers_in(dataset) if self._spec.draws.per_sample else ():
-                each.sample_context = SampleContexts(self._streams)
-        except BaseException as error:
-            return self._spec.recipe.dataset, self._failed_to_start(error, "in copying the dataset")
-        finally:
-            self._activity.beginning = ""
-        return dataset, None
-
-    def _initialized(self, dataset: Any) -> Reason | None:
-        spec, number = self._spec, self._number
-        try:
-            if spec.device_index is not None:
-                torch.accelerator.set_device_index(spec.device_index)
-            if spec.worker_init_fn is not None:
-                self._activity.beginning = f"worker_init_fn({number})"
-                rebound(spec.worker_init_fn, spec.recipe.dataset, dataset)(number)
-        except BaseException as error:
-            return self._failed_to_start(error, f"in worker_init_fn({number})")
-        finally:
-            self._activity.beginning = ""
-        return None
-
-    def _failed_to_start(self, error: BaseException, where: str) -> Reason:
-        add_thread_note(error, where)
-        self._could_not_start(error)
-        return Reason(error)
-
-    def _work(
-        self,
-        shift: Shift,
-        ring: Ring,
-        make_batches: Callable[[], BatchMaker],
-        broken: Reason | None,
-        is_surplus: Callable[[], bool],
-    ) -> None:
-        """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
         self._activity.maker = None
-        maker = broken or self._opened(make_batches)
+        maker = broken or self._opened(epoch, make_batches)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
-        jobs, since_ns = shift.jobs_of(self._number), ring.begin()
+        jobs, since_ns = shift.jobs_of(number), ring.begin()
         try:
             while not is_surplus():
                 since_ns = self._do(jobs.get(), maker, shift, ring, since_ns)
@@ -198,19 +188,19 @@ class Worker:
             # from here back to the error, or the cycle would keep both. And a generator of the
             # dataset's that ends here may draw as it ends, which belongs to this worker's streams.
             self._activity.maker = None
-            del shift, jobs, maker
+            del shift, epoch, jobs, maker
 
-    def _opened(self, make_batches: Callable[[], BatchMaker]) -> BatchMaker | Reason:
+    def _opened(self, epoch: Epoch, make_batches: Callable[..., BatchMaker]) -> BatchMaker | Reason:
         """Return the maker of the epoch's batches, or why there is none."""
-        step = f"iter({type(self._spec.recipe.dataset).__name__})"
-        self._activity.beginning = step
-        try:
-            return make_batches()
-        except BaseException as error:
-            add_thread_note(error, f"in {step}")
-            return Reason(error)
-        finally:
-            self._activity.beginning = ""
+        spec, number = self._spec, self._number
+        step = f"iter({type(spec.recipe.dataset).__name__})"
+        make = partial(
+            make_batches,
+            key=epoch.key_of(number) if spec.draws.per_sample else None,
+            resume=epoch.workers[number] if spec.recipe.iterable else None,
+        )
+        made, failure = self._tried(step, f"in {step}", make)
+        return failure or made
 
     def _do(
         self, job: Job, maker: BatchMaker | Reason, shift: Shift, ring: Ring, since_ns: int

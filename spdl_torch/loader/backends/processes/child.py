@@ -34,7 +34,7 @@ from ..jobs import Epoch, Failed, Given, Loaded, Shift
 from ..worker_thread import Worker, use_one_intra_op_thread
 from .batch_packing import SlabWriter
 from .error_pickle import pack_error, with_errors
-from .page import Guard, Page
+from .page import Page, start_guard
 from .signals import leave_to_the_trainer
 from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
 
@@ -81,44 +81,37 @@ def main(end: OwnedSocket, asked: OwnedSocket, beginning: Beginning) -> None:
         os.register_at_fork(after_in_child=trainer.wire.close)
     trainer.carry_log_lines()
     beginning.page.is_up = True
-    _run_worker(trainer, Guard(asked, beginning.page), beginning)
+    _run_worker(trainer, asked, beginning)
     trainer.send_all()
 
 
-def _run_worker(trainer: Trainer, guard: Guard, beginning: Beginning) -> None:
-    what = "the worker process could not be set up"
+def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> None:
+    """Work until the trainer hangs up, or is gone."""
+    what, number = "the worker process could not be set up", beginning.number
     try:
         spec = _opened(beginning, trainer)
-        threading.current_thread().name = f"spdl-worker-{beginning.number}"
-        _seed_process(spec.draws.base_seed, beginning.number)
-        guard.start()
+        threading.current_thread().name = f"spdl-worker-{number}"
+        _seed_process(spec.draws.base_seed, number)
+        activity = start_guard(asked, beginning.page)
         what = "the worker process failed"
-        _work(trainer, beginning, spec, guard)
+        use_one_intra_op_thread()
+        count_only_this_thread()
+        counts = WorkerCounts(1, spec.recipe.dataset)
+        trainer.records, trainer.counts = spec.stats, counts
+        trainer.begin(0, beginning.key, beginning.workers)
+        cells = counts.new_cells(enabled=spec.stats)
+        try:
+            Worker(
+                *(number, spec, trainer.shifts, activity),
+                copying=None,
+                cells=cells,
+                could_not_start=_note_nothing,
+            ).serve(_note_nothing, lambda: False)
+        finally:
+            counts.end()  # its epoch refers to the jobs, and these to it, and so to the dataset
     except BaseException as error:
         trainer.send_fatal(what, error)
     trainer.counts = None  # the trainer stays, and would keep the dataset
-
-
-def _work(trainer: Trainer, beginning: Beginning, spec: LoadSpec, guard: Guard) -> None:
-    """Work until the trainer hangs up, or is gone."""
-    use_one_intra_op_thread()
-    count_only_this_thread()
-    trainer.records, trainer.counts = spec.stats, WorkerCounts(1, spec.recipe.dataset)
-    counts = trainer.counts
-    trainer.begin(0, beginning.key, beginning.workers)
-    worker = Worker(
-        beginning.number,
-        spec,
-        trainer.shifts,
-        guard.activity,
-        copying=None,
-        cells=counts.new_cells(enabled=spec.stats),
-        could_not_start=_note_nothing,
-    )
-    try:
-        worker.serve(_note_nothing, lambda: False)
-    finally:
-        counts.end()  # its epoch refers to the jobs, and these to it, and so to the dataset
 
 
 def _note_nothing(*_: object) -> None:

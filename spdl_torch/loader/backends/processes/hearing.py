@@ -135,6 +135,11 @@ class Hearing:
                 del self._by_descriptor[number]
             self.news.append(child)
 
+    def tell(self, child: WorkerProcess) -> None:
+        """Have the loop's thread look after a process that was started meanwhile."""
+        self.news.append(child)
+        self.wake()
+
     def wake(self) -> None:
         """End the wait of whoever reads. Never blocks; safe in a finalizer, on any thread."""
         try:

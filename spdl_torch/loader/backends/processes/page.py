@@ -13,6 +13,7 @@ import struct
 import threading
 import zlib
 from contextlib import suppress
+from functools import partial
 from multiprocessing import reduction
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -137,34 +138,29 @@ def _arrived(duplicate: Any) -> Page:
 _FINISH_SECONDS = 5.0  # for the sample that is being fetched when the trainer is gone
 
 
-class Guard:
-    """The thread in a worker process that writes what is at work when the trainer asks, and ends
-    the process when that is gone. It keeps nothing of the user's: the dataset ends with its worker.
+def start_guard(end: OwnedSocket, page: Page) -> Activity:
+    """Start the thread in a worker process that writes what is at work when the trainer asks, with
+    any byte, and ends the process when that is gone. It keeps nothing of the user's: the dataset
+    ends with its worker. Return what the worker, on the main thread, writes.
     """
+    activity = Activity()
+    run = partial(_guard, end, page, activity)
+    threading.Thread(target=run, name="spdl-guard", daemon=True).start()
+    return activity
 
-    def __init__(self, end: OwnedSocket, page: Page) -> None:
-        """``end``: of a socket by which the trainer asks, with any byte."""
-        self._end = end
-        self._page = page
-        self.activity = Activity()
-        """What the worker does now; the worker, on the main thread, writes it."""
 
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="spdl-guard", daemon=True).start()
+def _guard(end: OwnedSocket, page: Page, activity: Activity) -> None:
+    with suppress(OSError):
+        while end.recv(64):
+            with suppress(Exception):
+                page.say(_at_work(activity))
+    # The main thread finds the wire closed as well, and ends the process after its sample. If that
+    # does not return, the process ends here.
+    sleep(_FINISH_SECONDS)
+    os._exit(0)
 
-    def _run(self) -> None:
-        with suppress(OSError):
-            while self._end.recv(64):
-                with suppress(Exception):
-                    self._page.say(self._at_work())
-        # The main thread finds the wire closed as well, and ends the process after its sample. If
-        # that does not return, the process ends here.
-        sleep(_FINISH_SECONDS)
-        os._exit(0)
 
-    def _at_work(self) -> str:
-        activity = self.activity
-        if activity.job is None and not activity.beginning:
-            return "None of its threads is at work."  # it waits for a job, in our own code
-        return describe_activities([activity], [threading.main_thread()], None)
+def _at_work(activity: Activity) -> str:
+    if activity.job is None and not activity.beginning:
+        return "None of its threads is at work."  # it waits for a job, in our own code
+    return describe_activities([activity], [threading.main_thread()], None)

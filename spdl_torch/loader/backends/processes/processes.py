@@ -32,11 +32,10 @@ from .signals import handlers_deferred
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
     from ....engine.recorder import FlightRecorder
     from ....engine.rings import ConsumerRing
-    from ....engine.threads import ThreadGroup
     from ....observe.verdict.placement import Placement
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
@@ -111,30 +110,23 @@ class Processes(Crew):
         """
         reap()
         if self.children:
-            self._prepare_again(key, workers)
-            return
-        if self._are_copies:
+            self.counts.keep_rows()
+            self._hear()
+            self._epoch = None
+            self._deaths.clear()
+            self._lost = None
+        elif self._are_copies:
             install_for_copies()
-        new = [self._new_child(number, key, workers) for number in self.roster.numbers]
-        self._start(*new)
-        self.roster.begin_epoch({child.number: child for child in new})
-
-    def _prepare_again(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
-        self.counts.keep_rows()
-        self._hear()
-        self._epoch = None
-        self._deaths.clear()
-        self._lost = None
-        leaving = self.roster.leaving
-        stay = {number: self.children[number] for number in self.roster.numbers}
-        gone = [child for child in stay.values() if child.is_over]
-        new = [self._new_child(child.number, key, workers) for child in gone]
+        there, leaving = self.children, self.roster.leaving
+        stay = {n: there[n] for n in self.roster.numbers if n in there and not there[n].is_over}
+        missing = [number for number in self.roster.numbers if number not in stay]
+        new = {number: self._new_child(number, key, workers) for number in missing}
         if new:
-            self._start(*new)
+            self._start(*new.values())
         for child in stay.values():
-            if not child.is_over:
-                child.restart(key, workers)
-        self.roster.begin_epoch({**stay, **{child.number: child for child in new}})
+            child.restart(key, workers)
+        gone = [there[number] for number in missing if number in there]
+        self.roster.begin_epoch({**stay, **new})
         for child in (*leaving, *gone):
             child.hang_up()
 
@@ -278,10 +270,18 @@ class Processes(Crew):
                     for child in children:
                         child.start()
             else:
-                start_elsewhere(children, self._threads)
+                done = threading.Lock()  # not an Event: Ctrl-C in its wait may leave its own held
+                done.acquire()
+                run = partial(_start_elsewhere, children, done.release)
+                self._threads.spawn("starter", run)
+                done.acquire()
+                for child in children:
+                    if isinstance(child.fault, BaseException):
+                        raise child.fault
         except BaseException:  # Ctrl-C too
             for child in children:
                 child.hang_up()
+                child.fault = None  # break the cycle: its traceback holds this frame
             raise
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
@@ -364,7 +364,8 @@ class Processes(Crew):
                 return
         others_make = self.roster.replace(successor, jobs, late=is_late and not tries_again)
         if is_late:
-            self._threads.spawn("starter", partial(_start_late, successor, self.hearing))
+            then = partial(self.hearing.tell, successor)
+            self._threads.spawn("starter", partial(_start_elsewhere, [successor], then))
         self.hearing.wake()
         self._end_if_stopped(successor)
         if tries_again:
@@ -411,41 +412,15 @@ def _at_work_in(child: WorkerProcess) -> str:
     )
 
 
-def _start_late(child: WorkerProcess, hearing: Hearing) -> None:
-    """Start a process while the loop goes on."""
+def _start_elsewhere(children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:
+    """Start processes on a thread of its own; those that could not be started say so."""
     try:
-        child.start()
+        for child in children:
+            child.start()
     except BaseException as error:
         child.fault, child.is_over = error, True
-    hearing.news.append(child)
-    hearing.wake()
-
-
-def start_elsewhere(children: Sequence[WorkerProcess], threads: ThreadGroup) -> None:
-    """Have another thread start processes, and wait for it.
-
-    Raises: what it raises.
-    """
-    failures: list[BaseException] = []
-    done = threading.Lock()  # not an Event: Ctrl-C in its wait may leave its own lock held
-    done.acquire()
-
-    def run() -> None:
-        try:
-            for child in children:
-                child.start()
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            done.release()
-
-    threads.spawn("starter", run)
-    done.acquire()
-    try:
-        if failures:
-            raise failures[0]
     finally:
-        failures.clear()  # break the cycle: the error's traceback holds this frame
+        then()
 
 
 _live: LiveObjects[Processes] = LiveObjects()
