@@ -59,6 +59,8 @@ class Crew(Backend):
     failure: BaseException | None = None
     """The error of a worker that could not start, which comes before the next batch; None = all
     have started, or theirs comes in place of a batch."""
+    activities: Sequence[Activity] = ()
+    """What those of them that are threads of this process do."""
     look_seconds = inf
     """The interval at which a waiting loop calls ``_tend``."""
 
@@ -180,12 +182,9 @@ class Crew(Backend):
                 return Over(self.loss or PipelineStopped(self._gone()))
 
     def at_work(self, awaited: int | None) -> str:
-        """Describe what the workers do; see ``Backend``."""
-        return self._describe((), awaited)
-
-    def _describe(self, activities: Sequence[Activity], awaited: int | None) -> str:
+        """Describe what the threads do; see ``Backend``."""
         threads = self._threads.threads()
-        return describe_activities(activities, threads, awaited) if threads else ""
+        return describe_activities(self.activities, threads, awaited) if threads else ""
 
     def rest(self) -> None:
         """Keep the statistics of an epoch that is over; the workers stay for the next one."""

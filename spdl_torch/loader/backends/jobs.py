@@ -113,6 +113,7 @@ def result_of(
             return Loaded(number, batch)
         return Loaded(number, batch, maker.progress(wanted=wanted), tries)
     except NoGoodSample as nothing:
+        maker.forget_bad()
         return NoBatch(number, nothing.args[0], maker.progress(wanted=wanted))
     except EndOfIterable:
         return Exhausted(number, maker.progress(wanted=wanted), maker.tries())

@@ -64,7 +64,7 @@ class Threads(Crew):
         if stage is not None:
             spec = spec._replace(memory=stage.batch_memory(spec.max_outstanding))
         super().__init__(spec, stage, placement)
-        self._activities = [Activity() for _ in range(spec.announced_workers)]
+        self.activities = [Activity() for _ in range(spec.announced_workers)]
         self._death: BaseException | None = None  # of a thread, through no fault of the dataset
         self._is_whole = True  # False once the system had no thread for a worker
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
@@ -100,21 +100,18 @@ class Threads(Crew):
     def give(self, job: Given) -> None:
         """Give out a job; see ``Backend``. One that finds the workers gone is lost: so is the
         epoch, as ``take`` says."""
-        with suppress(ChannelClosed):
-            self._give(job)
-
-    def _give(self, job: Given) -> None:
         shift = self._shift
         if shift is None:
-            raise ChannelClosed
+            return
         sharing, hands, jobs = shift.sharing, 1, shift.jobs[0]
         if sharing is None:
             jobs = shift.jobs_of(job.worker)
         else:
             hands = sharing.hands(job.index, self._spec.num_workers)
         made = SharedJob(job) if hands > 1 else job
-        for _ in range(hands):
-            jobs.put(made)
+        with suppress(ChannelClosed):
+            for _ in range(hands):
+                jobs.put(made)
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that share one queue; see ``Backend``.
@@ -162,10 +159,6 @@ class Threads(Crew):
         error.__cause__ = self._death
         return error
 
-    def at_work(self, awaited: int | None) -> str:
-        """Describe what the threads do; see ``Backend``."""
-        return self._describe(self._activities, awaited)
-
     def rest(self) -> None:
         """Note that an epoch is over; see ``Backend``."""
         super().rest()
@@ -189,7 +182,7 @@ class Threads(Crew):
         super().stop()
         join_probing(JOIN_SECONDS)
 
-    def _begin_shift(self, epoch: Epoch) -> Shift:
+    def _begin_shift(self, epoch: Epoch) -> None:
         spec = self._spec
         shift = Shift(
             epoch,
@@ -207,7 +200,6 @@ class Threads(Crew):
         self.counts.begin(shift)
         for shifts in list(self._shifts.values()):
             shifts.put(shift)
-        return shift
 
     def _start_threads(self, more: Sequence[int] = ()) -> int:
         """Start all threads, or ``more`` workers, and wait until they are ready. Return how many of
@@ -261,7 +253,7 @@ class Threads(Crew):
                 number,
                 self._spec,
                 self._shifts[number],
-                self._activities[number],
+                self.activities[number],
                 copying=self._copying,
                 cells=self.counts.new_cells(enabled=self._spec.stats),
                 could_not_start=self._could_not_start,

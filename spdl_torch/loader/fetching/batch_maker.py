@@ -52,7 +52,7 @@ class Batch:
     tolerance: None = an error of a sample is an error of its batch.
     """
 
-    __slots__ = ("bad", "first", "key", "streams", "tolerance")
+    __slots__ = ("bad", "first", "key", "num_good", "streams", "tolerance")
 
     def __init__(
         self, streams: SampleStreams | None, key: StreamKey | None, tolerance: Tolerance | None
@@ -63,6 +63,8 @@ class Batch:
         self.first = 0
         """The position in the epoch of the batch's first sample."""
         self.bad: list[BadSample] = []
+        self.num_good = 0
+        """The number of its other samples, once that is known."""
 
     def begin_again_at(self, place: int) -> None:
         """Restart every stream, as if no sample had drawn; the sample at ``place`` is next."""
@@ -83,7 +85,7 @@ class Batch:
 
     def forget_bad(self) -> None:
         """Let go of the errors, which may refer to the frames of the training loop."""
-        self.bad = []
+        self.bad, self.num_good = [], 0
 
 
 class BatchMaker:
@@ -112,7 +114,6 @@ class BatchMaker:
         self.items: Items | None = None
         """The items of an iterable dataset; None = map-style."""
         self._samples: Samples | None = None
-        self._num_good = 0  # of the batch's samples, once that is known
         if recipe.iterable:
             kind = Items if auto_collation else SingleItems
             self.items = kind(
@@ -170,11 +171,7 @@ class BatchMaker:
                 samples = source.fetch(index)
         if self._batch.tolerance is None:
             return self.collate(samples, index, number), None
-        try:
-            samples, tries = self.good_of(samples, self._batch.bad)
-        except NoGoodSample:
-            self.forget_bad()
-            raise
+        samples, tries = self.good_of(samples, self._batch.bad)
         made = self.collate(samples, index, number)
         self.forget_bad()
         return made, tries
@@ -185,9 +182,8 @@ class BatchMaker:
         ``bad``: the list for samples that fail, if several threads make the batch.
         """
         self._collating.has_begun = False
-        self._num_good = 0
         batch = self._batch
-        batch.first, batch.bad = first, [] if bad is None else bad
+        batch.first, batch.num_good, batch.bad = first, 0, [] if bad is None else bad
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin(batch.key, first)
         if self._memory is not None:
@@ -205,7 +201,7 @@ class BatchMaker:
             num_good = len(samples) if hasattr(samples, "__len__") else 1
         elif samples is MISSING:
             num_good = 0
-        self._num_good = num_good
+        self._batch.num_good = num_good
         tries = Tries.of(num_good, bad)
         if bad and not num_good:
             raise NoGoodSample(tries)
@@ -220,12 +216,11 @@ class BatchMaker:
 
     def forget_bad(self) -> None:
         """Let go of the errors of the batch, which may refer to the frames of the training loop."""
-        self._num_good = 0
         self._batch.forget_bad()
 
     def tries(self) -> Tries | None:
         """Return the tries of a batch that failed, once; None = no sample may fail."""
-        bad, num_good = self._batch.bad, self._num_good
+        bad, num_good = self._batch.bad, self._batch.num_good
         self.forget_bad()
         return None if self._batch.tolerance is None else Tries.of(num_good, bad)
 

@@ -110,7 +110,7 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         finally:
             counts.end()  # its epoch refers to the jobs, and these to it, and so to the dataset
     except BaseException as error:
-        trainer.send_fatal(what, error)
+        trainer.send(Fatal(what, pack_error(error)))
     trainer.counts = None  # the trainer stays, and would keep the dataset
 
 
@@ -278,10 +278,6 @@ class Trainer:
     def _say(self, content: bytes, *files: File) -> None:
         with self._sending:
             self.wire.send(content, *files)
-
-    def send_fatal(self, what: str, error: BaseException) -> None:
-        """Send the reason why the process cannot go on."""
-        self.send(Fatal(what, pack_error(error)))
 
     def put(self, result: Result) -> None:
         """Send a result, whose batch is packed."""

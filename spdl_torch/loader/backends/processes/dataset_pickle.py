@@ -146,18 +146,12 @@ def _reduced_method(method: Any) -> Any:
     for module in (random, np.random):
         generator = getattr(getattr(module, name, None), "__self__", None)
         if generator is not None and generator is method.__self__:
-            return getattr, (_Module(module.__name__), name)
+            return _function_of, (module.__name__, name)
     return NotImplemented
 
 
-class _Module:
-    """A module in the pickle, by its name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __reduce__(self) -> Any:
-        return importlib.import_module, (self._name,)
+def _function_of(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
 
 def _dumps(value: Any) -> bytes:

@@ -51,27 +51,21 @@ class _PackedClass(NamedTuple):
     name here."""
 
 
-class _Parts(NamedTuple):
-    """What is sent of an exception that does not survive pickling."""
-
-    args: tuple[bytes, ...]
-    attributes: dict[str, bytes]
-    members: tuple[PackedError, ...]
-    """The exceptions of a group."""
-
-
 class PackedError(NamedTuple):
     """An exception in the form in which it is sent."""
 
     content: bytes | None
     """The pickle; None = there is none that gives the same exception."""
-    parts: _Parts | None
-    """What takes its place."""
     kind: _PackedClass
     text: str
     """The type and the text."""
     notes: tuple[str, ...]
     cause: PackedError | None
+    # In place of its pickle:
+    args: tuple[bytes, ...] = ()
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    members: tuple[PackedError, ...] = ()
+    """The exceptions of a group."""
 
 
 def pack_error(error: BaseException, depth: int = 0) -> PackedError:
@@ -79,16 +73,16 @@ def pack_error(error: BaseException, depth: int = 0) -> PackedError:
     notes = (*notes_of(error), *_trace_of(error))
     cause = error.__cause__
     packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_LEVELS else None
-    text, content, parts = text_of(error), None, None
+    kind, text = _packed_class(type(error)), text_of(error)
     try:
-        content = _pickled(error)
+        return PackedError(_pickled(error), kind, text, notes, packed_cause)
     except BaseException:  # of the exception's own methods
-        parts, left_out = _parts_of(error, depth)
-        if left_out:
-            notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
-        if _is_too_deep(error, depth):
-            notes += ("the groups inside it are too deep to be sent: these are their members",)
-    return PackedError(content, parts, _packed_class(type(error)), text, notes, packed_cause)
+        *parts, left_out = _parts_of(error, depth)
+    if left_out:
+        notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
+    if _is_too_deep(error, depth):
+        notes += ("the groups inside it are too deep to be sent: these are their members",)
+    return PackedError(None, kind, text, notes, packed_cause, *parts)
 
 
 def unpack_error(packed: PackedError) -> BaseException:
@@ -135,12 +129,13 @@ def _pickled(error: BaseException) -> bytes:
     return content
 
 
-def _parts_of(error: BaseException, depth: int) -> tuple[_Parts, list[str]]:
-    """Return what can be pickled of an exception, and the names of what cannot."""
-    attributes, left_out = {}, []
+def _parts_of(error: BaseException, depth: int) -> tuple[Any, Any, Any, list[str]]:
+    """Return what can be pickled of an exception (its arguments, attributes, and members), and the
+    names of what cannot."""
+    attributes, left_out = [], []
     for name, value in attributes_of(error):
         try:
-            attributes[name] = _checked(value)
+            attributes.append((name, _checked(value)))
         except BaseException:
             left_out.append(f"its attribute {name}")
     args: list[bytes] = []
@@ -154,7 +149,7 @@ def _parts_of(error: BaseException, depth: int) -> tuple[_Parts, list[str]]:
             args.append(_checked(value))
         except BaseException:
             args.append(pickle.dumps(_shown(value)))
-    return _Parts(tuple(args), attributes, members), left_out
+    return tuple(args), tuple(attributes), members, left_out
 
 
 def _is_too_deep(error: BaseException, depth: int) -> bool:
@@ -227,12 +222,11 @@ def _subclasses_of(kind: type[BaseException]) -> Iterator[type[BaseException]]:
 
 def _rebuilt(packed: PackedError) -> BaseException:
     """Rebuild an exception from its parts, without its constructor. Raises: what a part raises."""
-    assert packed.parts is not None, "guaranteed by pack_error: there is no pickle"
-    args = tuple(map(pickle.loads, packed.parts.args))
-    if packed.parts.members:
-        args = (*args, list(map(unpack_error, packed.parts.members)))
+    args = tuple(map(pickle.loads, packed.args))
+    if packed.members:
+        args = (*args, list(map(unpack_error, packed.members)))
     error = of_parts(_class_of(packed.kind), args)
-    for name, content in packed.parts.attributes.items():
+    for name, content in packed.attributes:
         try:
             set_attribute(error, name, pickle.loads(content))
         except Exception:  # of the user's methods

@@ -30,7 +30,6 @@ PARTS = ("fetch", "collate")
 """What the ring's turns consist of."""
 
 _word = struct.Struct("q")  # aligned, and so written and read as one
-_UP, _IDLE, _NUM_SAID = 0, 8, 16  # the places of words
 _slot = struct.Struct("IIqq")  # checksum, bytes, epoch, turn
 
 # The places and sizes of what is longer. Of all that, only what is written takes memory.
@@ -40,8 +39,29 @@ _RING = _TEXT + _TEXT_BYTES
 _BYTES = _RING + SharedRing.num_bytes(CAPACITY)
 
 
+class _Word:
+    """A number in the memory."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, page: Page, _: object) -> int:
+        return int(_word.unpack_from(page._memory, self._place)[0])
+
+    def __set__(self, page: Page, value: int) -> None:
+        _word.pack_into(page._memory, self._place, value)
+
+
 class Page:
     """The memory, on either side. The trainer makes it."""
+
+    is_up = _Word(0)
+    """Whether the process has begun: signals to the trainer's group no longer end it."""
+    idle_since_ns = _Word(8)
+    """Since when the process has had no job, by ``perf_counter_ns``; 0 = it has one."""
+    num_said = _Word(16)
+    """How often the process has said what is at work in it."""
+    _num_bytes_said = _Word(_TEXT)
 
     def __init__(self, file: File) -> None:
         self._file: File | None = file
@@ -62,30 +82,6 @@ class Page:
     def has_arrived(self) -> None:
         """Let go of the file: the other process has the memory as well."""
         self._file = None
-
-    def _read(self, place: int) -> int:
-        return int(_word.unpack_from(self._memory, place)[0])
-
-    def _write(self, place: int, value: int) -> None:
-        _word.pack_into(self._memory, place, value)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the process has begun: signals to the trainer's group no longer end it."""
-        return bool(self._read(_UP))
-
-    @is_up.setter
-    def is_up(self, is_up: bool) -> None:
-        self._write(_UP, is_up)
-
-    @property
-    def idle_since_ns(self) -> int:
-        """Since when the process has had no job, by ``perf_counter_ns``; 0 = it has one."""
-        return self._read(_IDLE)
-
-    @idle_since_ns.setter
-    def idle_since_ns(self, since_ns: int) -> None:
-        self._write(_IDLE, since_ns)
 
     def count(self, epoch: int, counts: bytes) -> None:
         """Write the pickle of what has been counted. What does not fit is left out.
@@ -109,24 +105,19 @@ class Page:
                 found.append((turn, content))
         return max(found)[1] if found else None
 
-    @property
-    def num_said(self) -> int:
-        """How often the process has said what is at work in it."""
-        return self._read(_NUM_SAID)
-
     def say(self, text: str) -> None:
         """Write what is at work."""
         content = text.encode(errors="replace")[: _TEXT_BYTES - _word.size]
-        self._write(_TEXT, len(content))
+        self._num_bytes_said = len(content)
         start = _TEXT + _word.size
         self._memory[start : start + len(content)] = content
-        self._write(_NUM_SAID, self.num_said + 1)  # last: whoever sees it finds the text
+        self.num_said += 1  # last: whoever sees it finds the text
 
     @property
     def said(self) -> str:
         """What the process has said last."""
         start = _TEXT + _word.size
-        return self._memory[start : start + self._read(_TEXT)].decode(errors="replace")
+        return self._memory[start : start + self._num_bytes_said].decode(errors="replace")
 
 
 def _arrived(duplicate: Any) -> Page:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.data")
 
-_ASK_SECONDS = 2.0
 _MOST_REPLACED = 100
 """The number of children that are replaced in an epoch."""
 _MOST_DEATHS = 2
@@ -197,7 +196,7 @@ class Processes(Crew):
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
         self._hear()
         asked = self.roster.with_batch(awaited) if self._epoch is not None else []
-        described = [_at_work_in(child) for child in asked]
+        described = [child.at_work() for child in asked]
         return "\n".join(filter(None, [*described, super().at_work(awaited)]))
 
     @property
@@ -402,14 +401,6 @@ class Processes(Crew):
             batch = f"batch {number}" if is_iterables else describe_batch(number, index)
         self._lost = child, batch
         epoch.close()
-
-
-def _at_work_in(child: WorkerProcess) -> str:
-    described = child.at_work(_ASK_SECONDS) if child.is_up else None
-    return described or (
-        f"The worker process (pid {child.pid}) is being started, or did not "
-        f"answer within {_ASK_SECONDS:g} s because native code there keeps the GIL."
-    )
 
 
 def _start_elsewhere(children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import socket
 import sys
+from contextlib import suppress
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from ..backend import LoadSpec
     from ..jobs import Given
 
-_ASK_SECONDS = 0.001  # between two looks for an answer
+_ASK_SECONDS = 2.0  # for an answer
+_LOOK_SECONDS = 0.001  # between two looks for it
 _END_SECONDS = 10.0  # for a process whose wire has ended; twice what it gives to its last sample
 
 
@@ -206,7 +208,7 @@ class WorkerProcess:
     @property
     def is_up(self) -> bool:
         """Whether it has begun; see ``Page``."""
-        return self.page.is_up
+        return bool(self.page.is_up)
 
     @property
     def latest(self) -> bytes | None:
@@ -225,19 +227,22 @@ class WorkerProcess:
         since_ns = 0 if self.is_over else self.page.idle_since_ns
         return perf_counter_ns() - since_ns if since_ns else 0
 
-    def at_work(self, seconds: float) -> str | None:
-        """Ask what is at work in it, and return that; None = it has not said so in time. Any thread
-        may ask, also in a signal's handler: nobody waits for another one."""
-        num_said, end = self.page.num_said, monotonic() + seconds
-        try:
-            self._guard.send(b"?", socket.MSG_DONTWAIT)
-        except OSError:
-            return None  # it is gone, or was asked too often
-        while self.page.num_said == num_said:
-            if self.is_over or monotonic() >= end:
-                return None
-            sleep(_ASK_SECONDS)
-        return self.page.said
+    def at_work(self) -> str:
+        """Ask what is at work in it, and return that. Any thread may ask, also in a signal's
+        handler: nobody waits for another one."""
+        num_said, end = self.page.num_said, monotonic() + _ASK_SECONDS
+        is_asked = self.is_up
+        with suppress(OSError):  # it is gone, or was asked too often
+            if is_asked:
+                self._guard.send(b"?", socket.MSG_DONTWAIT)
+            while is_asked and not self.is_over and monotonic() < end:
+                if self.page.num_said != num_said:
+                    return self.page.said
+                sleep(_LOOK_SECONDS)
+        return (
+            f"The worker process (pid {self.pid}) is being started, or did not answer within "
+            f"{_ASK_SECONDS:g} s because native code there keeps the GIL."
+        )
 
     # Its end:
 
