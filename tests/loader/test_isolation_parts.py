@@ -319,7 +319,7 @@ def test_messages_of_any_size_come_in_order_with_their_own_files(is_read, tmp_pa
     while len(found) < len(sent):
         found += all_of(theirs)
         ours.flush()
-    assert not ours.has_unsent
+    assert not ours.unsent
     for (expected, path), (content, files) in zip(sent, found, strict=True):
         assert (content, len(files)) == (expected, path is not None)
         for file in files:

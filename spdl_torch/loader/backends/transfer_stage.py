@@ -161,15 +161,14 @@ class DeviceStage(Forwarder):
         except ChannelClosed:  # the loop has ended, or the interpreter exits
             raise
         except BaseException as error:  # the device's: what the model did has failed
-            self._say_where(error, result.number)
-            return Failed(result.number, error, result.progress)
+            return self._failed(error, result)
         return result
 
     def _staged(self, result: Loaded) -> Result:
         try:
-            return result._replace(batch=self._stage(result.batch, result.number))
+            return result._replace(batch=self._stage(result.batch))
         except BaseException as error:  # the trainer waits for an answer
-            return Failed(result.number, error, result.progress)
+            return self._failed(error, result)
 
     def hand_over(self, result: Result) -> Result:
         """Make the batch ready for the current stream. Called on the trainer's thread."""
@@ -178,26 +177,25 @@ class DeviceStage(Forwarder):
                 batch = result.batch.receive()
                 return Loaded(result.number, batch, result.progress, result.tries)
             except BaseException as error:
-                self._say_where(error, result.number)
-                return Failed(result.number, error, result.progress)
+                return self._failed(error, result)
         return result
 
     def transfer(self, batch: Any, number: int) -> Any:
         """Copy a batch without the thread, and return it for the caller's current stream."""
         try:
-            return self._stage(batch, number).receive()
+            return self._stage(batch).receive()
         except BaseException as error:
             self._say_where(error, number)
             raise
 
-    def _stage(self, batch: Any, number: int) -> Staged:
-        try:
-            staged: Staged = timed(self._cell, self._transfer.stage, batch)
-            self.has_met_device = self.has_met_device or staged.has_met_device
-            return staged
-        except BaseException as error:
-            self._say_where(error, number)
-            raise
+    def _stage(self, batch: Any) -> Staged:
+        staged: Staged = timed(self._cell, self._transfer.stage, batch)
+        self.has_met_device = self.has_met_device or staged.has_met_device
+        return staged
+
+    def _failed(self, error: BaseException, result: Result) -> Failed:
+        self._say_where(error, result.number)
+        return Failed(result.number, error, result.progress)
 
     def _say_where(self, error: BaseException, number: int) -> None:
         add_thread_note(error, f"in the transfer to {self._transfer.device}", f"batch {number}")

@@ -238,7 +238,7 @@ class Trainer:
     def _wait(self) -> None:
         """Wait until something comes; what did not fit before is sent as soon as it does."""
         self.wire.wait()
-        if self.wire.has_unsent:
+        if self.wire.unsent:
             with self._sending:
                 self.wire.flush()
 
@@ -310,7 +310,7 @@ class Trainer:
 
     def send_all(self) -> None:
         """Wait until all was sent, or the trainer is gone."""
-        while self.wire.has_unsent and not self.wire.is_over:
+        while self.wire.unsent and not self.wire.is_over:
             self._wait()
 
     def carry_log_lines(self) -> None:

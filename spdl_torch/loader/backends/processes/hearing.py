@@ -100,7 +100,7 @@ class Hearing:
             seconds = min(seconds, _LOOK_SECONDS)
         # A wait may be for the rest of a job that is yet to be sent.
         children = self._polled.values() if seconds and self.is_the_loops else ()
-        blocked = [each for each in children if each.wire.has_unsent and not each.is_over]
+        blocked = [each for each in children if each.wire.unsent and not each.is_over]
         for each in blocked:
             self._poll.modify(each.wire.socket, _IN | _OUT)
         self.is_read = True
@@ -159,24 +159,25 @@ class _Figures:
 
     def __init__(self) -> None:
         self.wait = WaitTime()
-        self.num_put = self.num_got = 0
+        self._num_put = self._num_got = 0
         self._peak = 0
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None
 
-    def filled(self, since_ns: int) -> None:
-        """Note that it has been empty until then."""
-        self._empty_ns += max(0, since_ns - self._empty_since_ns)
-        self._empty_since_ns = 0
-
-    def holds(self, num_items: int) -> None:
-        """Note the number of items in it."""
+    def put(self, result: Result, since_ns: int, num_items: int) -> None:
+        """Note a result that came then, and with which so many are there."""
+        if self._empty_since_ns:
+            self._empty_ns += max(0, since_ns - self._empty_since_ns)
+            self._empty_since_ns = 0
+        self._num_put += type(result) not in NO_BATCHES
         self._peak = max(self._peak, num_items)
 
-    def emptied(self) -> None:
-        """Note that it is empty from now on."""
-        self._empty_since_ns = perf_counter_ns()
+    def got(self, result: Result, num_left: int) -> None:
+        """Note a result that is taken, and how many others are ready."""
+        if not num_left:
+            self._empty_since_ns = perf_counter_ns()
+        self._num_got += type(result) not in NO_BATCHES
 
     def end(self) -> None:
         """Let time pass no more."""
@@ -188,8 +189,8 @@ class _Figures:
         open_empty = max(0, now - self._empty_since_ns) if self._empty_since_ns else 0
         return QueueCounters(
             elapsed_ns=now - self._created_ns,
-            num_put=self.num_put,
-            num_got=self.num_got,
+            num_put=self._num_put,
+            num_got=self._num_got,
             get_wait=self.wait.read(),
             empty_ns=self._empty_ns + open_empty,
             peak_items=self._peak,
@@ -239,9 +240,7 @@ class Incoming:
         if not self.has_next:
             self._wait(None if seconds is None else monotonic() + seconds)
         child, packed, _ = self._ready.popleft()
-        if not self._ready:
-            self._figures.emptied()
-        self._figures.num_got += type(packed) not in NO_BATCHES
+        self._figures.got(packed, len(self._ready))
         # No variable holds what is opened: an error's traceback leads here, and that was a cycle.
         if child is None:
             return 0, recorded(self._recorder, packed)
@@ -282,11 +281,8 @@ class Incoming:
             self._append(found, latest_ns)
 
     def _append(self, heard: _Heard, since_ns: int) -> None:
-        if not self._ready:
-            self._figures.filled(since_ns)
         self._ready.append(heard)
-        self._figures.num_put += type(heard[1]) not in NO_BATCHES
-        self._figures.holds(len(self))
+        self._figures.put(heard[1], since_ns, len(self))
 
     def _opened(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):

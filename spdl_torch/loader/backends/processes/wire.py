@@ -134,12 +134,8 @@ class Wire:
         """Whether the other side has hung up, or is gone, and all that it sent was read."""
         self._came = bytearray()
         self._files: deque[File] = deque()  # in the order in which they came
-        self._unsent: deque[tuple[bytes | memoryview, tuple[File, ...]]] = deque()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether something waits until the other side reads."""
-        return bool(self._unsent)
+        self.unsent: deque[tuple[bytes | memoryview, tuple[File, ...]]] = deque()
+        """What waits until the other side reads."""
 
     def send(self, content: bytes, *files: File) -> None:
         """Send a message, or keep what does not fit until ``flush``. Never waits. If the other side
@@ -149,12 +145,12 @@ class Wire:
             files = (in_file(content), *files)
             content = b""
         head = _head.pack(len(content), size > LONG_BYTES, len(files))
-        self._unsent.append((head + content, files))
+        self.unsent.append((head + content, files))
         self.flush()
 
     def flush(self) -> None:
         """Send what waits, as far as it fits."""
-        unsent = self._unsent
+        unsent = self.unsent
         while unsent:
             content, files = unsent[0]
             ancillary: Sequence[Any] = ()
@@ -175,7 +171,7 @@ class Wire:
 
     def wait(self) -> None:
         """Wait until something has come, or there is room for what is unsent."""
-        if self._unsent:
+        if self.unsent:
             poll = select.poll()
             poll.register(self.socket, select.POLLIN | select.POLLOUT)
             poll.poll()
@@ -226,15 +222,11 @@ class Wire:
             content = content_of(files.pop(0))
         return content, files
 
-    def hang_up(self) -> None:
-        """End the waits of both sides. Never blocks; safe in a finalizer, and on any thread."""
-        self.socket.hang_up()
-
     def close(self) -> None:
         """Close this process's end."""
         self.socket.close()
         self._files.clear()
-        self._unsent.clear()
+        self.unsent.clear()
 
 
 Span = tuple[int, int]

@@ -252,7 +252,7 @@ class WorkerProcess:
             return
         self.is_hung_up = True
         self._guard.hang_up()
-        self.wire.hang_up()
+        self.wire.socket.hang_up()
         if self._process is not None:
             self._process.end_soon()
 
