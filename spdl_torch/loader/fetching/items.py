@@ -69,7 +69,8 @@ class Items:
         items: list[Any] = []
         before = self.num_taken
         try:
-            self._draw(items, index)
+            take = self._take if self._batch.tolerance is None else self._take_good
+            take(items, index)
         except BaseException as error:
             self.own_state.num_drawn = self.num_taken
             if not _is_users(error):  # perhaps when an item was drawn that nobody has counted
@@ -79,17 +80,6 @@ class Items:
         if not items or (self._drop_last and len(items) < len(index)):
             raise EndOfIterable
         return items
-
-    def _draw(self, items: list[Any], index: Sequence[Any]) -> None:
-        """Fill ``items``, as far as there are any."""
-        if self._batch.tolerance is None:
-            self._take(items, index)
-            return
-        for _ in index:
-            try:
-                items.append(self._next_good())
-            except EndOfIterable:
-                break
 
     def progress(self, *, wanted: bool) -> WorkerState:
         """Return the iterable's progress after the last batch. ``wanted``: include its own state,
@@ -158,7 +148,7 @@ class Items:
                 raise ended_early(field, self._dataset, place, self.num_taken - first)
 
     def _take(self, items: list[Any], index: Sequence[Any]) -> None:
-        """Fill ``items``, without tolerance for errors."""
+        """Fill ``items``, as far as there are any, without tolerance for errors."""
         if self._ended:
             return
         self._under_way, streams = items, self._batch.streams
@@ -176,13 +166,15 @@ class Items:
             self.num_taken += len(items)
             self._under_way = []
 
-    def _next_good(self) -> Any:
+    def _take_good(self, items: list[Any], index: Sequence[Any]) -> None:
+        """Fill ``items``, without those that fail."""
         num_bad, batch = 0, self._batch
-        while True:
+        while len(items) < len(index):
             place = self.num_taken - batch.first
             batch.at(place)
             try:
-                return self._next()
+                items.append(self._next())
+                num_bad = 0
             except EndOfIterable:
                 if num_bad:
                     _logger.warning(
@@ -191,10 +183,8 @@ class Items:
                         "of its data is lost.",
                         self._name,
                     )
-                raise
+                return
             except Exception as error:
-                if batch.tolerance is None:
-                    raise
                 if inspect.isgenerator(self._iterator):
                     attach_note(
                         error,
@@ -204,7 +194,7 @@ class Items:
                     raise
                 batch.note_bad(place, self.num_taken - 1, error)
                 num_bad += 1
-            if (failure := too_many_in_a_row(batch.bad[-num_bad:])) is not None:
+            if num_bad and (failure := too_many_in_a_row(batch.bad[-num_bad:])) is not None:
                 raise failure
 
     def _next(self) -> Any:
