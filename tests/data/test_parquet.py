@@ -116,6 +116,10 @@ def test_the_order_is_that_of_seed_and_epoch(folder):
         assert tuple(numbers_in(again)) == orders[-1]
     assert len({*orders, tuple(numbers_in(Parquet(folder).shuffle(2)))}) == 5
     assert tuple(ALL) not in orders
+    groups = Parquet(folder).shuffle(1, buffer_size=1)  # their order alone
+    first = numbers_in(groups)
+    groups.set_epoch(1)
+    assert numbers_in(groups) != first
 
 
 def test_no_row_group_before_the_start_is_read(tmp_path):
@@ -218,6 +222,7 @@ def test_rows_and_batches_are_what_pyarrow_reads(kinds):
     rows = list(source)
     assert [{name: plain(value) for name, value in row.items()} for row in rows] == expected
     assert all(same(source[place], row) for place, row in enumerate(rows))
+    assert all(same(source[place - len(rows)], row) for place, row in enumerate(rows))
     assert rows[0]["float32"].dtype == np.float32
     (batch,) = Parquet(kinds, batch_size=100)
     for name, column in batch.items():

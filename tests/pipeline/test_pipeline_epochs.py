@@ -212,6 +212,7 @@ class Sums(Aggregator):
 
     def __init__(self):
         self.sum = 0
+        self.flushed = []
 
     def accumulate(self, item):
         if item == 13:
@@ -221,21 +222,24 @@ class Sums(Aggregator):
 
     def flush(self):
         total, self.sum = self.sum, 0
+        self.flushed.append(total)
         return total or None
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_aggregator_is_flushed_at_the_end_of_each_epoch(drop_last):
-    """The rest that it returns is passed on, or dropped with drop_last."""
+    """Once; the rest that it returns is passed on, or dropped with drop_last."""
 
     class Source:
         def __iter__(self):
             return iter([4, 4, 4, 13, 5])
 
     builder = PipelineBuilder().add_source(Source(), continuous=True)
-    pipeline = builder.aggregate(Sums(), drop_last=drop_last).add_sink().build(max_failures=-1)
+    sums = Sums()
+    pipeline = builder.aggregate(sums, drop_last=drop_last).add_sink().build(max_failures=-1)
     with pipeline.auto_stop():
         assert [list(pipeline) for _ in range(3)] == [[12] if drop_last else [12, 5]] * 3
+    assert sums.flushed[:6] == [12, 5] * 3
     assert pipeline.snapshot().stages[0].tasks.num_failures >= 3
 
 

@@ -63,6 +63,7 @@ def collect(pipeline):
         (1.0, range(150), 150, None),
         # A share is judged after 100 tasks, and at the end where nothing has succeeded.
         (0.1, range(10), 200, None),
+        (0.1, [*range(10), 99], 200, r"11 of 100 tasks.*max_failures is 0\.1 of all"),
         (Fraction(1, 10), [*range(10), 100], 200, r"11 of 101 tasks.*max_failures is 0\.1 of all"),
         (None, range(7), 7, r"7 of 7 tasks failed, max_failures is 0\.1 of all"),
         (None, range(9, 300, 10), 300, None),
@@ -98,6 +99,7 @@ def test_stage_budget_overrides_that_of_the_pipeline():
 
     with builder().pipe(third, max_failures=2).add_sink().build(**build).auto_stop() as p:
         assert list(p) == [n for n in range(0, 20, 2) if n not in (0, 6)]
+        assert p.num_lost == 12
     _, failure = collect(builder().pipe(third, name="third").add_sink().build(**build))
     assert "stage 'third': 2 of" in failure.message
     assert list(failure.exceptions) == raised[-2:]

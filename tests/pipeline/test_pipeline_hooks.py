@@ -151,22 +151,23 @@ def test_exception_of_the_op_passes_through_the_hooks(kind):
 @pytest.mark.parametrize("when", ["call", "enter", "exit"])
 @pytest.mark.parametrize("op", [same, asame, spread, "aggregate"])
 def test_task_hook_that_raises_fails_its_item_alone(op, when):
-    """The item (or group) is dropped and counted; the others come."""
+    """The item (or group) is dropped, named by its number and counted; the others come."""
+    error = Boom(2)
 
     class Raising(TaskHook):
         def task_hook(self, input_item=None):
             bad = input_item in (2, [2])
             if when == "call" and bad:
-                raise Boom(2)
+                raise error
             return self._context(bad)
 
         @contextlib.contextmanager
         def _context(self, bad):
             if bad and when == "enter":
-                raise Boom(2)
+                raise error
             yield
             if bad and when == "exit":
-                raise Boom(2)
+                raise error
 
     builder = PipelineBuilder().add_source(range(5))
     builder = builder.aggregate(1) if op == "aggregate" else builder.pipe(op)
@@ -178,6 +179,7 @@ def test_task_hook_that_raises_fails_its_item_alone(op, when):
         expected.insert(2, 2)  # it had left before the hook was
     assert got == ([[n] for n in expected] if op == "aggregate" else expected)
     assert run_of(p).num_lost == 1
+    assert ", item 2: " in error.__notes__[0]
 
 
 @pytest.mark.parametrize("op", [same, asame, spread, aspread])
