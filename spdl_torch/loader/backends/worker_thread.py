@@ -60,8 +60,7 @@ class Worker:
 
         ``copying``: held while it copies the dataset; None = it has a process to itself, where
         nothing is copied. ``cells``: the counters of fetching and collating. ``could_not_start``:
-        called with the reason, before
-        the trainer goes on.
+        called with the reason, before the trainer goes on.
         """
         self._number = number
         self._spec = spec
