@@ -7,9 +7,9 @@ them.
 
 from __future__ import annotations
 
-import inspect
-import itertools
+import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.failures import attach_note, describe, notes_of, renew_note, text_of
@@ -17,34 +17,31 @@ from ..objects.members import slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
 _SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Return whether a signal's handler raised an error, whatever it interrupted: among its frames
-    is one that was called with a signal's number and its caller's frame, as Python calls handlers.
+    """Return whether a signal's handler raised an error, whatever it interrupted: the code of one
+    that is in place is among the error's frames. Their locals are not looked at, as the frames
+    would keep what they are let go of later.
     """
-    caller, entry = None, error.__traceback__
-    while entry is not None:
-        frame, entry = entry.tb_frame, entry.tb_next
-        if caller is not None and _is_handler(frame, caller):
-            return True
-        caller = frame
-    return False
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    entry = error.__traceback__ if handlers else None
+    while entry is not None and entry.tb_frame.f_code not in handlers:
+        entry = entry.tb_next
+    return entry is not None
 
 
-def _is_handler(frame: FrameType, caller: FrameType) -> bool:
-    code, local = frame.f_code, frame.f_locals
-    num_named = code.co_argcount + code.co_kwonlyargcount
-    given = [local.get(name) for name in code.co_varnames[:num_named]]
-    if code.co_flags & inspect.CO_VARARGS:
-        given += local.get(code.co_varnames[num_named], ())
-    return any(
-        isinstance(number, int) and found is caller for number, found in itertools.pairwise(given)
-    )
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = handler.__call__
+    code: CodeType | None = getattr(handler, "__code__", None)  # a method has its function's
+    return code
 
 
 def copy_of(error: BaseException) -> BaseException:

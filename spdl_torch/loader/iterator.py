@@ -242,7 +242,9 @@ class LoaderIterator(EpochIterator):
                 self._note(result)
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Loaded, Failed
-        except BaseException:  # a handler's, or a bug of ours
+        except BaseException as error:  # a handler's, or a bug of ours
+            if isinstance(error, PipelineStopped) and self._over == _CLOSED:
+                return Over(PipelineStopped(_CLOSED))  # by another thread, meanwhile
             self._over = _CUT_SHORT
             self._backend.request_stop()
             raise

@@ -25,7 +25,7 @@ from _isolation_data import Images, Leaving, Noting, Waiting
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 from torch.utils.data import DataLoader as TorchLoader
 
-from spdl_torch.loader.backends.processes import processes
+from spdl_torch.loader.backends.processes import worker_process
 
 __all__ = ["nothing_left"]
 
@@ -117,7 +117,7 @@ def test_timeout_names_what_the_child_with_the_batch_does(held_child):
 
 def test_child_that_does_not_answer_hides_no_other(held_child, monkeypatch):
     """A wait for any batch logs what all children do; a profile has the rows of each."""
-    monkeypatch.setattr(processes, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(worker_process, "_ASK_SECONDS", 0.5)
     batches, pid = held_child(in_order=False)
     until(lambda: doing_in(batches).count("None of its threads is at work") == 2)
     text = doing_in(batches)
@@ -144,7 +144,7 @@ def test_forked_process_leaves_the_children_alone():
     next(batches)
     assert found_in_fork(util._exit_function) is None
     found = found_in_fork(lambda: next(batches))
-    ended = "PipelineStopped: DataLoader: the workers of this iterator have ended; they"
+    ended = "PipelineStopped: DataLoader: its workers did not follow into a forked process"
     assert found.startswith(ended)
     assert len(list(batches)) == 5
 

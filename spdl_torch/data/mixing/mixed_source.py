@@ -264,7 +264,10 @@ class _Reader:
 
     def next(self) -> Any:
         """Return the next item of the pass, or ``_END`` after its last one."""
-        item = next(self._begin() if self._items is None else self._items, _END)
+        if self._items is None:
+            self._begin(self.num_items, self._resumed)
+        assert self._items is not None, "begun above"
+        item = next(self._items, _END)
         self.num_items += item is not _END
         self._resumed = None  # only now: its own state may still be that before it was resumed
         return item
@@ -316,9 +319,13 @@ class _Reader:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position, before anything is read. Raises: ValueError: there are fewer items."""
         self.num_passes, num_items = state["num_passes"], state["num_items"]
-        if num_items:
-            self._begin(num_items, state)
         self._resumed = state
+        if state["state"] is not None:
+            # It gets its own state when an item is wanted. One that gives none in what is left of
+            # the epoch would otherwise begin the next epoch there.
+            self.num_items = num_items
+        elif num_items:
+            self._begin(num_items, state)
         if self.num_items < num_items:
             where = f"sources[{self.name!r}].num_items"
             given: Any = where, self._source._items, self.num_items, num_items
