@@ -307,6 +307,9 @@ class PipelineDataset(IterableDataset[T_co]):
     def _want_states(self) -> None:
         self._state.want()
 
+    def _pass_over(self, num_passes: int) -> None:
+        self._state.pass_over(num_passes)
+
     def _named_epoch(self) -> int | None:
         return self._state.named_epoch
 

@@ -51,6 +51,11 @@ class DatasetState:
             self._to_resume = None  # the caller wants another pass, from its beginning
         self._next_epoch = self.named_epoch = epoch
 
+    def pass_over(self, num_passes: int) -> None:
+        """Let the next pass be that many later, unless a state says which it is."""
+        if self._to_resume is None:
+            self._next_epoch += num_passes
+
     def begin(self, ranks: Shard, tail: Tail) -> tuple[SourceSpec, PassProgress]:
         """Return the source of the new pass, and its progress: this rank's and worker's part, in
         its epoch, from the position of a state if there is one.

@@ -96,6 +96,35 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
         assert batches(again) == epochs[epoch][1:]
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("kind", PIPED)
+def test_workers_that_are_new_in_each_epoch_go_on_with_the_passes(kind, isolation):
+    """As workers that stay, and one worker as none; also after resuming within any epoch, or
+    between two. An epoch that was named counts."""
+
+    def make(num_workers=2, **options):
+        return DataLoader(PIPED[kind](), 3, num_workers=num_workers, isolation=isolation, **options)
+
+    alone, single, run = DataLoader(PIPED[kind](), 3), make(1), make()
+    kept = make(persistent_workers=True)
+    expected = [batches(kept) for _ in range(4)]
+    assert [batches(single) for _ in range(3)] == [batches(alone) for _ in range(3)]
+    for epoch in range(3):
+        again, had = make(), []
+        for batch in run:
+            had.append(batch.tolist())
+            if len(had) == 2:
+                again.load_state_dict(run.state_dict())
+        assert had == expected[epoch]
+        assert batches(again) == had[2:]
+        assert batches(again) == expected[epoch + 1]
+        between = make()
+        between.load_state_dict(run.state_dict())
+        assert batches(between) == expected[epoch + 1]
+    run.dataset.set_epoch(1)
+    assert batches(run) == expected[1]
+
+
 class Drawing:
     """A source that keeps the state of its generator alone."""
 

@@ -17,6 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 from ...engine.channel import ChannelClosed
 from ...engine.moments import Outcome
 from ...scopes import scope
+from ..checkpoint.passes import pass_over
 from ..error_notes import Reason, add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
@@ -70,6 +71,7 @@ class Worker:
         self._cells = cells
         self._could_not_start = could_not_start
         self._streams = SampleStreams(spec.draws.base_seed, number)
+        self._dataset: Any = None
         self._has_begun = False
 
     def serve(self, say_ready: Callable[[], None], is_surplus: Callable[[], bool]) -> None:
@@ -81,6 +83,7 @@ class Worker:
         spec, number = self._spec, self._number
         self._activity.thread = threading.current_thread()
         recipe, broken = self._own_recipe()
+        self._dataset = recipe.dataset
         make_batches = partial(
             BatchMaker,
             recipe,
@@ -172,6 +175,8 @@ class Worker:
         spec, number, epoch = self._spec, self._number, shift.epoch
         if self._has_begun and spec.draws.is_seeded:
             self._streams.begin_worker(epoch.key.epoch_seed)
+        if not self._has_begun:
+            pass_over(self._dataset, epoch.key.epoch)
         self._has_begun = True
         ring = epoch.recorder.new_ring("worker", 1, number)
         record_parts(ring, fetch=self._cells[0], collate=self._cells[1])

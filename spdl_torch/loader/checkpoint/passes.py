@@ -23,6 +23,9 @@ class Passes(Protocol):
     def _want_states(self) -> None:
         """Collect states from now on."""
 
+    def _pass_over(self, num_passes: int) -> None:
+        """Let the next pass be that many later."""
+
     def _named_epoch(self) -> int | None:
         """Return the epoch that ``set_epoch`` has named since; None = none."""
 
@@ -36,6 +39,14 @@ class Passes(Protocol):
 def has_passes(dataset: object) -> TypeGuard[Passes]:
     """Ask the class: an object that answers to any attribute name would seem to be one."""
     return hasattr(type(dataset), "_next_pass_state")
+
+
+def pass_over(dataset: object, num_epochs: int) -> None:
+    """Let a worker's copy, which has begun no pass, begin with the pass that comes after so many
+    epochs: without workers the loader's dataset has had a pass in each. An epoch that was named
+    counts."""
+    if num_epochs and has_passes(dataset) and dataset._named_epoch() is None:
+        dataset._pass_over(num_epochs)
 
 
 def give_state_between_epochs(dataset: Any, state: Any, field: str) -> None:
