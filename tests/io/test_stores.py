@@ -183,6 +183,32 @@ def test_shard_goes_on_where_it_was_when_a_connection_was_lost(server, web):
     assert starts == sorted(starts)
 
 
+@pytest.mark.parametrize(
+    ("status", "is_tried_again"),
+    [
+        *((each, True) for each in (408, 425, 429, 500, 503)),
+        *((each, False) for each in (400, 401, 403, 404, 410)),
+    ],
+)
+def test_answers_of_a_busy_server_alone_are_asked_for_again(status, is_tried_again):
+    """The statuses that say so; the caller gets the last error."""
+
+    class Refused(Exception):
+        pass
+
+    calls, policy = [], RetryPolicy(1, 0, 0)
+
+    def read():
+        calls.append(error := Refused())
+        error.status = status
+        raise error
+
+    with pytest.raises(Refused) as caught:
+        policy.repeat(read, "x")
+    assert caught.value is calls[-1]
+    assert len(calls) == 1 + policy.num_retries == 1 + is_tried_again
+
+
 def test_file_of_a_web_server_can_seek(web):
     """As videos need it: by ranges, of which one is lost."""
     web.put("a.bin", content := bytes(range(256)) * 4096)
