@@ -126,3 +126,14 @@ def weakly(method: Any) -> Callable[..., None]:
             function(alive, *args)
 
     return call
+
+
+def lock_held_at_forks() -> threading.RLock:
+    """Return a lock that a thread which forks holds meanwhile, so that a child never finds it held
+    by a thread that it has not got."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
+    return lock

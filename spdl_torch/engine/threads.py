@@ -25,7 +25,7 @@ from ..machine.probes import thread_ends
 from ..machine.starting import start
 from ..machine.thread_times import call_itself
 from ..scopes import scope
-from .shared import LiveObjects
+from .shared import LiveObjects, lock_held_at_forks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +37,7 @@ _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op
 _process = object()  # another one in a forked child: asking the system costs 0.2 µs an item
 _live: LiveObjects[ThreadGroup] = LiveObjects()
 _exiting = threading.Event()
-_hook_lock = threading.Lock()
+_hook_lock = lock_held_at_forks()
 _hook_installed = False
 
 Target = tuple[str, Callable[[], None]]

@@ -14,12 +14,13 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from _datasets import Indices, Made
-from _forks import fork, outcome
+from _forks import fork, found_in_fork, outcome
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 
+from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.loader.backends import activity as activity_module
 from spdl_torch.loader.backends.activity import Activity
 from spdl_torch.loader.backends.processes import process as child_process, worker_process
@@ -322,3 +323,23 @@ def test_workers_rest_until_the_last_of_several_forks_has_ended():
     assert begun.wait(30)
     worker.join()
     assert activity.job == "a job"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_child_finds_no_lock_held_by_a_thread_that_it_has_not_got():
+    """The fork waits until the thread has let go of it."""
+    lock, is_held, may_end = lock_held_at_forks(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            is_held.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    may_end.set()
+    assert found_in_fork(lambda: lock.acquire(blocking=False)) is True
+    thread.join()
+    with lock:
+        pass

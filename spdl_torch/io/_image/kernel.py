@@ -16,12 +16,13 @@ import importlib.util
 import inspect
 import math
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ...engine.shared import lock_held_at_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -246,7 +247,7 @@ _PYTHON: dict[str, Callable[..., Any]] = {
     "_draw_boxes": _draw_boxes,
 }
 
-_lock = threading.RLock()
+_lock = lock_held_at_forks()
 
 
 @functools.lru_cache(maxsize=1)

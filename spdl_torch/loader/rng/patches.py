@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from ...engine.shared import lock_held_at_forks
 from . import dispatch
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def drawn_from() -> torch.Generator:
     return torch.default_generator if streams is None else streams.generator()
 
 
-_lock = threading.Lock()
+_lock = lock_held_at_forks()
 _have_functions = _has_copies = False
 _is_led_by_key: bool | None = None
 
