@@ -107,6 +107,23 @@ def test_error_that_a_handler_raises_costs_the_loop_no_sample(seat, kind, on_err
     assert place > 10
 
 
+class Limited(Indices):
+    """Limits the time of a sample by a handler of its own; one sample takes too long."""
+
+    def __getitem__(self, index):
+        signal.signal(signal.SIGUSR1, raise_too_late)
+        if index == 3:
+            signal.raise_signal(signal.SIGUSR1)
+        return super().__getitem__(index)
+
+
+@in_seats(FORKED)
+def test_limit_that_a_dataset_sets_in_a_worker_process_is_the_samples(seat):
+    """It is left out like any other that fails."""
+    loader = seat.loader(Limited(8), 4, on_error="skip", error_budget=1)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [4, 5, 6, 7]]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @in_every_seat

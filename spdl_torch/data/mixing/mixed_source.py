@@ -264,10 +264,8 @@ class _Reader:
 
     def next(self) -> Any:
         """Return the next item of the pass, or ``_END`` after its last one."""
-        if self._items is None:
-            self._begin(self.num_items, self._resumed)
-        assert self._items is not None, "begun above"
-        item = next(self._items, _END)
+        items = self._items
+        item = next(self._begin(self.num_items, self._resumed) if items is None else items, _END)
         self.num_items += item is not _END
         self._resumed = None  # only now: its own state may still be that before it was resumed
         return item

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.failures import attach_note
 from ..checkpoint.passes import give_state_between_epochs, has_passes
 from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
-from ..error_notes import add_thread_note, is_of_handler
+from ..error_notes import add_thread_note, is_of_handler, is_users
 from .bad_samples import too_many_in_a_row
 from .samples import items_into
 from .timing import END, LONG_SAMPLES, timed
@@ -73,7 +73,7 @@ class Items:
             take(items, index)
         except BaseException as error:
             self.own_state.num_drawn = self.num_taken
-            if not _is_users(error):  # perhaps when an item was drawn that nobody has counted
+            if not is_users(error):  # perhaps when an item was drawn that nobody has counted
                 self.own_state.num_drawn = max(self.num_taken, before + len(items)) + 1
             raise
         self.own_state.num_drawn = self.num_taken
@@ -158,7 +158,7 @@ class Items:
         try:
             self._ended = timed(self._cell, items_into, items, self._iterator, steps, into=items)
         except BaseException as error:
-            if _is_users(error):  # the failed item counts: the iterable moves past it
+            if is_users(error):  # the failed item counts: the iterable moves past it
                 self.num_taken += 1
             add_thread_note(error, f"in the iterator of {self._name}")
             raise
@@ -203,7 +203,7 @@ class Items:
         try:
             item = timed(self._cell, next, self._iterator, END, recorded_from=LONG_SAMPLES)
         except BaseException as error:
-            if _is_users(error):  # as in _take
+            if is_users(error):  # as in _take
                 self.num_taken += 1
             add_thread_note(error, f"in the iterator of {self._name}")
             raise
@@ -212,11 +212,6 @@ class Items:
             raise EndOfIterable
         self.num_taken += 1
         return item
-
-
-def _is_users(error: BaseException) -> bool:
-    """Return whether the iterable raised it, not Ctrl-C or a signal's handler."""
-    return isinstance(error, Exception) and not is_of_handler(error)
 
 
 class SingleItems(Items):

@@ -24,7 +24,7 @@ from ..error_notes import (
     add_thread_note,
     cause_of,
     describe_indices,
-    is_of_handler,
+    is_users,
     noted_call,
     noted_sample,
 )
@@ -214,8 +214,7 @@ class SamplesAtOnce(Samples):
         try:
             return timed(self._cell, self._dataset.__getitems__, index)
         except BaseException as error:
-            tolerates = self._batch.tolerance is not None and isinstance(error, Exception)
-            tolerates = tolerates and not is_of_handler(error)
+            tolerates = self._batch.tolerance is not None and is_users(error)
             if not tolerates or not isinstance(index, list | tuple):
                 where = f"in {self._name}.__getitems__"
                 raise noted_call(
