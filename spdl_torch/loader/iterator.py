@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset
 from ..engine import stall
 from ..errors import PipelineStopped
 from .backends.backend import Draws, LoadSpec
-from .backends.jobs import NO_BATCHES, Exhausted, Failed, Given, Loaded, NoBatch, Over, Told
+from .backends.jobs import NO_BATCHES, Exhausted, Failed, Loaded, NoBatch, Over, Told
 from .dealing import Dealing
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch, is_of_handler
@@ -35,7 +35,7 @@ from .user_warnings import warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .backends.jobs import Result
+    from .backends.jobs import Given, Result
     from .base_loader import BaseLoader
     from .opening import Device
     from .stats.stats import EpochStats
@@ -232,7 +232,7 @@ class LoaderIterator(EpochIterator):
                 handed = self._hold()
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Told, Over
-                result = self._dealing.release()
+                result, self._dealing.held = self._dealing.held, None
                 handed = result if type(result) is Loaded and self._skipped is None else None
                 if handed is None:
                     handed = self._judged(result)
@@ -260,7 +260,7 @@ class LoaderIterator(EpochIterator):
             if self._dealing.held is None:
                 if not self._has_workers and (instead := self._fill()) is not None:
                     return instead
-                if self._dealing.all_received:
+                if not self._dealing.num_out:
                     return self._end_epoch()
                 instead = self._keep(self._backend.take(self._timeout or stall.STALL_SECONDS))
                 if instead is not None:
@@ -277,7 +277,8 @@ class LoaderIterator(EpochIterator):
             result = self._receive_late()
         if isinstance(result, Over) or (isinstance(result, Failed) and result.ends):
             return self._lose(result.error)
-        self._dealing.receive(result)
+        worker = self._order.worker_of(result.number)
+        self._dealing.receive(worker, result, is_last=type(result) is Exhausted)
         if self._start.first_seconds is None and type(result) not in NO_BATCHES:
             self._start.had_first()
         if self._tuner is not None:
@@ -292,25 +293,27 @@ class LoaderIterator(EpochIterator):
         dealing = self._dealing
         if self._tuner is not None:
             dealing.max_outstanding = self._tuner.max_outstanding
-        while (worker := dealing.next_worker()) is not None:
+        while dealing.num_out < dealing.max_outstanding:
+            if (worker := dealing.next_worker()) is None:
+                break
             try:
-                taken = self._stats.draws.time(self._order.draw, self._sampler_iter)
+                job = self._stats.draws.time(self._order.draw, self._sampler_iter, worker)
             except Exception as error:  # the sampler's own
                 if is_of_handler(error):
                     raise
                 return Told(error)
-            if taken is None:
+            if job is None:
                 break
-            self._give(*taken, worker, wants_state=self._order.is_wanted)
+            self._give(job)
         return None
 
-    def _give(self, index: Any, first: int, batch: int, worker: int, *, wants_state: bool) -> None:
-        number = self._dealing.give(worker, batch)
-        error = self._backend.give(Given(number, index, first, wants_state, worker))
+    def _give(self, job: Given) -> None:
+        self._dealing.give(job.worker)
+        error = self._backend.give(job)
         if error is not None:  # pickle's, or that of the index's own __reduce__
             where = f"in sending a worker what the sampler ({names_of(self._index_sampler)}) gave"
-            add_thread_note(error, where, describe_batch(number, index))
-            self._backend.answer(Failed(number, error))
+            add_thread_note(error, where, describe_batch(job.number, job.index))
+            self._backend.answer(Failed(job.number, error))
 
     def _receive_late(self) -> Result | Over:
         waited = stall.STALL_SECONDS
@@ -326,7 +329,7 @@ class LoaderIterator(EpochIterator):
         return f"DataLoader timed out after {self._timeout} seconds. {self._at_work()}"
 
     def _at_work(self) -> str:
-        awaited = self._dealing.num_received if self._in_order else None
+        awaited = self._order.num_jobs - self._dealing.num_out if self._in_order else None
         which = "any batch" if awaited is None else f"batch {awaited}"
         return f"Waiting for {which}. {self._backend.at_work(awaited)}"
 
@@ -342,13 +345,11 @@ class LoaderIterator(EpochIterator):
 
     def _note(self, result: Any) -> None:
         """Record ``result`` as handed out, so a state taken now continues after it."""
-        worker, number = self._dealing.hand_out(result.number)
         if not self._iterable:
-            self._order.handed(number)
-        elif result.progress is not None:
-            is_end = isinstance(result, Exhausted)
-            note = self._order.reached if is_end else self._order.handed_by
-            note(worker, result.progress)
+            self._order.handed(result.number)
+        else:
+            is_end = type(result) is Exhausted
+            self._order.handed_by(result.number, result.progress, is_end=is_end)
 
     def ask_ended(self, workers: Sequence[int]) -> None:
         """Ask these idle workers for the states of their datasets, after an epoch in which nobody
@@ -356,11 +357,12 @@ class LoaderIterator(EpochIterator):
         """
         for worker in workers:
             # The iterable has ended: the worker only answers that, with its state.
-            self._give([None], 0, -1, worker, wants_state=True)
+            self._give(self._order.ask(worker))
         for _ in workers:
             if (instead := self._hold()) is not None:
                 raise instead.error
-            self._note(self._dealing.release())
+            result, self._dealing.held = self._dealing.held, None
+            self._note(result)
 
     def _lose(self, error: BaseException) -> Over:
         """End the epoch with an error, after which it is over; or as closed by another thread.

@@ -1,10 +1,11 @@
-"""The order of one epoch: what was drawn of it, and what the loop has had of that; from which a
-loader's state is made."""
+"""The order of one epoch: the jobs that were drawn of it, and what the loop has had of them; from
+which a loader's state is made."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..backends.jobs import Given
 from ..error_notes import add_thread_note
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch_start import SamplerState
@@ -76,12 +77,15 @@ class Order:
         self.finished = False
         """Whether the loop has seen the end."""
         self._num_drawn = 0  # batches of the sampler
+        self.num_jobs = 0
+        """The number of the jobs drawn so far, and so that of the next one."""
         self._samples_drawn = so_far.local_samples  # this rank's up to the end of those
         # The drawn batches that were not handed out in order, and the last ones that were: by their
-        # numbers, ascending, this rank's samples up to the batch's end, and its index or the end
-        # of it.
-        self._drawn: dict[int, tuple[int, Any]] = {}
+        # numbers, ascending, this rank's samples up to the batch's end, its index or the end of it,
+        # and the worker that makes it.
+        self._drawn: dict[int, tuple[int, Any, int]] = {}
         self._begun_from = so_far
+        self._had = so_far.ahead  # batches that are no jobs: the loop had them before it resumed
         # Now, before the last batch, and before the last two (None = there were none). It is
         # written by one assignment at the end of a step, so that Ctrl-C finds the step done or not.
         self._so_far: tuple[HandedOut, HandedOut | None, HandedOut | None] = so_far, None, None
@@ -96,9 +100,9 @@ class Order:
         """The worker whose turn it is."""
         return self._so_far[0].next_worker
 
-    def draw(self, indices: Iterator[Any]) -> tuple[Any, int, int] | None:
-        """Return the next of the sampler's ``indices``, the position of its first sample in the
-        epoch, and the number of its batch; None = there is none left.
+    def draw(self, indices: Iterator[Any], worker: int) -> Given | None:
+        """Return a job for this worker, with the next of the sampler's ``indices``; None = there is
+        none left.
 
         The end is a value: StopIteration would not differ from one that user code lets escape.
         """
@@ -112,23 +116,39 @@ class Order:
                 return None
             if start.in_batches and hasattr(index, "__next__"):
                 index = list(index)
-            end = self._samples_drawn = first + start.count(index)
-            self._num_drawn = number + 1
+            is_list = start.in_batches and type(index) is list
+            end = first + (len(index) if is_list else start.count(index))
+            self._samples_drawn, self._num_drawn = end, number + 1
             if self.drawing is not None:
                 # Without a call in between, so that Ctrl-C finds it here or there.
-                self._drawn[number] = end, index
+                self._drawn[number] = end, index, worker
                 self.drawing.given = ()
-            elif not self._so_far[0].workers:  # these report their own progress
+            else:
                 # A copy: the dataset gets the list, and may change it.
-                is_list = start.in_batches and type(index) is list
-                self._drawn[number] = end, index[-NUM_LAST:] if is_list else index
-            # What was received out of order before the state was taken is not loaded again.
-            if number not in self._begun_from.ahead:
-                return index, first, number
+                self._drawn[number] = end, index[-NUM_LAST:] if is_list else index, worker
+            if number not in self._had:
+                self.num_jobs = 1 + (job := self.num_jobs)
+                return Given(job, index, first, self.is_wanted, worker)
 
-    def handed(self, number: int) -> None:
+    def ask(self, worker: int) -> Given:
+        """Return a job to which a worker whose iterable has ended only answers with its state."""
+        self._drawn[self.num_jobs] = self._samples_drawn, None, worker
+        self.num_jobs = 1 + (job := self.num_jobs)
+        return Given(job, [None], 0, True, worker)
+
+    def _batch_of(self, job: int) -> int:
+        """Return the number of a job's batch where the two differ."""
+        for number in sorted(self._had):
+            job += number <= job
+        return job
+
+    def worker_of(self, job: int) -> int:
+        """Return the worker that a job was drawn for; the loop has not had it."""
+        return self._drawn[self._batch_of(job) if self._had else job][2]
+
+    def handed(self, job: int) -> None:
         """Record that the trainer received a map-style batch, or the error in its place."""
-        drawn = self._drawn
+        drawn, number = self._drawn, self._batch_of(job) if self._had else job
         now, before, _ = self._so_far
         while (oldest := next(iter(drawn), number)) < now.num_in_order - NUM_LAST:
             del drawn[oldest]
@@ -148,8 +168,15 @@ class Order:
         left = frozenset(each for each in ahead if each >= number)
         return so_far._replace(num_in_order=number, local_samples=samples, ahead=left)
 
-    def handed_by(self, worker: int, state: WorkerState) -> None:
-        """Record that the trainer received a batch, or an error, of this worker's iterable."""
+    def handed_by(self, job: int, state: WorkerState | None, *, is_end: bool) -> None:
+        """Record that the trainer received a batch of a worker's iterable, an error in its place,
+        or its end. ``state``: where it then stood; None = that is not known."""
+        worker = self._drawn.pop(job)[2]
+        if state is None:
+            return
+        if is_end:
+            self.reached(worker, state)
+            return
         now, before, _ = self._so_far
         workers, following = _with(now.workers, worker, state), (worker + 1) % len(now.workers)
         self._so_far = now._replace(workers=workers, next_worker=following), now, before
@@ -244,7 +271,7 @@ class Order:
         if self.drawing is None:
             return SamplerState()
         sampler = self.drawing.now()
-        drawn = (index for each, (_, index) in self._drawn.items() if each >= number)
+        drawn = (index for each, (_, index, _) in self._drawn.items() if each >= number)
         pending = tuple(map(packed_index, (*drawn, *sampler.pending)))
         return sampler._replace(pending=pending)
 
@@ -252,7 +279,7 @@ class Order:
         """Return the last indices before batch ``number``; () if they say nothing."""
         if self.start.last is None or self.drawing is not None or self.workers:
             return ()
-        drawn = [index for each, (_, index) in self._drawn.items() if each < number]
+        drawn = [index for each, (_, index, _) in self._drawn.items() if each < number]
         last = last_of(drawn[-NUM_LAST:], in_batches=self.start.in_batches)
         return (*self.start.last, *last)[-NUM_LAST:]
 
