@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 from collections import Counter
 from functools import partial
 from time import perf_counter_ns
@@ -25,14 +24,13 @@ from ...rng.patches import install_for_copies
 from ..crew import JOIN_SECONDS, Crew
 from ..transfer_stage import Forwarder, most_regions
 from .hearing import Hearing, Incoming, Unpacking
-from .process import FINISH_SECONDS, context_of, forks, reap
+from .process import FINISH_SECONDS, reap
 from .process_counts import ProcessCounts
 from .roster import Roster
-from .signals import handlers_deferred
-from .worker_process import WorkerProcess
+from .starter import Starter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Sized
+    from collections.abc import Mapping, Sequence, Sized
 
     from ....engine.recorder import FlightRecorder
     from ....engine.rings import ConsumerRing
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from ..backend import LoadSpec
     from ..jobs import Epoch, Failed, Given
     from ..transfer_stage import DeviceStage
+    from .worker_process import WorkerProcess
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -75,13 +74,12 @@ class Processes(Crew):
         self._finalize = spec.finalize
         passed_on = stage or (Forwarder() if spec.finalize or unpacking.is_long else None)
         super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
-        self._context = context_of(context)
-        self._are_copies = forks(self._context)  # of this process and the thread that starts them
         # One bound for the slabs of all. They are locked only for a device stage, which knows when
         # the GPU has copied. Otherwise pin_memory() has to find pageable memory: it then copies
         # into pinned memory of its own, which torch does not reuse too early.
         limit = spec.max_outstanding, spec.num_workers
-        self._locker = None if stage is None else stage.limited(*limit)
+        locker = None if stage is None else stage.limited(*limit)
+        self._starter = Starter(context, locker, self._threads)
         if passed_on is not None:
             self.look_seconds = _LOOK_SECONDS
         self.hearing = Hearing(is_the_loops=passed_on is None)
@@ -114,14 +112,14 @@ class Processes(Crew):
             self._epoch = None
             self._deaths.clear()
             self._lost = None
-        elif self._are_copies:
+        elif self._starter.are_copies:
             install_for_copies()
         there, leaving = self.children, self.roster.leaving
         stay = {n: there[n] for n in self.roster.numbers if n in there and not there[n].is_over}
         missing = [number for number in self.roster.numbers if number not in stay]
-        new = {number: self._new_child(number, key, workers) for number in missing}
+        new = {n: self._starter.new(n, self._spec, key, workers) for n in missing}
         if new:
-            self._start(*new.values())
+            self._starter.start(*new.values())
         for child in stay.values():
             child.restart(key, workers)
         gone = [there[number] for number in missing if number in there]
@@ -244,45 +242,6 @@ class Processes(Crew):
             child.mappings.close()
             child.close()
 
-    def _new_child(
-        self, number: int, key: StreamKey, workers: Sequence[WorkerState], num_lives: int = 1
-    ) -> WorkerProcess:
-        """Return a child that is yet to be started."""
-        return WorkerProcess(
-            *(number, self._spec, self._context, key, workers),
-            locker=self._locker,
-            num_lives=num_lives,
-        )
-
-    def _start(self, *children: WorkerProcess) -> None:
-        """Start processes, and return when they exist.
-
-        They are forked on this thread, as torch forks its workers: the child's main thread is then
-        a copy of the caller's, with the thread-local and context variables that the dataset finds
-        there (the precision of decimals, numpy's error handling, torch's grad mode). Signal
-        handlers run after that. A fork server may take seconds to start: another thread waits for
-        it, so that Ctrl-C need not.
-        """
-        try:
-            if self._are_copies:
-                with handlers_deferred():
-                    for child in children:
-                        child.start()
-            else:
-                done = threading.Lock()  # not an Event: Ctrl-C in its wait may leave its own held
-                done.acquire()
-                run = partial(_start_elsewhere, children, done.release)
-                self._threads.spawn("starter", run)
-                done.acquire()
-                for child in children:
-                    if isinstance(child.fault, BaseException):
-                        raise child.fault
-        except BaseException:  # Ctrl-C too
-            for child in children:
-                child.hang_up()
-                child.fault = None  # break the cycle: its traceback holds this frame
-            raise
-
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of children; see ``Backend``.
 
@@ -298,8 +257,8 @@ class Processes(Crew):
             if not self._join(number, epoch):
                 num_workers = number
                 break
-        if self._locker is not None:
-            self._locker.grow(most_regions(max_outstanding, num_workers))
+        if self._starter.locker is not None:
+            self._starter.locker.grow(most_regions(max_outstanding, num_workers))
         self.roster.numbers = range(num_workers)
         self._spec = self._spec._replace(num_workers=num_workers)
         self.counts.workers.change(num_workers)
@@ -309,9 +268,9 @@ class Processes(Crew):
         """Give that number to a child, perhaps to the one that is about to leave it."""
         if number in self.children:  # it has not left yet
             return True
-        child = self._new_child(number, epoch.key, epoch.workers)
+        child = self._starter.new(number, self._spec, epoch.key, epoch.workers)
         try:
-            self._start(child)
+            self._starter.start(child)
         except Exception as error:
             self._is_whole = False
             _logger.warning(
@@ -347,24 +306,24 @@ class Processes(Crew):
             return
         child.reap()
         jobs = list(child.jobs.values())
-        tries_again = child.may_try_again and not self._are_copies
+        starter = self._starter
+        tries_again = child.may_try_again and not starter.are_copies
         if not (tries_again or self._may_be_replaced(child, jobs)):
             self._lose(epoch, child, jobs)
             return
         lives = child.num_lives + 1 if tries_again else 1
-        successor = self._new_child(child.number, epoch.key, epoch.workers, lives)
-        is_late = not self._are_copies
+        successor = starter.new(child.number, self._spec, epoch.key, epoch.workers, num_lives=lives)
+        is_late = not starter.are_copies
         if not is_late:
             try:
-                self._start(successor)
+                starter.start(successor)
             except Exception as error:
                 successor.fault = error
                 self._lose(epoch, successor)
                 return
         others_make = self.roster.replace(successor, jobs, late=is_late and not tries_again)
         if is_late:
-            then = partial(self.hearing.tell, successor)
-            self._threads.spawn("starter", partial(_start_elsewhere, [successor], then))
+            starter.start_late([successor], partial(self.hearing.tell, successor))
         self.hearing.wake()
         self._end_if_stopped(successor)
         if tries_again:
@@ -401,17 +360,6 @@ class Processes(Crew):
             batch = f"batch {number}" if is_iterables else describe_batch(number, index)
         self._lost = child, batch
         epoch.close()
-
-
-def _start_elsewhere(children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:
-    """Start processes on a thread of its own; those that could not be started say so."""
-    try:
-        for child in children:
-            child.start()
-    except BaseException as error:
-        child.fault, child.is_over = error, True
-    finally:
-        then()
 
 
 _live: LiveObjects[Processes] = LiveObjects()
