@@ -128,6 +128,5 @@ def _load_of(stage: StageStats, *, is_free: bool) -> StageLoad:
         busy_seconds=stage.busy_ns / 1e9,
         busy_ratio=max(stage.busy_ratio, at_work),
         cpu_seconds=stage.cpu_ns / 1e9,
-        num_tasks=stage.num_tasks,
         is_free=is_free,
     )

@@ -2,7 +2,7 @@
 a thread of its own.
 
 One plan at a time is on trial: the window after it shows whether the consumer got faster, by more
-than the noise. If not, it is reverted and the stage is left alone, for a reason that is logged.
+than the noise. If not, it is undone and the stage is left alone, for a reason that is logged.
 
 A stage that spends ``D`` thread-seconds on one item of the consumer's passes on at most ``c / D``
 items a second on ``c`` threads (Little's law). So a plan gives the slowest stage one more thread
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 _ENOUGH_WAIT = 0.05
 """The share of waiting up to which training is not input-bound; TensorFlow's threshold."""
 
-_CALM_WINDOWS = 3
-_IDLE_WINDOWS = 2
-_DRIFT_WINDOWS = 3
-"""The consecutive windows in which the consumer does not wait, no stage is busy, or the speed is
-another, before the tuner acts on it."""
+_ALIKE_WINDOWS = 3
+"""The consecutive windows in which there is nothing to do, or the speed is another, before the
+tuner acts on it."""
 
 _BUSY = 0.75
 """The busy share below which a stage holds nothing back (prototype: 93 to 99 % of the
@@ -44,16 +42,13 @@ _LEAST_HEADROOM = 1.03
 """The CPU headroom below which the cores count as used up."""
 
 _AIM, _SLACK = 1.5, 1.2
-"""A step aims at so many times the present rate, and at most at so many times what the consumer
+"""A plan aims at so many times the present rate, and at most at so many times what the consumer
 takes when it does not wait, because task times vary."""
 
 _LEAST_GAIN = 0.02
 _NOISY = 0.05
 _EXTRA_WINDOWS = 2
 """The extra windows for a trial that may have gained, but within the noise."""
-
-_SHORT_SECONDS = 1e-3
-"""The length below which calls may go faster on fewer threads, which contend less for the GIL."""
 
 _DRIFT = 0.20
 
@@ -82,9 +77,6 @@ class StageLoad:
     busy_ratio: float
     """The share of the threads' time in which they waited for nothing, 0 to 1."""
     cpu_seconds: float = 0.0
-    num_tasks: int = 0
-    shares_gil: bool = True
-    """Whether its workers are threads of one process, which contend for its GIL."""
     is_free: bool = True
     """Whether its concurrency may be changed."""
 
@@ -123,11 +115,6 @@ class Window:
         return self.num_items / own if own > 0 else math.inf
 
     @property
-    def busiest(self) -> StageLoad | None:
-        """The stage that waits least; None = there is none."""
-        return max(self.stages, key=lambda stage: stage.busy_ratio, default=None)
-
-    @property
     def free(self) -> dict[str, StageLoad]:
         """The stages that may be changed, by name."""
         return {stage.name: stage for stage in self.stages if stage.is_free}
@@ -155,9 +142,9 @@ class Decision:
     after: float
     """Items a second with the change; if it was reverted, while it held."""
     reason: str
-    """``gained``; reverted for ``noise``; reverted or not tried for ``gil``, ``cpu``, ``io-limit``,
-    ``memory``, ``max``; ``drift``; at the end: ``consumer``, ``source``, or one of those
-    before."""
+    """``gained``; undone for ``noise``, ``gil``, ``io-limit``; undone or not tried for ``cpu``,
+    ``memory``; not tried for ``max``; ``drift``; at the end: ``consumer``, ``source``, or one of
+    those before."""
     timestamp: float = field(default_factory=time.time)
     """Seconds since 1970."""
 
@@ -184,11 +171,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    stage: str
-    """The stage that was changed; with others, if it was given more threads."""
-    is_more: bool
+    bottleneck: str
+    """The stage that was the busiest."""
     before: Window
     counts: dict[str, int]
+    """The stages that got more threads, and how many they have."""
     windows: list[Window] = field(default_factory=list)
 
 
@@ -205,8 +192,7 @@ class Tuner:
     def _begin(self) -> None:
         """Forget what was tried."""
         self._frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
-        self._no_fewer: set[str] = set()
-        self._num_calm = self._num_idle = self._num_drifted = 0
+        self._num_alike = 0
         self._resting: tuple[Window, str] | None = None  # since when, and why
 
     @property
@@ -227,47 +213,42 @@ class Tuner:
     def _counts_after(self, window: Window) -> dict[str, int]:
         if self._trial is not None:
             return self._judge(self._trial, window)
-        used, limit = window.memory_bytes or 0, self.bounds.memory_bytes
-        if limit is not None and used > limit and (counts := _fewer(window, self.bounds)):
-            self._decide(counts, window, window, window, "memory")
-            return counts  # at once, without a trial
         return self._propose(window) if self._resting is None else self._rest(window)
 
     def _propose(self, window: Window) -> dict[str, int]:
-        if window.wait_ratio <= _ENOUGH_WAIT:
-            self._num_calm += 1
-            return self._settle(window, "consumer") if self._num_calm >= _CALM_WINDOWS else {}
-        self._num_calm = 0
         bottleneck, why = self._bottleneck(window)
         if bottleneck:
-            counts, bound = self._more_threads(window, bottleneck)
+            counts, why = self._more_threads(window, bottleneck)
             if counts:
-                return self._try(_Trial(bottleneck, True, window, counts))
-            self._frozen[bottleneck] = why = bound
-        self._num_idle = self._num_idle + 1 if why == "source" else 0
-        if 0 < self._num_idle < _IDLE_WINDOWS:
-            return {}  # a single window may be an outlier
-        for name, stage in window.free.items():
-            if self._may_go_faster_on_fewer(stage):
-                return self._try(_Trial(name, False, window, {name: stage.concurrency // 2}))
-        return self._settle(window, why)
+                self._num_alike = 0
+                self._trial = _Trial(bottleneck, window, counts)
+                return counts
+            self._frozen[bottleneck] = why
+        self._num_alike += 1
+        # Stages that are left alone stay so; how busy the others are may be chance.
+        if why in ("consumer", "source") and self._num_alike < _ALIKE_WINDOWS:
+            return {}
+        self._num_alike = 0
+        self._resting = window, why
+        self._decide_nothing(window, window.rate, why)
+        return {}
 
     def _bottleneck(self, window: Window) -> tuple[str, str]:
         """Return the stage that holds the others back and may get threads; or "", and why none."""
-        busiest = window.busiest
-        if busiest is None:
+        if window.wait_ratio <= _ENOUGH_WAIT:
+            return "", "consumer"
+        busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
+        if busiest is None or busiest.busy_ratio < _BUSY:
             return "", "source"
         least = max(_BUSY, busiest.busy_ratio - _NEAR)
         slow = {
             name: stage.busy_ratio
             for name, stage in window.free.items()
-            if name not in self._frozen and stage.busy_ratio >= least
+            if stage.busy_ratio >= least and name not in self._frozen
         }
-        if slow:
-            return max(slow, key=lambda name: slow[name]), ""
         # Where it is not frozen, its concurrency is not ours to change.
-        otherwise = "max" if busiest.busy_ratio >= _BUSY else "source"
-        return "", self._frozen.get(busiest.name, otherwise)
+        why = self._frozen.get(busiest.name, "max")
+        return max(slow, key=lambda name: slow[name], default=""), why
 
     def _more_threads(self, window: Window, bottleneck: str) -> tuple[dict[str, int], str]:
         """Plan threads for the rate that is aimed at; return the counts that change, and the limit
@@ -294,17 +275,6 @@ class Tuner:
             counts[slowest] += 1
         return {name: count for name, count in counts.items() if count != before[name]}, bound
 
-    def _may_go_faster_on_fewer(self, stage: StageLoad) -> bool:
-        """Return whether its calls are short, or wait for the GIL or a core."""
-        if stage.name in self._no_fewer or stage.concurrency < 2 or not stage.num_tasks:
-            return False
-        is_short = stage.busy_seconds / stage.num_tasks < _SHORT_SECONDS
-        return (stage.shares_gil and is_short) or self._frozen.get(stage.name) in ("gil", "cpu")
-
-    def _try(self, trial: _Trial) -> dict[str, int]:
-        self._trial = trial
-        return trial.counts
-
     def _judge(self, trial: _Trial, window: Window) -> dict[str, int]:
         trial.windows.append(window)
         before, after = trial.before, reduce(Window.and_then, trial.windows)
@@ -315,15 +285,15 @@ class Tuner:
         if is_unclear and len(trial.windows) <= _EXTRA_WINDOWS:
             return {}  # it may have gained: look longer
         self._trial = None
-        if gain >= need:
+        used, limit = after.memory_bytes or 0, self.bounds.memory_bytes
+        if limit is not None and used > limit:
+            reason = "memory"
+        elif gain >= need:
             self._decide(trial.counts, before, before, after, "gained")
             return self._propose(window)
-        if trial.is_more:
-            reason = "noise" if is_unclear else _cause_of(after, trial.stage)
-            self._frozen[trial.stage] = reason
         else:
-            reason = "no gain"
-            self._no_fewer.add(trial.stage)
+            reason = "noise" if is_unclear else _cause_of(after, trial.bottleneck)
+        self._frozen[trial.bottleneck] = reason
         counts = {name: before.free[name].concurrency for name in trial.counts}
         self._decide(counts, after, before, after, reason)
         return counts
@@ -340,14 +310,9 @@ class Tuner:
 
     def _decide_nothing(self, window: Window, before: float, reason: str) -> None:
         """Note why nothing changes, for the busiest stage."""
-        busiest = window.busiest
+        busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
         name, count = ("", 0) if busiest is None else (busiest.name, busiest.concurrency)
         self._decisions.append(Decision(name, count, count, before, window.rate, reason))
-
-    def _settle(self, window: Window, reason: str) -> dict[str, int]:
-        self._resting = window, reason
-        self._decide_nothing(window, window.rate, reason)
-        return {}
 
     def _rest(self, window: Window) -> dict[str, int]:
         """Look for steps again if the data or the training step has changed."""
@@ -356,8 +321,8 @@ class Tuner:
         noise = 4 * math.hypot(window.noise, since.noise)
         has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
         waits_again = window.wait_ratio > _ENOUGH_WAIT and (reason == "consumer" or has_drifted)
-        self._num_drifted = self._num_drifted + 1 if waits_again else 0
-        if self._num_drifted < _DRIFT_WINDOWS:
+        self._num_alike = self._num_alike + 1 if waits_again else 0
+        if self._num_alike < _ALIKE_WINDOWS:
             return {}
         self._begin()
         self._decide_nothing(window, since.rate, "drift")
@@ -367,22 +332,6 @@ class Tuner:
 def _capacity(count: int, demand: float) -> float:
     """Return the items a second that ``count`` threads can pass on."""
     return count / demand if demand > 0 else math.inf
-
-
-def _fewer(window: Window, bounds: Bounds) -> dict[str, int]:
-    """Plan no more threads than the bounds allow, but at least one per stage, taken where they are
-    needed least; return the counts that change.
-    """
-    before = {name: stage.concurrency for name, stage in window.free.items()}
-    most, counts = _most_threads(window, bounds), dict(before)
-    while sum(counts.values()) > max(most, len(counts)):
-        left = {
-            name: _capacity(count - 1, window.free[name].busy_seconds)
-            for name, count in counts.items()
-            if count > 1
-        }
-        counts[max(left, key=lambda name: left[name])] -= 1
-    return {name: count for name, count in counts.items() if count != before[name]}
 
 
 def _most_threads(window: Window, bounds: Bounds) -> int:

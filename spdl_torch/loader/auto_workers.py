@@ -93,8 +93,6 @@ class LoaderTuner:
             busy_seconds=busy_ns / 1e9,
             busy_ratio=min(1.0, busy_ns / max(1, fetch.thread_ns)),
             cpu_seconds=(fetch.cpu_ns + collate.cpu_ns) / 1e9,
-            num_tasks=fetch.num_tasks,
-            shares_gil=not self._state.are_processes,
         )
         return (load,)
 

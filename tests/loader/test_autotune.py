@@ -28,8 +28,6 @@ class ModelStage:
     at_most: float = float("inf")
     """Calls that make headway at once: 1 holds the GIL, 6 is a store with 6 connections."""
     is_free: bool = True
-    convoy: float = 0.0
-    """Share that each further thread makes all of them slower."""
 
 
 @dataclass
@@ -51,9 +49,7 @@ class Model:
 
     def capacity(self, stage, count):
         """Items a second of one stage."""
-        at_once = min(count, stage.at_most)
-        slowed = 1 + stage.convoy * (count - 1)
-        return at_once / stage.seconds / slowed
+        return min(count, stage.at_most) / stage.seconds
 
     def rate(self, counts):
         """Items a second that the consumer gets."""
@@ -77,7 +73,6 @@ class Model:
                     busy_seconds=busy * count * seconds,
                     busy_ratio=busy,
                     cpu_seconds=min(rate * stage.seconds * stage.cpu, self.cores) * seconds,
-                    num_tasks=int(rate * seconds),
                     is_free=stage.is_free,
                 )
             )
@@ -188,10 +183,11 @@ def test_reason_is_given_when_nothing_is_left_to_gain(stages, options, reason):
 
 def test_source_is_named_when_no_stage_is_busy():
     """Every stage waits, and so does the consumer."""
-    idle = StageLoad(name="s", concurrency=2, busy_seconds=0.4, busy_ratio=0.1, num_tasks=40)
+    idle = StageLoad(name="s", concurrency=2, busy_seconds=0.4, busy_ratio=0.1)
     window = Window(elapsed=2.0, num_items=40, wait_seconds=1.9, stages=(idle,))
     tuner = Tuner(Bounds(threads=8, cores=8), warm_up=0)
-    assert not tuner.step(window).decisions  # one window may be an exception
+    assert not tuner.step(window).decisions  # a window or two may be an exception
+    assert not tuner.step(window).decisions
     step = tuner.step(window)
     assert [d.reason for d in step.decisions] == ["source"]
     assert not step.counts
@@ -233,15 +229,6 @@ def test_step_that_does_not_gain_is_taken_back():
     assert str(decision) == "slow: 3 -> 2, 40.0 -> 40.0 items/s: io-limit"
 
 
-def test_fewer_threads_are_tried_for_short_calls():
-    """From 8 threads that stand in each other's way to the one that is best alone."""
-    stage = ModelStage("quick", 0.0002, cpu=1.0, at_most=1, convoy=0.3)
-    model = Model([stage], gil_seconds=0.005, counts={"quick": 8})
-    decisions, settled = tune(model, Bounds(threads=32, cores=1000))
-    assert model.counts == {"quick": 1}
-    assert (settled or 99) <= 15, decisions
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.floats(0.0, 0.05))
 def test_noise_does_not_keep_it_from_ending(seed, noise):
@@ -264,6 +251,18 @@ def settled_on(model, bounds):
     raise AssertionError("it never settled")
 
 
+def test_step_that_takes_too_much_memory_is_undone():
+    """However much it gains: the threads that it added keep more in flight than was known."""
+    model = Model([ModelStage("slow", 0.05)], counts={"slow": 4}, bytes_per_thread=100)
+    tuner = Tuner(Bounds(threads=64, cores=64, memory_bytes=1000), warm_up=0)
+    model.counts.update(tuner.step(model.window()).counts)
+    assert model.counts == {"slow": 6}
+    model.bytes_per_thread = 200
+    step = tuner.step(model.window())
+    assert step.counts == {"slow": 4}
+    assert [d.reason for d in step.decisions] == ["memory"]
+
+
 def test_it_looks_again_when_the_data_changes():
     """Decoding takes four times as long from now on."""
     model = Model([ModelStage("decode", 0.02)], step=0.01)
@@ -277,15 +276,6 @@ def test_it_looks_again_when_the_data_changes():
         reasons += [d.reason for d in step.decisions]
     assert reasons[0] == "drift"
     assert model.window().wait_ratio <= 0.06
-
-
-def test_too_much_in_flight_is_taken_back_at_once():
-    """Threads are taken where they are needed least."""
-    stages = [ModelStage("a", 0.01), ModelStage("b", 0.04)]
-    model = Model(stages, bytes_per_thread=100, counts={"a": 8, "b": 8})
-    step = Tuner(Bounds(threads=64, cores=64, memory_bytes=1000), warm_up=0).step(model.window())
-    assert step.counts == {"a": 2}
-    assert {d.reason for d in step.decisions} == {"memory"}
 
 
 def test_pause_of_the_consumer_is_left_out_of_a_window():
