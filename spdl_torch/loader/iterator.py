@@ -26,7 +26,7 @@ from .backends.backend import Draws, LoadSpec
 from .backends.jobs import NO_BATCHES, Exhausted, Failed, Loaded, NoBatch, Over, Told
 from .dealing import Dealing
 from .epoch_iterator import EpochIterator
-from .error_notes import add_thread_note, as_raised_in_loop, describe_batch, is_of_handler
+from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .loader_state import WorkersStart
 from .opening import open_backend, open_device_stage, pinned
 from .sampling.sampler_chain import names_of
@@ -229,7 +229,7 @@ class LoaderIterator(EpochIterator):
         try:
             self._ring.ask(self._outlet)
             while True:
-                handed = self._hold()
+                handed = self._hold() if self._has_workers else self._make()
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Told, Over
                 result, self._dealing.held = self._dealing.held, None
@@ -258,16 +258,30 @@ class LoaderIterator(EpochIterator):
         instead: Told | Over | None = None
         try:
             if self._dealing.held is None:
-                if not self._has_workers and (instead := self._fill()) is not None:
-                    return instead
                 if not self._dealing.num_out:
                     return self._end_epoch()
                 instead = self._keep(self._backend.take(self._timeout or stall.STALL_SECONDS))
                 if instead is not None:
                     return instead
-            return self._fill() if self._has_workers else None
+            return self._fill()
         finally:
             instead = None  # as in _next_result: the traceback of a sampler's error leads here
+
+    def _make(self) -> Told | Over | None:
+        """Without workers: make the next batch here, and hold it. Return as ``_hold``."""
+        job = self._stats.draws.time(self._order.draw, self._sampler_iter, 0)
+        if job is None:
+            return self._end_epoch()
+        if isinstance(job, Told):
+            return job
+        self._backend.give(job)
+        result: Any = self._backend.take(0.0)
+        self._dealing.held = result
+        if type(result) is Exhausted:
+            self._sampler_iter = iter(())
+        elif self._start.first_seconds is None and type(result) is not NoBatch:
+            self._start.had_first()
+        return None
 
     def _keep(self, result: Result | Over | None) -> Told | Over | None:
         """Hold a result, and count it; wait on if there is none. Return what comes in its place."""
@@ -296,14 +310,11 @@ class LoaderIterator(EpochIterator):
         while dealing.num_out < dealing.max_outstanding:
             if (worker := dealing.next_worker()) is None:
                 break
-            try:
-                job = self._stats.draws.time(self._order.draw, self._sampler_iter, worker)
-            except Exception as error:  # the sampler's own
-                if is_of_handler(error):
-                    raise
-                return Told(error)
+            job = self._stats.draws.time(self._order.draw, self._sampler_iter, worker)
             if job is None:
                 break
+            if isinstance(job, Told):
+                return job
             self._give(job)
         return None
 

@@ -136,10 +136,9 @@ class InlineWorker(Backend):
         """Run user code with the sample streams; between batches the trainer's code keeps the
         process's generators.
         """
-        streams, before = self._streams, of_thread.streams
+        streams, lending = self._streams, None
         if streams is None:
             return call(*args, **kwargs)
-        lending = None
         try:
             with streams:
                 if not self._borrowers and self._owned is None:
@@ -147,11 +146,12 @@ class InlineWorker(Backend):
                 lending = Lending(streams, self._borrowers, self._owned)
                 with lending:
                     return call(*args, **kwargs)
-        finally:  # Ctrl-C may have come where an __exit__ began
+        except BaseException:  # Ctrl-C may have come where an __exit__ began
             if lending is not None and lending.is_open:
                 lending.__exit__()
-            if of_thread.streams is not before:
+            if of_thread.streams is streams:
                 streams.__exit__(None, None, None)
+            raise
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Stay the only worker."""

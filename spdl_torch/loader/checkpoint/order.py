@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..backends.jobs import Given
-from ..error_notes import add_thread_note
+from ..backends.jobs import Given, Told
+from ..error_notes import add_thread_note, is_of_handler
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch_start import SamplerState
 from .last_indices import NUM_LAST, checksum_of, last_of
@@ -100,35 +100,43 @@ class Order:
         """The worker whose turn it is."""
         return self._so_far[0].next_worker
 
-    def draw(self, indices: Iterator[Any], worker: int) -> Given | None:
-        """Return a job for this worker, with the next of the sampler's ``indices``; None = there is
-        none left.
+    def draw(self, indices: Iterator[Any], worker: int) -> Given | Told | None:
+        """Return a job for this worker, with the next of the sampler's ``indices``, or the
+        sampler's error; None = there is none left.
 
         The end is a value: StopIteration would not differ from one that user code lets escape.
         """
         start = self.start
-        if start.begins_late and not self._num_drawn:
-            self.sampler_epoch = epoch_of(start.sampler)
-        while True:
-            number, first = self._num_drawn, self._samples_drawn
-            index = next_index(indices, start.sampler, number)
-            if index is END:
-                return None
-            if start.in_batches and hasattr(index, "__next__"):
-                index = list(index)
-            is_list = start.in_batches and type(index) is list
-            end = first + (len(index) if is_list else start.count(index))
-            self._samples_drawn, self._num_drawn = end, number + 1
-            if self.drawing is not None:
-                # Without a call in between, so that Ctrl-C finds it here or there.
-                self._drawn[number] = end, index, worker
-                self.drawing.given = ()
-            else:
-                # A copy: the dataset gets the list, and may change it.
-                self._drawn[number] = end, index[-NUM_LAST:] if is_list else index, worker
-            if number not in self._had:
-                self.num_jobs = 1 + (job := self.num_jobs)
-                return Given(job, index, first, self.is_wanted, worker)
+        try:
+            if start.begins_late and not self._num_drawn:
+                self.sampler_epoch = epoch_of(start.sampler)
+            while True:
+                number, first = self._num_drawn, self._samples_drawn
+                index = next_index(indices, start.sampler, number)
+                if index is END:
+                    return None
+                kind = type(index) if start.in_batches else None
+                if kind not in (list, None) and hasattr(index, "__next__"):
+                    index, kind = list(index), list
+                if kind is list:
+                    # A copy: the dataset gets the list, and may change it.
+                    tail, end = index[-NUM_LAST:], first + len(index)
+                else:
+                    tail, end = index, first + start.count(index)
+                self._samples_drawn, self._num_drawn = end, number + 1
+                if self.drawing is not None:
+                    # Without a call in between, so that Ctrl-C finds it here or there.
+                    self._drawn[number] = end, index, worker
+                    self.drawing.given = ()
+                else:
+                    self._drawn[number] = end, tail, worker
+                if number not in self._had:
+                    self.num_jobs = 1 + (job := self.num_jobs)
+                    return Given(job, index, first, self.is_wanted, worker)
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            return Told(error)
 
     def ask(self, worker: int) -> Given:
         """Return a job to which a worker whose iterable has ended only answers with its state."""

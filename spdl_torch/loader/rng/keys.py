@@ -115,20 +115,15 @@ class BatchSeeds:
         """The position in the epoch of the batch's first sample."""
         self.num_samples = 0
         self._number = number
-        self._of_samples: dict[int, list[int]] = {}  # by generator, once one is needed
-
-    def begin(self, key: StreamKey, first: int) -> None:
-        """Begin a batch."""
-        self.key, self.first, self.num_samples = key, first, 0
-        if self._of_samples:
-            self._of_samples = {}
+        self.of_generators: dict[int, list[int]] = {}
+        """Those of all its samples by generator, once they are needed."""
 
     def of_samples(self, generator: int) -> list[int]:
         """Return those of all samples of the batch."""
-        seeds = self._of_samples.get(generator)
+        seeds = self.of_generators.get(generator)
         if seeds is None:
             seeds = self.key.seeds(self.first, self.num_samples, generator)
-            self._of_samples[generator] = seeds
+            self.of_generators[generator] = seeds
         return seeds
 
     def seed(self, place: int, generator: int) -> int:

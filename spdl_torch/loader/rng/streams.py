@@ -69,6 +69,7 @@ class SampleStreams:
         self._outer_is_led = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
         self._borrowing = Borrowing(are_seen=can_see_draws())
+        self._sees = False  # whether the dispatch key is known to be installed
         self._as_seeded: torch.Tensor | None = None  # the default generator, where somebody looks
         self._batch = BatchSeeds(StreamKey(base_seed), number)
         self._steps: Any = None  # an iterator over the batch's indices; its progress is the place
@@ -78,17 +79,20 @@ class SampleStreams:
     # Python raises Ctrl-C where a function begins, and where a call of C's returns. So the thread
     # gets these streams last, loses them first, and what comes after that is done in any case.
     def __enter__(self) -> Self:
-        self._outer_is_led = of_thread.streams is not None and dispatch.is_led()
+        outer = of_thread.streams
+        self._outer_is_led = outer is not None and dispatch.is_led()
         try:
             if self._borrowing.enter():
                 self._borrow()
+            elif self._sees:
+                dispatch.lead(True)
             else:
                 self._watch()
         except BaseException:
-            self._outer, of_thread.streams = of_thread.streams, self
+            self._outer, of_thread.streams = outer, self
             self.__exit__(None, None, None)
             raise
-        self._outer, of_thread.streams = of_thread.streams, self
+        self._outer, of_thread.streams = outer, self
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -118,7 +122,10 @@ class SampleStreams:
     def begin(self, key: StreamKey, first: int) -> None:
         """Begin a batch whose first sample is at position ``first`` of the epoch. Until another
         place is named, its samples share one stream."""
-        self._batch.begin(key, first)
+        batch = self._batch
+        batch.key, batch.first, batch.num_samples = key, first, 0
+        if batch.of_generators:
+            batch.of_generators = {}
         borrowing = self._borrowing
         is_to_choose = borrowing.has_drawn or borrowing.is_on
         if is_to_choose and not borrowing.begin() and self._torch.is_default:
@@ -251,7 +258,8 @@ class SampleStreams:
 
     def _watch(self) -> None:
         """See every draw from here on, and redirect it to the generator of its stream."""
-        if install():
+        self._sees = install()
+        if self._sees:
             dispatch.lead(True)
             return
         if not self._borrowing.begin_for_good():
