@@ -275,11 +275,12 @@ class LoaderIterator(EpochIterator):
         if isinstance(job, Told):
             return job
         self._backend.give(job)
-        result: Any = self._backend.take(0.0)
-        self._dealing.held = result
-        if type(result) is Exhausted:
+        dealing: Any = self._dealing
+        dealing.held = self._backend.take(0.0)  # no variable holds it, as in _next_result
+        kind = type(dealing.held)
+        if kind is Exhausted:
             self._sampler_iter = iter(())
-        elif self._start.first_seconds is None and type(result) is not NoBatch:
+        elif self._start.first_seconds is None and kind is not NoBatch:
             self._start.had_first()
         return None
 
