@@ -46,20 +46,16 @@ multiprocessing.set_forkserver_preload(
     ]
 )
 
+# Datasets of tests are defined where they are used, and pickled nowhere: workers are forked, as by
+# default on Linux up to Python 3.13.
+if "fork" in multiprocessing.get_all_start_methods():
+    multiprocessing.set_start_method("fork")
+
 # A shell that starts the tests in the background, as some build servers do, lets them ignore
 # Ctrl-C, and so do the processes that tests start in order to interrupt them. A handler, unlike
 # being ignored, is not inherited by a new program.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture
-def forks_by_default():
-    """Workers are forked, as by default on Linux up to Python 3.13."""
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)
-    yield
-    multiprocessing.set_start_method(before, force=True)
 
 
 def pytest_addoption(parser):

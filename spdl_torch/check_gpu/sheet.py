@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ..locks import RLock
 from ..whole_files import write_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Sheet:
         self._out = out
         self._facts = dict(facts)
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self.lines: list[Line] = []
         self._finished: dict[str, int] = {}
         """The groups of checks that are whole, with the number of lines at their end."""

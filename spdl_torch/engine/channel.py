@@ -25,6 +25,7 @@ from collections import deque
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from ..locks import RLock
 from ..machine.histogram import Histogram
 from ..scopes import scope
 from .counters import QueueCounters
@@ -178,7 +179,7 @@ class Channel(Generic[T]):
         self._most = self._room = capacity  # with bursts: ever, and now
         self._last_full = (perf_counter_ns(), 0)  # when it was found full, items taken till then
         self._marks = marks
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._items: deque[Any] = deque()
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
         self._turn = 0  # ordered use: the sequence number that is next to become an item

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
+from ..locks import RLock
 from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class FailureBudget:
             self._limit = math.inf  # SPDL's word for no limit
         # Several threads of the stage may fail at once: the lock gives each failure a number of its
         # own. It is not held while one is logged, for a handler may be slow.
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self.num_failures = 0
         self.errors: list[Exception] = []
 

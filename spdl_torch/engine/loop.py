@@ -8,12 +8,12 @@ and the scopes of anyio ask for that.
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from ..locks import RLock
 from ..scopes import scope
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LoopThread:
 
     def __init__(self, threads: ThreadGroup) -> None:
         self._threads = threads
-        self._lock = threading.Lock()  # guards the number of users; never held in a wait
+        self._lock = RLock()  # guards the number of users; never held in a wait
         self._num_users = 1  # the run, as long as it starts
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._end = asyncio.Event()  # set on the loop alone, as the next one

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import weakref
 from collections import deque
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ..locks import RLock
 from ..machine.probes import hear_of_garbage, tell_of_garbage
 from .failures import text_of
 from .moments import Instant, QueueTrack, Role, TwoClocks
@@ -209,7 +209,7 @@ class _Process:
     def __init__(self) -> None:
         # Guards the two below. Re-entrant: a garbage collection on a thread that holds it may run a
         # finalizer that takes it too.
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.live: LiveObjects[FlightRecorder] = LiveObjects()
         self.sessions: list[RecordingSession] = []
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PipelineFailure, PipelineStopped
+from ..locks import RLock
 from ..machine.probes import join_probing
 from ..machine.readings import Probing
 from .async_stage import AsyncStage
@@ -31,6 +31,8 @@ from .statistics import PipelineStats
 from .threads import ThreadGroup
 
 if TYPE_CHECKING:
+    import threading
+
     from ..machine.readings import Probes
     from .definition import BuildOptions, PipelineSpec
     from .hooks import HookFactory
@@ -73,7 +75,7 @@ class Run:
         # Held for moments, never in a wait, while the state is looked at and changed, or threads
         # are added: so a stop comes before or after. Re-entrant: the garbage collector may run a
         # finalizer, which stops the run, on a thread that holds it.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._failed: tuple[str, list[Exception]] | None = None
         self.spec = spec
         self.options = options

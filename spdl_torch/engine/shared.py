@@ -8,10 +8,11 @@ where the thread that held it may be gone.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..locks import RLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ class SharedCounter:
         return number
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # re-entrant: a finalizer on this thread may count, too
+        self._lock = RLock()  # re-entrant: a finalizer on this thread may count, too
 
 
 class _Numbered(weakref.ref[T]):
@@ -90,7 +91,7 @@ class LiveObjects(Generic[T]):
                 del self._found[reference.number]
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # re-entrant: a finalizer on this thread may list, too
+        self._lock = RLock()  # re-entrant: a finalizer on this thread may list, too
 
 
 def _call_in_forks(function: Callable[[], None]) -> None:
@@ -128,10 +129,10 @@ def weakly(method: Any) -> Callable[..., None]:
     return call
 
 
-def lock_held_at_forks() -> threading.RLock:
+def lock_held_at_forks() -> RLock:
     """Return a lock that a thread which forks holds meanwhile, so that a child never finds it held
     by a thread that it has not got."""
-    lock = threading.RLock()
+    lock = RLock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release

@@ -20,6 +20,7 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..locks import RLock
 from .calls import (
     EXHAUSTED,
     ExecutorCalls,
@@ -137,7 +138,7 @@ class Stage:
         self.thread_count = ThreadCount(spec.concurrency)
         # Guards the workers, and their number: they leave while the run adds some. Never held in a
         # wait.
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._num_present = 0
         self._workers: list[Worker] = []  # the list only grows
 
@@ -575,7 +576,7 @@ class EpochEnds:
         # The inlet knows the number of a mark before anybody takes a later item.
         self._marks = inlet.mark_numbers
         self._outlet = outlet
-        self._lock = threading.Lock()  # never held in a wait
+        self._lock = RLock()  # never held in a wait
         self._num_settled: Counter[int] = Counter()  # of the epochs that have not ended
 
     def epoch_of(self, number: int) -> int:

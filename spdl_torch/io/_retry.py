@@ -7,12 +7,12 @@ import io
 import logging
 import random
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.failures import attach_note
 from ..errors import DecodeError, SourceChangedError
+from ..locks import RLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ class RetryPolicy:
         self.retries = retries
         self.backoff_seconds = backoff_seconds
         self.max_backoff_seconds = max_backoff_seconds
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._num_retries = 0
         self._warned: float | None = None
 

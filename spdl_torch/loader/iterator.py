@@ -380,6 +380,8 @@ class LoaderIterator(EpochIterator):
         """End the epoch with an error, after which it is over; or as closed by another thread.
         Persistent workers end, too, and the next epoch begins with new ones."""
         error = as_raised_in_loop(error)
+        if isinstance(error, PipelineStopped) and self._over == _CLOSED:  # by another thread
+            error = PipelineStopped(_CLOSED)
         self._over = _CLOSED if isinstance(error, PipelineStopped) else _ENDED
         self._backend.request_stop()
         return Over(error)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import gc
 import operator
-import threading
 from collections import deque
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
+
+from ..locks import RLock
 
 
 class Collection(NamedTuple):
@@ -32,7 +33,7 @@ class Collections:
 
     def __init__(self) -> None:
         # Re-entrant: a collection on a thread that holds it may run a finalizer that takes it too.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._is_taking = False
         self._began: deque[int] = deque()
         self._ended: deque[int] = deque()

@@ -15,6 +15,7 @@ import weakref
 from time import monotonic, perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..locks import RLock
 from .garbage import Collections
 from .histogram import Histogram
 from .starting import start
@@ -54,7 +55,7 @@ class _Probe:
     def __init__(self) -> None:
         # Guards the set of users and the thread. Re-entrant: the garbage collector may run a
         # finalizer, which calls stop_probing(), on a thread that holds it.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         # Weak, so that one that went away unannounced (Ctrl-C hit its finalizer) no longer counts.
         # Not a WeakSet: its callbacks are written in Python, see ``garbage``. Replaced and never
         # changed, so that any thread may look.

@@ -17,6 +17,7 @@ from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..locks import RLock
 from .starting import started_ns
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ThreadTimes:
         self._own_name = own_name  # of the thread that reads, which works for nobody
         # Re-entrant: the garbage collector may run a finalizer, which reads, on a thread that
         # holds it.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._seen: dict[int, _Seen] = {}
         # Of ours that have ended since the last reading, each with the one before: by themselves,
         # without the lock, for which many that end together would wait.

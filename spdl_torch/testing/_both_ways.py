@@ -25,6 +25,7 @@ from ..loader.fetching.items import EndOfIterable
 from ..loader.rng.keys import StreamKey, epoch_seed
 from ..loader.rng.owned import OwnedGenerators
 from ..loader.rng.streams import SampleStreams
+from ..locks import RLock
 from ..objects.copies import deep_copy
 from ..scopes import scope
 from ._members import is_library, is_ours, reached
@@ -125,7 +126,7 @@ def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
     """Copy what can be copied of a dataset whose copy as a whole fails."""
     memo.clear()  # the attempt may have left partial copies
     memo.update(_large_in(dataset))
-    own = own_copy(dataset, threading.Lock())
+    own = own_copy(dataset, RLock())
     if own is dataset or not hasattr(own, "__dict__"):
         return own
     memo[id(dataset)] = own

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..loader.backends.dataset_copies import own_copy, own_function
+from ..locks import RLock
 from ..objects.kinds import GENERATORS, SEQUENCES, is_immutable, is_value
 from ..objects.members import Unfinished, members, text_of, walk
 
@@ -118,7 +119,7 @@ class SharedObjects:
     def __init__(self, dataset: Any, functions: Sequence[Callable[..., Any] | None]) -> None:
         self._found: dict[str, Any] = {}
         self._changed: dict[str, None] = {}
-        turn = threading.Lock()
+        turn = RLock()
         # Two workers share what both of their copies lead to.
         first, second = (reached(_of_worker(dataset, functions, turn)) for _ in range(2))
         theirs = {id(value) for _, value in second}
@@ -156,7 +157,7 @@ class SharedObjects:
 
 
 def _of_worker(
-    dataset: Any, functions: Sequence[Callable[..., Any] | None], turn: threading.Lock
+    dataset: Any, functions: Sequence[Callable[..., Any] | None], turn: RLock
 ) -> list[tuple[str, Any]]:
     """Return a worker's own dataset, ``collate_fn`` and ``worker_init_fn``, by name."""
     own = own_copy(dataset, turn)

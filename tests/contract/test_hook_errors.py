@@ -37,7 +37,6 @@ from spdl_torch.pipeline import PipelineStopped
 __all__ = ["backends", "no_thread_left"]
 
 pytestmark = [
-    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
 ]

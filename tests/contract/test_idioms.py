@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(
         "fork" not in multiprocessing.get_all_start_methods(), reason="idioms of forked workers"
     ),
-    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::ResourceWarning"),
 ]
 

@@ -15,6 +15,7 @@ from _at_call import AtCall
 from _covering import by_pairs
 from _datasets import IndexStream, Indices, RecordingSampler
 from _gates import until
+from _inside import is_waiting
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import Dataset
 
@@ -196,7 +197,12 @@ def test_loop_that_waits_is_told_of_a_close(seat, gated):
     loader = seat.loader(gated, 1)
     batches = iter(loader)
     assert [next(batches).item() for _ in range(2)] == [0, 1]
-    closing = threading.Thread(target=loader.close)
+
+    def close():
+        until(lambda: is_waiting(batches))
+        loader.close()
+
+    closing = threading.Thread(target=close)
     closing.start()
     for _ in range(2):
         with pytest.raises(PipelineStopped, match="was closed"):

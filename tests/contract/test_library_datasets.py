@@ -22,7 +22,6 @@ pytestmark = [
         "fork" not in multiprocessing.get_all_start_methods(),
         reason="compared with forked workers",
     ),
-    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore"),  # of the libraries, in this and in later versions
 ]
 

@@ -21,10 +21,7 @@ from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]
 
-pytestmark = [
-    pytest.mark.usefixtures("forks_by_default"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
 def run(program, **environment):

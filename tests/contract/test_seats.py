@@ -46,7 +46,6 @@ from spdl_torch.errors import PipelineStopped
 from spdl_torch.observe import tracing
 
 pytestmark = [
-    pytest.mark.usefixtures("forks_by_default"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),

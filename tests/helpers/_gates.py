@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 from collections import Counter
@@ -148,6 +149,14 @@ def until(condition):
             return
         pause.wait(0.001)
     raise AssertionError("what the test waits for never came true")
+
+
+def is_gone(reference):
+    """Whether the object of a weak reference is gone. On a free-threaded Python one that another
+    thread than its maker's drops last waits for the maker to go on, or for a collection."""
+    if reference() is not None and sysconfig.get_config_var("Py_GIL_DISABLED"):
+        gc.collect()
+    return reference() is None
 
 
 def spdl_threads():

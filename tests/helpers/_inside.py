@@ -44,6 +44,11 @@ def crew_of(source):
     return (iterator_of(source) if isinstance(source, DataLoader) else source)._backend
 
 
+def is_waiting(iterator):
+    """Whether a loop waits for its next batch."""
+    return crew_of(iterator)._epoch.outlet.counters().get_wait[1] == 1
+
+
 def shift_of(source):
     """The jobs of worker threads in the running epoch."""
     return crew_of(source)._shift

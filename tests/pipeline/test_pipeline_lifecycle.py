@@ -23,6 +23,7 @@ from _gates import (
     aspread,
     eager_switching,
     in_thread,
+    is_gone,
     join_spdl_threads,
     no_leak,
     pipeline_of,
@@ -346,7 +347,7 @@ def test_item_is_freed_while_the_threads_wait_for_the_next_one(op, is_async):
         with builder.add_sink().build().auto_stop() as p:
             p.get_item(timeout=PATIENCE_SECONDS)
             assert source.blocked.wait(PATIENCE_SECONDS)
-            until(lambda: references[0]() is None)
+            until(lambda: is_gone(references[0]))
             source.released.set()
 
 
@@ -368,7 +369,7 @@ def test_outputs_of_a_generator_are_freed_one_by_one(pool):
             queues = run_of(p).queues
             p.get_item(timeout=PATIENCE_SECONDS)
             until(lambda: queues[1].counters().put_wait[1] == 1)
-            until(lambda: references[0]() is None)
+            until(lambda: is_gone(references[0]))
 
 
 @pytest.mark.parametrize("how", ["break", "end", "stop"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import default_collate
+
+from ...locks import RLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -188,7 +189,7 @@ class KeptTables:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._tables: OrderedDict[int, Future[pa.Table]] = OrderedDict()
         self._num_bytes = 0
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -25,6 +24,7 @@ from ...errors import UnsupportedOptionError
 from ...loader.backends.processes.dataset_pickle import find_unpicklable
 from ...loader.backends.processes.process import server_is_anothers
 from ...loader.dataloader import DataLoader
+from ...locks import RLock
 from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
@@ -184,7 +184,7 @@ class SubprocessIterable(Generic[T]):
         # Held by the thread that asks the loader, also while it waits for an item. A thread that
         # begins another pass meanwhile has to wait for that item: for instance while the source's
         # thread of a stopped pipeline still waits for an item of the last pass.
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._num_passes = 0
         self._stats: PipelineStats | None = None
         self._items: Iterator[Sent] | None = self._begin()  # for the first pass

@@ -15,7 +15,6 @@ depends on all that its content was made from.
 from __future__ import annotations
 
 import os
-import threading
 import time
 import zlib
 from bisect import bisect_right
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...locks import RLock
 from .folders import Descriptor, open_in, take
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Pairs:
 
     def renew_lock(self) -> None:
         """Replace the lock in a forked child: another thread may have held it."""
-        self._lock = threading.Lock()  # to write, and to add to the table; finding takes none
+        self._lock = RLock()  # to write, and to add to the table; finding takes none
 
     def num_bytes(self) -> int:
         """Return the bytes of all contents."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...engine.shared import weakly
+from ...locks import RLock
 from ...scopes import scope
 from .folders import (
     HAS_LOCKS,
@@ -89,8 +90,8 @@ class Store:
         self._num_damaged = 0
         self._is_full = False
         self._off = ""
-        self._makers: dict[int, threading.Lock] = {}  # of the contents that this process makes
-        self._counting = threading.Lock()  # for numbers and makers
+        self._makers: dict[int, RLock] = {}  # of the contents that this process makes
+        self._counting = RLock()  # for numbers and makers
         if why_off:
             self._turn_off(why_off)
         else:
@@ -150,7 +151,7 @@ class Store:
             yield
             return
         with self._counting:  # the system's lock excludes no threads
-            maker = self._makers.setdefault(key, threading.Lock())
+            maker = self._makers.setdefault(key, RLock())
         _of_thread.is_making = True
         try:
             # Where the system refuses, two processes may make the content: either will do.
@@ -204,7 +205,7 @@ class Store:
 
     def renew_locks(self) -> None:
         """Replace the locks in a forked child: another thread may have held them."""
-        self._counting = threading.Lock()
+        self._counting = RLock()
         self._makers = {}
         if not self._off:
             self._pairs.renew_lock()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...locks import RLock
 from .region import Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
@@ -50,7 +51,7 @@ class BatchMemory:
         self._locker = locker
         self._most_pieces = most_pieces
         self.let_go = let_go
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._free: list[Region] = []
         self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
         self._num_pieces = 0

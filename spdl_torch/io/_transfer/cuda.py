@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
 from ...engine.threads import takes_over
+from ...locks import RLock
 from ...scopes import scope
 from . import runtime
 from .readers import Readers
@@ -285,7 +285,7 @@ _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 # One for each device, as long as the process lives. The allocator keeps freed memory
 # apart by stream: with a new stream for each epoch, the memory of old epochs would lie idle.
 _own_streams: dict[torch.device, torch.cuda.Stream] = {}
-_own_streams_lock = threading.Lock()
+_own_streams_lock = RLock()
 
 
 def _stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:

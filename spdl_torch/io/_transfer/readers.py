@@ -17,7 +17,6 @@ of the graph that the stream might be capturing.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from ...locks import RLock
 from .leaves import is_plain
 from .tree import is_leaf
 
@@ -75,7 +75,7 @@ class Readers:
     """What is lent of a device's locked memory, and the streams that may read it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the streams and the marks
+        self._lock = RLock()  # guards the streams and the marks
         # Finalizers, on any thread and in the middle of anything, take from the loans and add to
         # those that have ended: without a lock, each in one step.
         self._loans: dict[int, _Loan] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from spdl_torch.engine.ops import on_one_thread
 from spdl_torch.engine.threads import exit_has_begun
 from spdl_torch.errors import UnsupportedOptionError
 
+from ...locks import RLock
 from . import cuda
 from .batch_memory import BatchMemory
 from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move
@@ -195,7 +195,7 @@ class Transfer:
         self._memory = BatchMemory(self._backend, 0, let_go)
         # Held while a batch is staged, waits included: the ring serves one at a time.
         # receive() does not take it, so a receiver never waits for a batch that is being packed.
-        self._lock = threading.Lock()
+        self._lock = RLock()
         # The marks of batches whose kernels may still run. The receiving thread appends without the
         # lock; only its holder takes from the left, so it removes the mark that it has waited for.
         self._behind: deque[Event] = deque()
@@ -464,7 +464,7 @@ def check_device_config(config: object, where: str) -> None:
 
 
 shared_transfers: dict[tuple[torch.device, int], Transfer] = {}
-_shared_lock = threading.Lock()
+_shared_lock = RLock()
 
 
 def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import threading
 from bisect import bisect_left
 from fractions import Fraction
 from functools import partial
@@ -16,6 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 from av.packet import Packet, PacketSideData, PktSideDataT
 
+from ...locks import RLock
 from ...scopes import scope
 from .._source import read_source, source_name
 from .codec import is_entry, is_hidden, to_ticks
@@ -201,7 +201,7 @@ class VideoPackets:
         """The times of frames that are not displayed, if the decoder does not leave them out."""
         self._again = again
         self._context: VideoCodecContext | None = video.stream.codec_context
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._shown: list[tuple[int, int]] | None = None
         if self.is_fast:
             self._shown = self._promised(is_from_first=found[:1] == [video.first])
@@ -376,7 +376,7 @@ class VideoPackets:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
+        self._lock = RLock()
         # PyAV cannot mark packets whose frames are not displayed.
         self.unseen = frozenset(each.pts for each in self.labels if not each.is_shown)
         self.packets = [

@@ -15,6 +15,7 @@ from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
 from ...engine.shared import LiveObjects
+from ...locks import RLock
 from ...scopes import scope
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Activity:
         self.maker: BatchMaker | None = None
         # Looked at without a lock before the process is forked, too: see begin_job().
         self.job: Job | None = None
-        self.lock = threading.Lock()
+        self.lock = RLock()
         """Held where ``job`` is written or read by those who must not miss each other."""
         self.since_ns = 0
         self.thread: threading.Thread | None = None
@@ -89,7 +90,7 @@ torch's loader beside threads of the program's own."""
 _LOOK_SECONDS = 0.001
 
 _activities: LiveObjects[Activity] = LiveObjects()
-_listing = threading.Lock()
+_listing = RLock()
 _forks: set[object] = set()  # one for each fork under way, changed while _listing is held
 may_work = threading.Event()  # set while there is none
 may_work.set()
@@ -149,7 +150,7 @@ def _works(activity: Activity) -> bool:
 def _after_fork() -> None:
     """Start anew in the child, where no thread works and either lock may be held."""
     global may_work, _listing
-    may_work, _listing = threading.Event(), threading.Lock()
+    may_work, _listing = threading.Event(), RLock()
     may_work.set()
     _forks.clear()
     _activities.clear()

@@ -14,8 +14,9 @@ from ...objects.members import slots_of
 from ..rng.owned import OwnedGenerators
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
+
+    from ...locks import RLock
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -23,7 +24,7 @@ _logger = logging.getLogger("spdl_torch.data")
 TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
 
 
-def own_copy(dataset: Any, lock: threading.Lock) -> Any:
+def own_copy(dataset: Any, lock: RLock) -> Any:
     """Copy the dataset object, and every dataset inside it, for one worker.
 
     The copies are shallow: attributes that user code sets in a worker (a lazily opened file, a
@@ -42,7 +43,7 @@ def own_copy(dataset: Any, lock: threading.Lock) -> Any:
 
 
 def own_function(
-    function: Callable[..., Any], dataset: Any, own: Any, lock: threading.Lock
+    function: Callable[..., Any], dataset: Any, own: Any, lock: RLock
 ) -> Callable[..., Any]:
     """Return a worker's own ``collate_fn``: a method of the dataset is bound to the worker's copy,
     and a function that keeps a random generator is copied deeply.

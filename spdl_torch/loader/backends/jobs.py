@@ -3,9 +3,9 @@ of one pass over the dataset, by which they go."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...locks import RLock
 from ..error_notes import is_of_handler
 from ..fetching.bad_samples import NoGoodSample, record_bad
 from ..fetching.items import EndOfIterable
@@ -145,7 +145,7 @@ class SharedJob:
         # first of all the errors.
         self.first_error = self.size
         # Guards the three below: workers take and finish samples at the same time.
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._num_taken = self._num_done = 0
         self.last_worker: Any = None  # the one that finished the last sample, so it collates
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -18,6 +17,7 @@ from ...engine import stall
 from ...engine.channel import Channel, ChannelClosed
 from ...engine.failures import text_of
 from ...engine.shared import Once
+from ...locks import RLock
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from ..stats.counts import WorkerCounts
@@ -72,8 +72,8 @@ class Threads(Crew):
         self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
         self.counts: WorkerCounts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
         self._num_surplus = 0  # workers that are to leave
-        self._leaving = threading.Lock()  # guards it, for moments
-        self._copying = threading.Lock()  # held by a worker that copies the dataset
+        self._leaving = RLock()  # guards it, for moments
+        self._copying = RLock()  # held by a worker that copies the dataset
         self._shift: Shift | None = None
 
     def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:

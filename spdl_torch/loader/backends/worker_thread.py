@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...engine.channel import Channel
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
+    from ...locks import RLock
     from ..fetching.batch_maker import BatchRecipe
     from .activity import Activity
     from .backend import LoadSpec
@@ -53,7 +54,7 @@ class Worker:
         shifts: Channel[Shift],
         activity: Activity,
         *,
-        copying: threading.Lock | None,
+        copying: RLock | None,
         cells: Sequence[TaskCell | None],
         could_not_start: Callable[[Reason], None],
     ) -> None:

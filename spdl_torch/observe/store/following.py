@@ -3,11 +3,11 @@ the decisions of its tuning. Recording looks by a thread, Lightning's monitor at
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...locks import RLock
 from ..verdict.report import Report, make_report
 from ..verdict.skipped import SKIPPED, key_text
 from .entries import DECISION_EVENT, EventLogEntry, interval_entry, placement_entry
@@ -60,7 +60,7 @@ class Follower:
         # Held from the end of one pass to the start of the next: a reading in between would be of
         # the old pass again, and be taken for the first of the new one. Re-entrant: on one thread,
         # a pass may begin while another is being begun.
-        self.lock = threading.RLock()
+        self.lock = RLock()
 
     def news(self) -> Interval | None:
         """Return the interval since the last one ended; None = nothing is new."""

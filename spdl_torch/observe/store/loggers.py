@@ -4,12 +4,12 @@ what feeds a loader's statistics to one."""
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...locks import RLock
 from ..verdict.figures import metrics_of
 from .following import Tally
 
@@ -87,7 +87,7 @@ class LoggerFeed:
     def __init__(self, logger: Logger, start: str, step: Callable[[], int]) -> None:
         self.logger = logger
         self._start, self._step_of = start, step
-        self._lock = threading.Lock()  # guards the tally, never while the logger works
+        self._lock = RLock()  # guards the tally, never while the logger works
         self._tally, self._step = Tally(), 0
         self._placement: Placement | None = None  # as logged
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from ...engine.threads import ThreadGroup
+from ...locks import RLock
 from .entries import (
     EventLogEntry,
     IntervalLogEntry,
@@ -110,7 +111,7 @@ class SQLiteStatsWriter:
         self.flush_interval = flush_interval
         self.num_dropped = 0
         """The number of entries that found no room in memory or cannot be written."""
-        self._counting = threading.RLock()  # re-entrant, for log() within a garbage collection
+        self._counting = RLock()  # re-entrant, for log() within a garbage collection
         self._buffer = buffer
         # Not queue.Queue: a garbage collection inside its put() may log an event, whose put() on
         # the same thread would wait for the lock that this thread holds: a deadlock. SimpleQueue

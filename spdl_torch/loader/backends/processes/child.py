@@ -25,6 +25,7 @@ import torch
 from ....engine.channel import Channel, ChannelClosed
 from ....engine.counters import QueueCounters
 from ....engine.recorder import SharedRecorder
+from ....locks import RLock
 from ....machine.probes import count_only_this_thread
 from ....scopes import scope
 from ...error_notes import Reason
@@ -181,7 +182,7 @@ class Trainer:
         self.records = False
         """Whether epochs are recorded."""
         self._page = page
-        self._sending = threading.RLock()  # re-entrant: sending may log
+        self._sending = RLock()  # re-entrant: sending may log
         self._waiting: deque[Given | Restart] = deque()  # read before their turn
         self._epoch = self._num_came = self._num_sent = 0
         self._waited_ns = self._readings_ns = 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 import weakref
 from collections import deque
 from functools import partial
@@ -27,6 +26,7 @@ import torch
 from ....engine.shared import LiveObjects
 from ....io._transfer.region import Region, mapped_file
 from ....io._transfer.slabs import rounded_up
+from ....locks import RLock
 from .wire import Free, anonymous_file
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Mappings:
 _live: LiveObjects[Mappings] = LiveObjects()
 
 # Held by a forking thread during the fork, so that freed() on another thread waits for spend().
-_no_fork = threading.RLock()
+_no_fork = RLock()
 
 
 def _before_fork() -> None:
