@@ -6,30 +6,26 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .backends.jobs import Result
-    from .checkpoint.user_state import WorkerState
 
 
 class Dealing:
     """The jobs of an epoch as its workers get them, in turns, from ``first`` on.
 
-    workers: where their iterables begin; as in torch, those that have ended lose their turn.
+    A worker whose iterable has ended loses its turn, as in torch, once it has said so.
+
     evenly: no worker has more than its share of ``max_outstanding`` jobs.
     """
 
     def __init__(
         self,
         num_workers: int,
-        workers: Sequence[WorkerState],
         first: int,
         *,
         max_outstanding: int,
         evenly: bool,
     ) -> None:
-        turns = *range(first, num_workers), *range(first)
-        self._turns = deque(n for n in turns if not workers or not workers[n].ended)
+        self._turns = deque([*range(first, num_workers), *range(first)])
         self._evenly = evenly
         self._jobs = [0] * num_workers  # that each of them has
         self.max_outstanding = max_outstanding

@@ -176,7 +176,6 @@ class LoaderIterator(EpochIterator):
             self._tuner.begin()
         self._dealing = Dealing(
             max(1, self._num_workers),
-            self._begun_from,
             self._order.next_worker,
             max_outstanding=_max_outstanding(loader),
             evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),

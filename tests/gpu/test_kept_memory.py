@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from itertools import islice
 
 import pytest
@@ -150,6 +151,23 @@ def test_memory_goes_with_the_loader(device, make):
     gc.collect()
     assert device.locked == {}
     assert not keepers.now()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_memory_stays_with_the_process_that_locked_it(device):
+    """A child that drops its copy of an iterator keeps nothing."""
+    batches = iter(without_workers())
+    next(batches)
+    (keeper,) = keepers.now()
+    if not (child := os.fork()):
+        del batches
+        gc.collect()
+        os._exit(keeper.idle_bytes > 0)
+    assert os.waitpid(child, 0)[1] == 0
+    del batches
+    gc.collect()
+    assert keeper.idle_bytes > 0
 
 
 def test_two_epochs_at_once_have_memory_of_their_own(device):

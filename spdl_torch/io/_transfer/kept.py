@@ -52,12 +52,12 @@ class TransferKeeper:
 
         Raises: RuntimeError: torch finds no CUDA, or no such device.
         """
-        place = cuda.resolve(device)
+        place = cuda.resolve(device)  # raises in a process that was forked from one with a loan
         try:
             loan = self._idle.pop()
         except IndexError:
             loan = None
-        if loan is None or (loan.device, loan.pid) != (place, os.getpid()):
+        if loan is None or loan.device != place:
             _make_room()
             loan = Loan(Transfer(place), place, os.getpid())
         else:

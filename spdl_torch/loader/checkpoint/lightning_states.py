@@ -165,8 +165,6 @@ def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     # end of that one again, for which an exhausted iterator is right.
     loaders = [_Resumed(trainer, *pair) for pair in enumerate(_with_states(trainer, saved))]
     progress = loop.epoch_loop.batch_progress
-    if progress.current.ready > progress.current.processed:
-        progress.is_last_batch = False  # the step of the last batch comes again
     if loop.restarted_on_epoch_start:
         progress.reset_on_run()  # that of the epoch before
     is_left = progress.current.processed >= loop.max_batches
