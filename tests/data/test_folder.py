@@ -62,7 +62,7 @@ BATCHED = {
     "validation, v1": v1.Compose([v1.Resize(64), v1.CenterCrop(48), *V1_FLOAT]),
     "validation, v2": v2.Compose([v2.Resize([64]), v2.CenterCrop([48]), *V2_FLOAT]),
     "crop larger than resize": v1.Compose([v1.Resize(41), v1.CenterCrop((64, 51)), *V1_FLOAT]),
-    "max_size": v1.Compose([v1.Resize(40, max_size=70), v1.CenterCrop(48), *V1_FLOAT]),
+    "max_size": v1.Compose([v1.Resize(40, max_size=50), v1.CenterCrop(48), *V1_FLOAT]),
     "fixed size": v1.Compose([v1.Resize((40, 56)), v1.RandomHorizontalFlip(), *V1_FLOAT]),
     "uint8": v1.Compose([*V1_TRAIN, v1.PILToTensor()]),
     "uint8 to float": v1.Compose(

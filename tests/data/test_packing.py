@@ -100,6 +100,7 @@ def test_buckets_are_within_the_budget_and_full(num_dimensions, shapes, extra):
     budget = int(shapes.prod(1).max(initial=1)) + extra
     places, ends = bucketed(shapes[:, 0] if num_dimensions == 1 else shapes, budget)
     assert sorted(places.tolist()) == list(range(len(shapes)))
+    assert [0, *ends][-1] == len(shapes)
     for begin, end in itertools.pairwise([0, *ends]):
         assert shapes[places[begin:end]].max(0).prod() * (end - begin) <= budget
         more = shapes[places[begin : end + 1]]
@@ -132,6 +133,14 @@ def test_epoch_has_every_sample_once_over_the_ranks(drawn, epoch, world, group):
     assert sorted(itertools.chain(*groups)) == list(range(len(sizes)))
     for own in ([sizes[n] for n in members] for members in groups):
         assert (sum(own) if group is pack else max(own) * len(own)) <= budget
+
+
+@pytest.mark.parametrize("group", [pack, bucket])
+def test_last_group_of_a_window_is_filled_by_the_next_one(group):
+    """Where sizes leave no room, only the last group of all has some."""
+    texts = group(range(1000), 7, size_of=[1] * 1000)
+    texts.plan().window = 16
+    assert len(texts.sampler(tail="uneven")) == 143
 
 
 def test_epochs_are_other_groups_with_little_waste():

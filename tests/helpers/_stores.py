@@ -13,6 +13,7 @@ each GET of an object to come:
 """
 
 import contextlib
+import gzip
 import http.client
 import http.server
 import select
@@ -57,6 +58,7 @@ class HttpStore(http.server.ThreadingHTTPServer):
         self.faults = []
         self.requests = []  # (method, path, Range header or None)
         self.ranges = self.etags = True
+        self.compresses = False
         self.dates = {}  # Last-Modified, by path
         self.says_size_of_ranges = True
         self.num_bytes_sent = 0
@@ -85,6 +87,9 @@ class HttpStore(http.server.ThreadingHTTPServer):
         if content is None:
             return Answer(404, {"Content-Length": "0"})
         found = {"ETag": f'"{hash(content):x}"'} if self.etags else {}
+        if self.compresses:
+            content = gzip.compress(content, 1, mtime=0)
+            found["Content-Encoding"] = "gzip"
         if not self.ranges:
             return Answer(200, {**found, "Content-Length": str(len(content))}, content)
         found["Accept-Ranges"] = "bytes"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Made
-from _gates import num_fds
+from _gates import PATIENCE_SECONDS, num_fds
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
     Coded,
@@ -28,7 +28,7 @@ from _isolation_data import (
 from _lazy_device import backends
 from _loader_helpers import assert_threads_end
 from _readings import shown
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from spdl_torch import DataLoader
 
@@ -99,6 +99,11 @@ def test_descriptors_and_slabs_are_flat_over_epochs():
     for _ in range(5):
         list(loader)
     assert num_fds() <= during + 2
+    batches = iter(loader)
+    next(batches)
+    loader.close()  # though the iterator is kept
+    assert not num_mapped_slabs()
+    del batches
 
 
 def test_epoch_that_was_left_does_not_reach_the_next_one():
@@ -110,6 +115,32 @@ def test_epoch_that_was_left_does_not_reach_the_next_one():
         assert [bits(next(found)) for _ in range(num_taken)] == batches[:num_taken]
     assert [bits(batch) for batch in loader] == expected[-1]
     assert num_mapped_slabs() <= 4 * 4  # under way in two epochs, on both sides
+
+
+class Held(Dataset):
+    """Each sample but the first waits for its turn."""
+
+    def __init__(self):
+        self.turns = multiprocessing.get_context("fork").Semaphore(0)
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        assert index == 0 or self.turns.acquire(timeout=PATIENCE_SECONDS)
+        return torch.zeros(20_000)
+
+
+def test_batch_that_comes_in_the_next_epoch_gives_its_slab_back():
+    """It was under way when its own was left."""
+    dataset = Held()
+    loader = isolated(dataset, None, num_workers=1, persistent_workers=True)
+    for _ in range(12):
+        batches = iter(loader)
+        dataset.turns.release()  # for what the epoch before has begun
+        next(batches)
+    dataset.turns.release()
+    assert num_mapped_slabs() <= 4
 
 
 def test_arrays_and_numbers_come_as_they_are():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -65,12 +66,13 @@ def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item):
     """torch's words come first; ours say whose fault it is."""
     dataset = kind(8, held=6)
     options = {"num_workers": 1, "prefetch_factor": 8, **options}
-    loader = DataLoader(dataset, timeout=0.5, **options)
+    loader, began = DataLoader(dataset, timeout=0.5, **options), time.monotonic()
     text = message_of_timeout(loader, dataset.gate, dataset.entered)
     number = 6 if options["batch_size"] is None else 1
     assert text.startswith(f"DataLoader timed out after 0.5 seconds. Waiting for batch {number}.")
     assert f"stage 'fetch', {item}\n" in text
-    assert "spdl-loader-0, batch" in text
+    (seconds,) = re.findall(rf"spdl-loader-0, batch {number} for (\d+\.\d) s: ", text)
+    assert 0.5 <= float(seconds) <= time.monotonic() - began + 0.05  # it is rounded
     assert "in __getitem__\n    assert self.gate.wait(" in text
     assert "batch_maker.py" not in text
 
@@ -164,7 +166,7 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where):
 
 
 def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
-    """The trace shows when it was, the log where."""
+    """The trace shows when it was, the log where. Its thread ends with the block."""
     caplog.set_level(logging.WARNING)
     dataset = GatedData(2, held=0)
     opener = threading.Thread(
@@ -173,6 +175,7 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
     with flight_recorder(tmp_path, stall_seconds=0.1):
         opener.start()
         assert len(list(DataLoader(dataset, num_workers=1))) == 2
+    assert not [each for each in threading.enumerate() if "flight-recorder" in each.name]
     opener.join()
     assert "Busy threads: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
     assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text

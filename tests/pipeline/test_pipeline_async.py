@@ -219,8 +219,9 @@ def test_asynchronous_source_is_one_task():
     assert len(tasks) == 1
 
 
-def test_stop_ends_an_asynchronous_source_that_waits():
-    """It is cancelled at its ``await``; nobody takes from it any more."""
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_stop_ends_an_asynchronous_source_that_waits(is_dropped):
+    """It is cancelled at its ``await``; nobody takes from it any more, nor holds the pipeline."""
     ended = threading.Event()
 
     async def source():
@@ -230,9 +231,13 @@ def test_stop_ends_an_asynchronous_source_that_waits():
         finally:
             ended.set()
 
-    with no_leak(), pipeline_of(source(), same).auto_stop() as p:
+    with no_leak():
+        p = pipeline_of(source(), same)
         assert p.get_item() == 1
-    assert ended.wait(PATIENCE_SECONDS)
+        if not is_dropped:
+            p.stop()
+        del p
+        assert ended.wait(PATIENCE_SECONDS)
 
 
 def test_threads_beyond_the_workers_are_those_that_are_needed():

@@ -6,7 +6,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from _gates import PATIENCE_SECONDS, CountingSource, GatedOp, pipeline_of, same, until
+from _gates import (
+    PATIENCE_SECONDS,
+    CountingSource,
+    GatedOp,
+    in_thread,
+    pipeline_of,
+    result_of,
+    same,
+    until,
+)
 from _inside import run_of
 
 from spdl_torch.pipeline import PipelineBuilder
@@ -102,6 +111,19 @@ def test_num_threads_bounds_the_tasks_of_all_stages_together(num_threads):
     with p.auto_stop():
         assert sorted(p) == [n + 2000 for n in range(50)]
     assert most == num_threads
+
+
+def test_tasks_that_wait_for_num_threads_never_begin_once_it_is_stopped():
+    """The one under way ends first."""
+    op = GatedOp()
+    with pipeline_of(range(9), op, concurrency=3, build={"num_threads": 1}).auto_stop() as p:
+        op.wait_started(1)
+        until(lambda: run_of(p).queues[0].counters().num_got == 3)
+        stopping = in_thread(p.stop)
+        until(lambda: run_of(p).task_limit.closed or run_of(p).outlet.closed)
+        op.open()
+        result_of(stopping)
+    assert len(op.started) == 1
 
 
 def test_num_threads_does_not_count_a_stage_with_its_own_executor():

@@ -109,8 +109,8 @@ class Kept(IterableDataset):
         self.index = state["index"]
 
 
-def stateful(num_workers):
-    return DataLoader(Kept(), batch_size=3, num_workers=num_workers)
+def stateful(num_workers, batch_size):
+    return DataLoader(Kept(), batch_size=batch_size, num_workers=num_workers)
 
 
 def fit(
@@ -123,12 +123,13 @@ def fit(
     saved=None,
     fails_after=None,
     validates=False,
+    every=1,
     **options,
 ):
     """Train, and validate on the same loader if it ``validates``; the diary.
 
-    The first run leaves a checkpoint behind every step and every epoch, if it ``is_kept``, and
-    one that is ``saved`` when it is over.
+    The first run leaves a checkpoint behind ``every`` so many steps and every epoch, if it
+    ``is_kept``, and one that is ``saved`` when it is over.
     """
     added = [
         ours.PipelineStatsMonitor(db_path=folder / "run.db"),
@@ -138,7 +139,7 @@ def fit(
     if is_kept:
         steps, epochs = folder / "steps", folder / "epochs"
         added += [
-            callbacks.ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=1),
+            callbacks.ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=every),
             callbacks.ModelCheckpoint(
                 epochs, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True
             ),
@@ -280,14 +281,19 @@ def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, *
             assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_checkpoint_has_the_state_that_a_dataset_keeps(tmp_path, num_workers, monkeypatch):
-    """The monitor says from the start that states will be wanted, so that none has to be counted
-    but those of batches that were loaded before; also of the batch that Lightning holds back."""
+@pytest.mark.parametrize(
+    ("num_workers", "batch_size", "every", "saved"),
+    [*((number, 3, 1, {2: 6, 3: 9, 6: 6}) for number in (0, 1)), (1, 1, 6, {6: 6})],
+)
+def test_checkpoint_has_the_state_that_a_dataset_keeps(
+    tmp_path, num_workers, batch_size, every, saved, monkeypatch
+):
+    """Also the first one, however late it is: none has to be counted but those of batches that were
+    loaded before training began; also of the batch that Lightning holds back."""
     # On a busy machine taking a state may last so long by chance that the next one is left out.
     monkeypatch.setattr(user_state, "_CHEAP_NS", 10**12)
-    fit(stateful(num_workers), tmp_path)
-    for step, index in ((2, 6), (3, 9), (6, 6)):
+    fit(stateful(num_workers, batch_size), tmp_path, every=every)
+    for step, index in saved.items():
         checkpoint = torch.load(tmp_path / "steps" / f"step={step}.ckpt", weights_only=True)
         (state,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
         (worker,) = state["workers"]
