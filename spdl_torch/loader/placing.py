@@ -68,6 +68,7 @@ KNOWN = {
     "torch.utils.data.dataset.Subset": _Parts(datasets="dataset", containers=("indices",)),
     "torch.utils.data.dataset.ConcatDataset": _Parts(datasets="datasets"),
     "torch.utils.data.dataset.StackDataset": _Parts(datasets="datasets"),
+    "datasets.arrow_dataset.Dataset": _Parts(functions=("_format_kwargs",)),
     "spdl_torch.data.folder.ImageFolder": _Parts(
         functions=("transform", "target_transform", "loader"), containers=("samples",)
     ),
@@ -190,7 +191,8 @@ def _unknown_attribute(dataset: Any, parts: _Parts) -> str:
     for name in parts.functions:
         function = getattr(dataset, name)
         if not is_stateless(function):
-            return f"{name}={name_of(function)}"
+            given = function if isinstance(function, dict) else {name: function}
+            return ", ".join(f"{each}={name_of(value)}" for each, value in given.items())
     if parts.collate and not _copies(getattr(dataset, parts.collate)):
         return f"{parts.collate}={name_of(getattr(dataset, parts.collate))}"
     return ""

@@ -118,6 +118,41 @@ def test_hugging_faces_streaming_dataset(tmp_path, monkeypatch):
     assert ours == theirs
 
 
+def doubled(rows):
+    return {"number": [2 * number for number in rows["number"]]}
+
+
+@pytest.mark.parametrize(
+    ("formatted", "reason"),
+    [
+        (lambda dataset: dataset, ""),
+        (lambda dataset: dataset.with_format("torch", dtype=torch.float32), ""),
+        (lambda dataset: dataset.with_format("numpy", columns=["x"]).shuffle(seed=1), ""),
+        (lambda dataset: dataset.with_transform(doubled), "transform=doubled is not known"),
+    ],
+    ids=["plain", "torch", "numpy", "a function of the user's"],
+)
+def test_hugging_faces_dataset(tmp_path, monkeypatch, formatted, reason):
+    """On threads unless a function of the user's makes its rows; as torch's loader in bits."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    datasets = imported("datasets")
+    rows = {"number": list(range(N)), "x": [[number / 7, 1.0] for number in range(N)]}
+    dataset = formatted(datasets.Dataset.from_dict(rows))
+    options = {"batch_size": 8, "shuffle": True, "num_workers": 2}
+    loaders = spdl_torch.DataLoader, torch.utils.data.DataLoader
+    ours, theirs = (
+        kind(dataset, generator=torch.Generator().manual_seed(1), **options) for kind in loaders
+    )
+    came, expected = (
+        [{name: [row.tolist() for row in rows] for name, rows in batch.items()} for batch in loader]
+        for loader in (ours, theirs)
+    )
+    assert came == expected
+    assert len(came) == N // 8
+    placement = ours.report().placement
+    assert (placement.num_processes, reason in placement.reason) == (2 if reason else 0, True)
+
+
 def test_litdatas_streaming_dataset(tmp_path, monkeypatch):
     """Chunks that each worker fetches and keeps for itself."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -146,6 +146,8 @@ def test_classes_in_the_table_of_known_ones_exist():
     """Under their names, and with the attributes that are looked at."""
     for name, parts in placing.KNOWN.items():
         module, _, kind = name.rpartition(".")
+        if module.startswith("datasets."):  # of test_library_datasets
+            continue
         source = inspect.getsource(getattr(importlib.import_module(module), kind))
         bases = "samples transform target_transform loader"  # torchvision's, of ImageFolder
         for each in (parts.datasets, parts.collate, *parts.functions, *parts.containers):
