@@ -11,7 +11,7 @@ import io
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
 from spdl_torch.errors import SourceChangedError
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ._retry import RetryPolicy
 
 T = TypeVar("T")
+
+Version: TypeAlias = dict[str, str]
+"""What is known of a file's version: tags, dates, the size. Two are of one version if all that both
+have is the same."""
 
 _LOCAL_BUFFER_BYTES = 1 << 18  # a sample and the next header in one read of the disk
 _BUFFER_BYTES = 1 << 20
@@ -50,6 +54,7 @@ def open_resuming(
     storage_options: Mapping[str, Any] | None = None,
     *,
     seekable: bool = False,
+    version: Version | None = None,
 ) -> BinaryIO:
     """Open a path or URL; opening and reading are repeated as ``policy`` allows, None = never.
 
@@ -58,6 +63,7 @@ def open_resuming(
 
     seekable: read web servers by ranges, as other stores are. Otherwise they get one request for
         the whole file, which any of them answers, but such a file cannot seek.
+    version: the version that a URL's file must have; None = the one that it has.
     Raises, also while reading: SourceChangedError: the file has another version now; otherwise
         as :func:`~spdl_torch.io._remote.file_system`, with a note that names the URL.
     """
@@ -75,14 +81,26 @@ def open_resuming(
         remote = system.async_impl and not system.asynchronous and "::" not in name
         return open_blocks(system, path, offset, remote, storage_options)
 
-    return cast("BinaryIO", io.BufferedReader(_Resuming(open_at, name, policy), _BUFFER_BYTES))
+    raw = _Resuming(open_at, name, policy, version)
+    return cast("BinaryIO", io.BufferedReader(raw, _BUFFER_BYTES))
+
+
+def version_of(url: str, storage_options: Mapping[str, Any]) -> Version:
+    """Return the version that a file has now, asked for once. Raises: as opening it."""
+    system, path = file_system(url, storage_options)
+    system.invalidate_cache(path)
+    return _version_in(system.info(path))
 
 
 class _Resuming(io.RawIOBase):
     """Keeps reading a file that is opened again after each failure."""
 
     def __init__(
-        self, open_at: Callable[[int, bool], Opened], name: str, policy: RetryPolicy | None
+        self,
+        open_at: Callable[[int, bool], Opened],
+        name: str,
+        policy: RetryPolicy | None,
+        version: Version | None = None,
     ) -> None:
         self.name = name
         self._open_at = open_at
@@ -90,12 +108,13 @@ class _Resuming(io.RawIOBase):
         self._position = 0
         self._num_read = 0
         self._begun = False
-        self._version: dict[str, Any] = {}
+        self._is_bound = bool(version)
+        self._version = version or {}
         self._opened: Opened | None = None
         self._can_seek: bool = self._repeated(self._current).seekable
 
     @property
-    def version(self) -> dict[str, Any]:
+    def version(self) -> Version:
         """What is known of the version that was opened first."""
         return self._version
 
@@ -146,13 +165,13 @@ class _Resuming(io.RawIOBase):
         if self._opened is None:
             again, self._begun = self._begun, True
             self._opened = self._open_at(self._position, again)
-            if self._num_read:
+            if self._num_read or self._is_bound:
                 self._check(self._opened.version)
             else:
                 self._version = self._opened.version
         return self._opened
 
-    def _check(self, version: dict[str, Any]) -> None:
+    def _check(self, version: Version) -> None:
         """Raise if this does not continue what was read: two versions must never be mixed."""
         for field, value in self._version.items():
             if field in version and version[field] != value:
@@ -178,7 +197,7 @@ class Opened:
     """A file at the offset asked for, and what is known about its version."""
 
     file: Any
-    version: dict[str, Any]
+    version: Version
     seekable: bool = True
 
 
@@ -187,7 +206,7 @@ def open_local(name: str, offset: int, again: bool) -> Opened:
     file = open(name, "rb", buffering=0)  # noqa: SIM115 - closed by the reader of it
     _advance(file, offset)
     there = os.fstat(file.fileno())
-    version = {"size": there.st_size, "modification time (ns)": there.st_mtime_ns}
+    version = {"size": f"{there.st_size}", "modification time (ns)": f"{there.st_mtime_ns}"}
     return Opened(file, version, file.seekable())
 
 
@@ -290,8 +309,8 @@ async def _requested(system: Any, path: str, offset: int) -> Any:
     return answer
 
 
-def _version_in(known: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: known[field] for field in _VERSION_FIELDS if known.get(field)}
+def _version_in(known: Mapping[str, Any]) -> Version:
+    return {field: str(known[field]) for field in _VERSION_FIELDS if known.get(field)}
 
 
 def _advance(file: Any, offset: int) -> None:

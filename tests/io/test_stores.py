@@ -466,7 +466,7 @@ def test_file_that_changes_between_two_ranges_is_an_error(size, etags, web):
 
 
 @pytest.mark.parametrize("etags", [True, False])
-def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, etags):
+def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path, etags):
     """By the version that the server gives: strong tags, or dates."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
@@ -482,11 +482,14 @@ def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, etags):
 
     put(0, 21)
     source = Parquet(web.url("a.parquet"))
-    assert source[0]["n"] == 0
+    kept = Parquet(web.url("a.parquet"), cache=tmp_path)
+    assert source[0]["n"] == kept[0]["n"] == 0
     put(1000, 22)
     for read in (lambda: source[150], lambda: list(source)):
         with pytest.raises(SourceChangedError, match=r"a\.parquet: changed after its footer"):
             read()
+    assert kept[150]["n"] == 150
+    assert Parquet(web.url("a.parquet"), cache=tmp_path)[0]["n"] == 1000
 
 
 # --- copies of shards -------------------------------------------------------------------------
@@ -663,6 +666,53 @@ def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):
         assert numbers_of([source[-1], *source]) == [first + 49, *range(first, first + 50)]
 
 
+@pytest.mark.parametrize("etags", [True, False])
+def test_copy_of_a_shard_that_was_replaced_by_one_of_its_size_is_another(web, tmp_path, etags):
+    """By the version that the store gives; where it gives none, only by the size."""
+    web.store.etags = etags
+    url, others = web.url("a.tar"), tmp_path / "others"
+    for number in range(3):
+        web.put("a.tar", shard_of(9, first=number))
+        web.store.dates["/bucket/a.tar"] = f"Wed, 2{number} Oct 2015 07:28:00 GMT"
+        source = TarShards(url, cache=tmp_path / "kept")
+        num_gets = web.store.num_gets
+        for _ in range(2):
+            assert numbers_of(source) == [*range(number, number + 9)]
+        assert web.store.num_gets == num_gets + 1
+    web.store.dates.clear()
+    for number in range(2):
+        web.put("a.tar", shard_of(9, first=number))
+        found = numbers_of(TarShards(url, cache=others))
+        assert found == [*range(etags and number, 9 + (etags and number))]
+
+
+def test_copy_is_used_where_the_store_cannot_be_asked(web, tmp_path, caplog):
+    """The last one, with a warning, and only one source's first question."""
+    urls = [web.url(f"{number}.tar") for number in range(2)]
+    for first in (9, 0):
+        for number, url in enumerate(urls):
+            web.put(f"{number}.tar", shard_of(9, first=first + 9 * number))
+            assert len(numbers_of(TarShards(url, cache=tmp_path))) == 9
+    web.store.files.clear()
+    web.store.requests.clear()
+    assert numbers_of(TarShards(urls, cache=tmp_path, ahead=0)) == [*range(18)]
+    assert {path for _, path, _ in web.store.requests} == {"/bucket/0.tar"}
+    (record,) = caplog.records
+    assert "are read from their copies, new or old" in record.message
+
+
+def test_shard_that_was_replaced_before_it_was_downloaded_is_an_error(web, tmp_path):
+    """Nothing of the new one gets the name of the old one's copy."""
+    for number in range(2):
+        web.put(f"{number}.tar", shard_of(9))
+    source = TarShards([web.url("0.tar"), web.url("1.tar")], cache=tmp_path, max_bytes=1, ahead=0)
+    assert len(list(source)) == 18
+    web.put("0.tar", shard_of(9, first=5))
+    with pytest.raises(SourceChangedError, match=r"0\.tar: changed"):
+        list(source)
+    assert numbers_of(TarShards(web.url("0.tar"), cache=tmp_path)) == [*range(5, 14)]
+
+
 def test_copies_make_room_while_others_do(tmp_path):
     """Threads of which each removes what another one has just made or opened."""
     for number in range(8):
@@ -675,9 +725,10 @@ def test_copies_make_room_while_others_do(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(read, range(8))] == [[*range(160)]] * 8
+    assert len([*(tmp_path / "kept").rglob("*.tar")]) == 1
 
 
-@pytest.mark.parametrize("way", ["none", "threads", "processes", "pipeline", "within"])
+@pytest.mark.parametrize("way", ["none", "threads", "processes", "served", "pipeline", "within"])
 def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_path, way):
     """And the bytes that came: in a loader's figures over all workers, in a remark of this
     process."""
@@ -695,6 +746,7 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
         "none": {"dataset": source},
         "threads": {"dataset": source, "num_workers": 2, "isolation": "thread"},
         "processes": {"dataset": source, "num_workers": 2, "multiprocessing_context": "fork"},
+        "served": {"dataset": source, "num_workers": 2, "multiprocessing_context": "forkserver"},
         "within": {"dataset": stream},
     }
     is_stream = way in ("pipeline", "within")
@@ -709,7 +761,9 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     assert 3 <= counts["shards/awaited"] <= 6  # two workers may wait for the same one
     remarks = [each for each in loader.report().verdict.remarks if "opened a shard in" in each]
     told = f"Of the {num_opened} times that this process opened a shard in"
-    assert [each.startswith(told) for each in remarks] == [True] * (way != "processes")
+    assert [each.startswith(told) for each in remarks] == [True] * (
+        way not in ("processes", "served")
+    )
 
 
 # --- how far ahead ----------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
+from spdl_torch.scopes import scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -39,9 +40,9 @@ class _Counts(NamedTuple):
 class ShardCopies:
     """The copies in a folder, which threads and processes of the machine share.
 
-    A copy is downloaded under the name ``x.part``, which whoever needs it meanwhile waits for, and
-    then gets its own name: what has that is whole. While copies are larger than ``max_bytes``, the
-    one that was opened longest ago is removed.
+    A shard is downloaded under the name ``x.part``, which whoever needs it meanwhile waits for, and
+    then gets the name ``x-VERSION.tar``: what has that is whole. While copies are larger than
+    ``max_bytes``, the one that was opened longest ago is removed.
     """
 
     def __init__(self, folder: str, max_bytes: float | None) -> None:
@@ -56,21 +57,25 @@ class ShardCopies:
     def open(
         self,
         url: str,
-        key: int,
+        stamp: tuple[int, int | None],
         download: Callable[[], BinaryIO],
         may_stop: Callable[[], bool] | None,
     ) -> BinaryIO | None:
-        """Open the copy of a shard that is found by ``key``, downloaded if it is not there; None =
-        the disk is full. ``may_stop``: whether the download may end at once; None = somebody waits
-        for it.
+        """Open the copy of a shard, downloaded if it is not there; None = the disk is full.
+
+        stamp: of its name and version; where that is not known (None), the last copy is opened.
+        may_stop: whether the download may end at once; None = somebody waits for it.
 
         Raises: what opening and reading the shard raises; InterruptedError: it has been stopped.
         """
-        name = f"{key:016x}.tar"
+        shard, version = f"{stamp[0]:016x}", stamp[1]
+        name = f"{shard}-{version or 0:016x}.tar"
         began_ns, was_there = perf_counter_ns(), True
         try:
             folder = open_own_folder(os.path.join(self.folder, "shards"))
             while True:
+                if version is None:
+                    name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
                 with contextlib.suppress(FileNotFoundError):
                     file = open_in(folder, name, 0)
                     os.utime(file)
@@ -79,7 +84,7 @@ class ShardCopies:
                         self._count(*((1, 0) if was_there else (0, 1, 0, took_ms)))
                     return open(os.dup(file), "rb", BUFFER_BYTES)
                 was_there = False
-                self._download(download, folder, name, may_stop)
+                self._download(download, folder, f"{shard}.part", name, may_stop)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -114,11 +119,11 @@ class ShardCopies:
         self,
         download: Callable[[], BinaryIO],
         folder: int,
+        unfinished: str,
         name: str,
         may_stop: Callable[[], bool] | None,
     ) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
-        unfinished = f"{name}.part"
         part = open_in(folder, unfinished)
         with locked(part):
             # Another may have given it the shard's name meanwhile, and it may be gone since.
@@ -132,24 +137,36 @@ class ShardCopies:
                             raise InterruptedError("nobody wants the shard any more.")
                         copy.write(piece)
                 size = os.fstat(part).st_size
-                self._make_room(folder, size)
-                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+                with self._room(folder, size):
+                    os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
                 raise
             self._count(0, 0, size)
 
-    def _make_room(self, folder: int, size: int) -> None:
+    @scope
+    def _room(self, folder: int, size: int) -> Iterator[None]:
+        """Remove copies until one of this size has room, which nobody else takes meanwhile."""
         if self._max_bytes is None:
+            yield
             return
-        copies: dict[str, os.stat_result] = {}
-        for name in os.listdir(folder):
-            if name.endswith(".tar"):
-                with contextlib.suppress(FileNotFoundError):  # others make room, too
-                    copies[name] = os.stat(name, dir_fd=folder)
-        for name in sorted(copies, key=lambda name: copies[name].st_mtime_ns):
-            if size + sum(there.st_size for there in copies.values()) <= self._max_bytes:
-                break
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
-            del copies[name]
+        with locked(open_in(folder, "limit")):
+            copies = _copies_in(folder)
+            for name in copies:
+                if size + sum(copies.values()) <= self._max_bytes:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+                copies[name] = 0
+            yield
+
+
+def _copies_in(folder: int) -> dict[str, int]:
+    """Return the sizes of the copies in a folder, that which was opened longest ago first."""
+    found = []
+    for name in os.listdir(folder):
+        if name.endswith(".tar"):
+            with contextlib.suppress(FileNotFoundError):  # others make room
+                there = os.stat(name, dir_fd=folder)
+                found.append((there.st_mtime_ns, name, there.st_size))
+    return {name: num_bytes for _, name, num_bytes in sorted(found)}

@@ -8,12 +8,12 @@ from array import array
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from spdl_torch.errors import DecodeError, SourceChangedError
-from spdl_torch.io._cache.folders import file_stamp, hash_of
+from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES
 from spdl_torch.scopes import scope
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from spdl_torch.io._resuming import Version
+
     from ._shard import ShardFiles
     from ._stream import Mix
 
-_Stamp = tuple[int, int | None]
+_Stamp: TypeAlias = "tuple[int, Version | None]"
 
 _ENDINGS = (".parquet", ".parq", ".pq")
 _READ_BYTES = 8 << 20  # that are decoded at once, about
@@ -265,11 +267,9 @@ class Parquet(ShardSource):
         name, (footer, stamp) = self._urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
             if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
-                copies = self._files.copies
-                kept = "" if copies is None else f", or has an old copy in {copies.folder}"
                 raise SourceChangedError(
-                    f"{name}: changed after its footer was read{kept}. Make the Parquet again, and "
-                    "write new content under a new name."
+                    f"{name}: changed after its footer was read. Make the Parquet again, and write "
+                    "new content under a new name."
                 )
             yield opened
 
@@ -308,6 +308,7 @@ class Parquet(ShardSource):
 
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
             with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
+                self._files.versions[name] = stamp[1] or {"size": f"{stamp[0]}"}
                 return opened.metadata, stamp
 
         return read_each(footer_of, self._urls)
@@ -340,13 +341,11 @@ class Parquet(ShardSource):
 
 
 def _stamp_of(name: str, source: Any) -> _Stamp:
-    """Return two numbers that are others when the file is another; None = of a copy, whose version
-    is not known."""
+    """Return what is another when the file is another: a URL's size and version; None = it is a
+    copy, which was found by that."""
     if not is_url(name):
         return file_stamp(name), None
-    version = getattr(source.raw, "version", None)
-    known = None if version is None else hash_of(repr(sorted(version.items())))
-    return source.seek(0, os.SEEK_END), known
+    return source.seek(0, os.SEEK_END), getattr(source.raw, "version", None)
 
 
 @scope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 from abc import abstractmethod
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
-from spdl_torch.io._resuming import open_resuming
+from spdl_torch.io._resuming import open_resuming, version_of
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 
@@ -25,6 +26,10 @@ from ._stream import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from spdl_torch.io._resuming import Version
+
+_logger = logging.getLogger("spdl_torch.data")
 
 _RANGE_BYTES = 1 << 24  # read in one request; of more, a few megabytes at a time
 
@@ -43,6 +48,8 @@ class ShardFiles:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     copies: ShardCopies | None = None
     ahead: int = 0
+    versions: dict[str, Version | None] = field(default_factory=dict)
+    """Those of the URLs' shards that are read; None = the store could not be asked."""
 
     def each(self, urls: Sequence[str]) -> Iterator[str]:
         """Yield the shards that are read one after the other; from each one on, threads fetch the
@@ -115,8 +122,20 @@ class ShardFiles:
             return None
         options = sorted((name, repr(value)) for name, value in self.storage_options.items())
         key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
-        download = partial(open_resuming, url, policy, self.storage_options)
-        return self.copies.open(url, key, download, may_stop)
+        version = self._version_of(url) if is_url(url) else {}
+        stamp = None if version is None else hash_of(repr(sorted(version.items())))
+        download = partial(open_resuming, url, policy, self.storage_options, version=version)
+        return self.copies.open(url, (key, stamp), download, may_stop)
+
+    def _version_of(self, url: str) -> Version | None:
+        """Return the version of a URL's shard that is to be read: that which it had at first."""
+        if url not in self.versions and None not in list(self.versions.values()):
+            try:
+                self.versions[url] = version_of(url, self.storage_options)
+            except Exception as error:
+                self.versions[url] = None
+                _logger.warning("shards are read from their copies, new or old: %s: %r", url, error)
+        return self.versions.get(url)
 
 
 class ShardSource(StreamSource[dict[str, Any]]):

@@ -52,8 +52,8 @@ class TarShards(ShardSource):
     storage_options: options of fsspec's file system.
     cache: a folder on a local disk where each shard is kept whole, downloaded once by one of the
         threads and processes of the machine while the others wait; None = nothing is kept. A shard
-        of a URL is found by that name and ``storage_options``, a local one also by its size and
-        modification time: write new content under a new name.
+        of a URL is found by that name, ``storage_options`` and the version that the store says it
+        has, a local one by its name, size and modification time.
     max_bytes: the most bytes of shards in ``cache``; those that were opened longest ago are removed
         when another one has come. None = no limit. Where a disk is full, shards are read from
         where they are.
