@@ -143,34 +143,36 @@ def test_ctrl_c_ends_no_other_loader(seat):
 
 
 class Gated(Dataset):
-    """Indices, one of which waits until somebody opens its pipe for writing."""
+    """Indices, one of which waits until somebody writes into its pipe."""
 
     thread_safe = True
 
     def __init__(self, gate, held):
+        os.mkfifo(gate)
         self.gate, self.held = gate, held
+        self.end = os.open(gate, os.O_RDWR)  # nobody else waits for one to open it
 
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
         if index == self.held:
-            with open(self.gate, encoding="ascii") as gate:
-                gate.read()
+            with open(self.gate, "rb", buffering=0) as gate:
+                gate.read(1)
         return index
 
     def open(self):
-        """Let whoever waits go on, and whoever comes later wait."""
-        os.close(os.open(self.gate, os.O_RDWR | os.O_NONBLOCK))
+        """Let whoever waits go on, or comes later."""
+        os.write(self.end, b"12345678")
 
 
 @pytest.fixture
 def gated(tmp_path):
     """Its third sample waits."""
-    os.mkfifo(tmp_path / "gate")
     dataset = Gated(str(tmp_path / "gate"), 2)
     yield dataset
     dataset.open()
+    os.close(dataset.end)
 
 
 @with_workers

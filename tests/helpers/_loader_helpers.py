@@ -239,5 +239,9 @@ def run_script(
 
 
 def script(body: str) -> str:
-    """A program text: the import every script here needs, then ``body``."""
-    return f"from {DataLoader.__module__} import DataLoader\n" + textwrap.dedent(body)
+    """A program text: the import every script here needs, then ``body``. It forks, as tests do."""
+    head = (
+        f"from {DataLoader.__module__} import DataLoader\n"
+        'import multiprocessing; multiprocessing.set_start_method("fork")\n'
+    )
+    return head + textwrap.dedent(body)
