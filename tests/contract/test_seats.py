@@ -6,6 +6,8 @@ torch's own loader is the oracle where torch has the promise.
 import functools
 import itertools
 import multiprocessing
+import random
+import threading
 import uuid
 from collections import Counter
 
@@ -22,7 +24,7 @@ from _datasets import (
     Rows,
     Stream,
 )
-from _gates import until
+from _gates import PATIENCE_SECONDS, until
 from _loader_helpers import (
     as_list,
     assert_threads_end,
@@ -296,6 +298,30 @@ def test_workers_are_told_what_torch_tells_them(seat, rng):
     assert len(ours) == len(torchs)
 
 
+class DrawnElsewhere(Dataset):
+    """Threads that it starts draw from the process's own generator of Python."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(random.random()))
+        thread.start()
+        thread.join()
+        return found
+
+
+def test_threads_of_a_dataset_draw_in_a_process_as_in_torchs():
+    """No stream of a sample is theirs; the process is seeded as torch seeds its workers'."""
+    options = {"collate_fn": as_list, "num_workers": 1}
+    torchs, ours = (
+        list(make(DrawnElsewhere(), generator=seeded(9), **options))
+        for make in (FORKED.peer, FORKED.loader)
+    )
+    assert ours == torchs
+
+
 class EvenRows(Rows):
     """A batch in two has no good sample."""
 
@@ -384,6 +410,23 @@ def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
     assert loader.report().stats.data["made"] == LENGTH
 
 
+def fail_on_second(number):
+    if number:
+        raise Broken(number, "here")
+
+
+@with_workers
+def test_workers_end_with_the_error_that_ends_their_epoch(seat):
+    """Though somebody keeps the iterator."""
+    before, processes = loader_threads(), set(multiprocessing.active_children())
+    batches = iter(seat.loader(Rows(LENGTH), BATCH, worker_init_fn=fail_on_second))
+    with pytest.raises(Broken):
+        list(batches)
+    assert_threads_end([each for each in loader_threads() if each not in before])
+    until(lambda: set(multiprocessing.active_children()) <= processes)
+    assert next(batches, None) is None
+
+
 @in_every_seat_by_pairs(kind=[Rows, Stream], persistent=LIVES)
 def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     """close() ends threads and processes at once, in mid-epoch and between epochs, twice as well;
@@ -409,3 +452,35 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
         loader.close()
         assert next(batches, None) is None
     until(lambda: set(multiprocessing.active_children()) <= processes)
+
+
+class UnderWay(Dataset):
+    """Its first sample takes until the loader is about to be closed, and a while."""
+
+    thread_safe = True
+
+    def __init__(self):
+        self.begun, self.closing, self.done = (threading.Event() for _ in range(3))
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        self.begun.set()
+        assert self.closing.wait(PATIENCE_SECONDS)
+        sum(range(1 << 20))
+        self.done.set()
+        return index
+
+
+def test_close_waits_for_the_samples_under_way_on_threads():
+    """Nobody uses the dataset any more when it returns."""
+    data = UnderWay()
+    loader = THREADS.loader(data)
+    batches = iter(loader)
+    assert data.begun.wait(PATIENCE_SECONDS)
+    data.closing.set()
+    loader.close()
+    assert data.done.is_set()
+    with pytest.raises(PipelineStopped, match="closed"):
+        next(batches)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .transfer_stage import Forwarder
 
 JOIN_SECONDS = 1.0  # idle workers end at once; a longer wait would hide a hang
+_UNDER_WAY_SECONDS = 5.0  # for the samples that threads are making, as close() says
 
 _MAX_EPOCHS_WAITING = 1_000  # that a persistent loader may begin before a thread looks
 
@@ -226,10 +227,11 @@ class Crew(Backend):
             self._end()
 
     def stop(self) -> None:
-        """``request_stop``, and wait a moment for the workers, who have nothing left to do."""
+        """``request_stop``, and wait for the workers, who have nothing left to do but the samples
+        under way."""
         self.stats.end()
         self.request_stop()
-        self._threads.join(JOIN_SECONDS)
+        self._threads.join(_UNDER_WAY_SECONDS)
 
     def _running(self) -> Epoch:
         epoch = self._epoch
