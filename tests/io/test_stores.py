@@ -636,23 +636,26 @@ def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="has no limit of a file's size")
-def test_shard_is_read_from_where_it_is_when_the_disk_is_full(tmp_path):
-    """With a warning; in a process of its own, where files may have few bytes."""
-    (tmp_path / "a.tar").write_bytes(shard_of(300))
+def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path):
+    """With one warning, and once each; in a process of its own, where files may have few bytes."""
+    for number in range(3):
+        web.put(f"{number}.tar", shard_of(300, first=300 * number))
     context = multiprocessing.get_context("fork")
     sent = context.SimpleQueue()
 
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        source = TarShards(tmp_path / "a.tar", cache=tmp_path / "kept")
+        urls = [web.url(f"{number}.tar") for number in range(3)]
+        source = TarShards(urls, cache=tmp_path / "kept", ahead=0)
         sent.put(
             (numbers_of(source), [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")])
         )
 
     program = context.Process(target=full)
     program.start()
-    assert sent.get() == ([*range(300)], [0])
+    assert sent.get() == ([*range(900)], [0])
     program.join()
+    assert web.store.num_gets == 4
 
 
 def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):

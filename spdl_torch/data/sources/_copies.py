@@ -84,13 +84,17 @@ class ShardCopies:
                         self._count(*((1, 0) if was_there else (0, 1, 0, took_ms)))
                     return open(os.dup(file), "rb", BUFFER_BYTES)
                 was_there = False
+                if self._is_full:
+                    return None
                 self._download(download, folder, f"{shard}.part", name, may_stop)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             if not self._is_full:
-                _logger.warning("%s: not kept in %s: %s", url, self.folder, error.strerror)
-            self._is_full = True  # said once; there may be room again
+                _logger.warning(
+                    "%s: %s: no more shards are kept in %s.", url, error.strerror, self.folder
+                )
+            self._is_full = True
             return None
 
     def counts(self) -> dict[str, int]:
