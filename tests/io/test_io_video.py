@@ -174,6 +174,31 @@ def test_lines_of_a_raw_avi_may_run_from_the_bottom_up(filter_desc):
     assert torch.equal(clips[1], clips[0].flip(1))
 
 
+def lossless(**colours):
+    """A file that states its colours."""
+    with av.open(file := io.BytesIO(), "w", "matroska") as container:
+        stream = container.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv444p"
+        for name, value in colours.items():
+            setattr(stream.codec_context, name, value)
+        rng = np.random.default_rng(0)
+        planes = rng.integers(20, 235, (3, 48, 64), dtype=np.uint8)
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(planes, "yuv444p")))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("colours", [{"color_range": 2}, {"colorspace": 1}], ids=str)
+def test_colours_are_the_same_through_filters(colours):
+    """Full range, and another matrix than usual."""
+    content = lossless(**colours)
+    frames = load_video(content)
+    assert not torch.equal(frames, load_video(lossless()))
+    filtered = load_video(content, filter_desc="hflip,format=pix_fmts=rgb24")
+    assert torch.equal(filtered.flip(2), frames)
+    assert torch.equal(load_clip(content, lambda info: [0], width=64, height=48).frames, frames)
+
+
 def test_decode_packets_without_a_filter():
     """The frames keep the video's own format."""
     frames = decode_packets(demux_video(EXAMPLE), None)
