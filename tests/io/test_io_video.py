@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from _videos import KINDS, Kind, write_video
+from av.stream import Disposition
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import (
@@ -197,6 +198,20 @@ def test_colours_are_the_same_through_filters(colours):
     filtered = load_video(content, filter_desc="hflip,format=pix_fmts=rgb24")
     assert torch.equal(filtered.flip(2), frames)
     assert torch.equal(load_clip(content, lambda info: [0], width=64, height=48).frames, frames)
+
+
+def test_stream_that_the_container_prefers_is_read():
+    """Of several, though another one comes first."""
+    with av.open(file := io.BytesIO(), "w", "matroska") as container:
+        streams = [container.add_stream("ffv1", rate=25) for _ in range(2)]
+        for stream, size in zip(streams, (16, 48), strict=True):
+            stream.width, stream.height, stream.pix_fmt = size, size, "yuv444p"
+        streams[1].disposition = Disposition.default
+        for stream, size in zip(streams, (16, 48), strict=True):
+            frame = av.VideoFrame.from_ndarray(np.zeros((3, size, size), np.uint8), "yuv444p")
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    assert load_video(file.getvalue()).shape == (1, 48, 48, 3)
 
 
 def test_decode_packets_without_a_filter():
