@@ -24,6 +24,7 @@ PROGRAM = """
     from spdl_torch.observe import SQLiteStatsWriter, recorders
     from spdl_torch.pipeline import PipelineBuilder
 
+    multiprocessing.set_start_method("fork")
     how = {how!r}
     ending = threading.Event()
 

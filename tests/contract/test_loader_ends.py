@@ -171,9 +171,10 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
         def loader_with(**options):
             return spdl_torch.DataLoader(Rows(), num_workers=2, **options)
 
+        forked = {{"isolation": "process", "multiprocessing_context": "fork"}}
         left_open = [
-            loader_with(isolation="process", multiprocessing_context="fork"),
-            loader_with(isolation="process", persistent_workers=True),
+            loader_with(**forked),
+            loader_with(**forked, persistent_workers=True),
             spdl_torch.DataLoader(Rows()),
             loader_with(isolation="thread"),
             items(built.build(num_threads=1)),
@@ -309,7 +310,7 @@ class Nested(Rows):
     def __init__(self):
         super().__init__(4)
         self.lists = innermost = []
-        for _ in range(3_000):
+        for _ in range(100_000):  # 3.14 goes as deep as its stack is
             innermost.append([])
             innermost = innermost[0]
 

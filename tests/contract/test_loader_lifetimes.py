@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 from _datasets import BulkData, GatedData, MapData, StreamData
-from _gates import until
+from _gates import is_gone, until
 from _inside import state_of
 from _loader_helpers import ThreadLoader as DataLoader, no_thread_left, torch_loader
 
@@ -81,7 +81,7 @@ def test_dataset_goes_with_its_loader(options, without_collector):
                 train(loader, how)
             del data, loader, loaders
             kept.append((kind.__name__, how, found))
-    until(lambda: not [(kind, how) for kind, how, found in kept if found() is not None])
+    until(lambda: not [(kind, how) for kind, how, found in kept if not is_gone(found)])
 
 
 def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector):
@@ -93,4 +93,4 @@ def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector)
     del batches, data
     assert found() is not None
     gate.set()
-    until(lambda: found() is None)
+    until(lambda: is_gone(found))
