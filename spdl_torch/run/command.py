@@ -8,7 +8,7 @@ from multiprocessing import spawn
 from pathlib import Path
 
 from ..command_options import CommandError, whole_number
-from .program import after_torch, run_program
+from .program import after_torch, path_of, run_program
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,17 +26,20 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--html", type=Path, metavar="FILE", help="write the reports to a page, too")
     add("--record", type=Path, metavar="FILE", help="write a statistics file, for report and plot")
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m does")
+    add("-c", dest="code", nargs=rest, help=argparse.SUPPRESS)
     add("program", nargs=rest, help="a script, and its arguments")
     run.set_defaults(run_command=_run, folder=None)  # folder: of the figures of a turn
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.code or options.program[:1] == ["-"]:
+        raise CommandError("code of -c or of standard input is not run: write it to a file.")
     if not (options.module or options.program):
         raise CommandError("expected a program, or -m and a module. run --help shows how.")
     if (options.html or options.record) and (options.compare or options.loader == "torch"):
         raise CommandError("--html and --record are for a run with our loader alone.")
-    if not options.module and not os.path.isfile(path := os.path.abspath(options.program[0])):
-        raise CommandError(f"can't open file {path!r}: there is no such file.")
+    if not options.module and not os.access(path := path_of(options.program[0]), os.R_OK):
+        raise CommandError(f"can't open file {path!r}: it is missing, or not for you to read.")
     if options.compare and not options.folder:
         from .turns import compare
 

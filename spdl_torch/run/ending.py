@@ -10,8 +10,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ..observe.page.page import html_of, write_page
+from ..observe.verdict.ranks import slowest_of
+from ..observe.verdict.report import heads_of, part_of
+from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
 from .program import while_it_runs
+from .turns import leave_figures
 
 _RANKS_SECONDS = 10  # how long rank 0 waits for the others to end
 _NAMED = re.compile(
@@ -29,34 +34,34 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
     for made in sites:
         made.keep(made.loader())
     if options.folder is not None:
-        from .turns import leave_figures
-
         leave_figures(sites, options.folder)
-    elif sites and (lines := _lines_of_ranks(sites)) is not None:
-        said = _watched if options.loader == "torch" else _reported
-        heads = [f"\nspdl-torch run: {m.site.where}: {m.site.loads}, {m.how}" for m in sites]
-        told = [f"{head}\n{said(made)}" for head, made in zip(heads, sites, strict=True)]
+    elif sites and (lines := _lines_of_ranks(max(made.time[1] for made in sites))) is not None:
+        told = [
+            f"\nspdl-torch run: {m.site.where}: {m.site.loads}, {m.how}{_told(m)}" for m in sites
+        ]
         print(printable("\n".join([*told, *lines])), file=sys.stderr, flush=True)
         if options.html is not None:
             _write_page(sites, options.html)
 
 
-def _reported(made: Any) -> str:
-    if made.report is None or made.report.stats.elapsed < 2:
-        return "It has loaded for less than 2 s with our loader: there is no report."
-    return f"{made.report}\nEDIT     {_edit(made.site)}"
-
-
-def _watched(made: Any) -> str:
-    total, steps = max(1e-9, made.waited + made.stepped), max(1e-9, made.stepped)
-    return wrapped(
-        f"{made.num_batches:,} batches in {shown_seconds(total)}. The loop waited "
-        f"{shown_seconds(made.waited)} for them ({percent(made.waited / total)}), "
-        f"{shown_seconds(made.first)} for the first; a step between takes "
-        f"{1e3 * steps / max(1, made.num_batches):.3g} ms. A loader that costs nothing would make "
-        f"the loop at most {total / steps:.2f}x as fast. What torch's workers do is not seen: "
-        "without --loader, the report says which part of loading takes the time."
+def _told(made: Any) -> str:
+    seconds, waits = made.time
+    if seconds < 2:
+        return ": less than 2 s of loading, no report"
+    if made.report is not None:
+        return f"\n{made.report}\nEDIT     {_edit(made.site)}"
+    whole, next_, loop = (
+        1e3 * each / max(1, made.num_batches) for each in (seconds, made.waited, made.stepped)
     )
+    said = heads_of(
+        f"{how_input_bound(waits)}: a step of {whole:.3g} ms waits {next_:.3g} ms in next() and "
+        f"takes {loop:.3g} ms in the loop. The first batch took "
+        f"{shown_seconds(made.first)}; {made.num_batches:,} took {shown_seconds(seconds)}.",
+        "A loader that costs nothing would make the loop at most "
+        f"{1 / max(1e-9, 1 - waits):.3g}x as fast. torch's workers are not seen: run it without "
+        "--loader, and the report says which part of loading takes the time.",
+    )
+    return "".join(f"\n{wrapped(text, f'{word:<9}')}" for word, text in said)
 
 
 def _edit(site: Any) -> str:
@@ -75,9 +80,6 @@ def _edit(site: Any) -> str:
 
 
 def _write_page(sites: list[Any], path: Path) -> None:
-    from ..observe.page.page import html_of, write_page
-    from ..observe.verdict.report import part_of
-
     parts = [part_of(each.report, each.site.where, each.how) for each in sites if each.report]
     try:
         print(write_page(path, html_of("Report on loading", parts)), file=sys.stderr)
@@ -93,28 +95,21 @@ def note_ranks() -> None:
         _ranks[:] = store, distributed.get_rank(), distributed.get_world_size()
 
 
-def _lines_of_ranks(sites: list[Any]) -> list[str] | None:
-    """Return, on rank 0, what is said of several ranks; elsewhere None."""
+def _lines_of_ranks(own: float) -> list[str] | None:
+    """Return, on rank 0, what is said of several ranks; elsewhere None. ``own``: the share of the
+    time that this one waits."""
     if not _ranks:
         return None if int(os.environ.get("RANK", "0")) else []
     store, rank, num_ranks = _ranks
-    waits = {rank: max(map(_waiting, sites))}
+    waits = {rank: own}
     with suppress(RuntimeError):  # the store, or a rank, is gone
-        store.set(f"spdl_torch/run/{rank}", str(waits[rank]))
+        store.set(f"spdl_torch/run/{rank}", str(own))
         for other in range(1, 0 if rank else num_ranks):
             store.wait([f"spdl_torch/run/{other}"], timedelta(seconds=_RANKS_SECONDS))
             waits[other] = float(store.get(f"spdl_torch/run/{other}"))
     if rank or num_ranks == 1:
         return None if rank else []
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
-    from ..observe.verdict.ranks import slowest_of
-
     is_known = len(waits) == num_ranks
     known = f"rank {slowest_of(waits)} is the slowest" if is_known else "others have not ended"
     return [wrapped(f"Of the time, waiting for data takes {text}: {known}.", "\nRANKS    ")]
-
-
-def _waiting(made: Any) -> float:
-    if made.report is not None:
-        return float(made.report.stats.consumer_wait_ratio)
-    return float(made.waited / max(1e-9, made.waited + made.stepped))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import os
 import sys
 import sysconfig
@@ -19,7 +20,6 @@ import spdl_torch
 
 from ..loader.dataloader import DataLoader as OurDataLoader
 from ..shown_text import printable_line
-from .ending import end_process, note_ranks
 from .program import while_it_runs
 
 _OURS = (os.path.dirname(os.path.dirname(__file__)), "<frozen ")
@@ -41,12 +41,18 @@ def exchange_loader(options: Any) -> None:
             vars(module)["DataLoader"] = named
     if options.loader == "ours":
         vars(spdl_torch)["DataLoader"] = named  # for a program that has been edited
-    end = functools.partial(end_process, options, known)
-    atexit.register(end)
+    atexit.register(_end)
     # A child of multiprocessing ends without atexit, and calls this when it begins.
-    util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
+    util.register_after_fork(options, lambda _: util.Finalize(None, _end, exitpriority=0))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=known.clear)  # a fork reports on its own loaders
+
+
+def _end() -> None:
+    if known:
+        from .ending import end_process
+
+        end_process(_options, known)
 
 
 class Site(NamedTuple):
@@ -63,7 +69,11 @@ class Made:
     """The loaders made at a site."""
 
     def __init__(self, site: Site) -> None:
-        self.site = site
+        # What makes reports comes now: Ctrl-C during an import in __del__ would be lost.
+        importlib.import_module("spdl_torch.loader.stats.figures")
+        from .ending import note_ranks
+
+        self.site, self._note_ranks = site, note_ranks
         self.how = ""  # the options of the last loader
         self.report: Any = None  # on all epochs
         self.num_batches = 0
@@ -73,16 +83,16 @@ class Made:
         self.loader, self._id = (lambda: None), 0
 
     def begin(self, loader: Any, make: Any) -> Any:
-        """Return the iterator of an epoch that begins, timed where that is torch's or compared;
+        """Return the iterator of an epoch that begins, timed if that is torch's or compared;
         keep the report on the one before."""
         self.keep(loader)
-        note_ranks()
+        self._note_ranks()
         self.loader, self._id = weakref.ref(loader), id(loader)
         self.how = f"batch_size={loader.batch_size}, num_workers={loader.num_workers}"
         began, self._last = perf_counter(), None
         iterator = make()
         self.waited += perf_counter() - began
-        if _options.loader == "torch" or _options.compare:
+        if _options.compare or getattr(loader, "_is_torchs", True):
             if not hasattr(iterator, "_made"):  # else of persistent workers
                 iterator.__class__ = _timed(type(iterator))
             iterator._made = self
@@ -114,11 +124,19 @@ class Made:
             with suppress(RuntimeError):  # nothing was loaded
                 self.report = OurDataLoader._report(loader, self.report)
 
+    @property
+    def time(self) -> tuple[float, float]:
+        """The seconds in loops, and the share of them that waited for data."""
+        if self.report is not None:
+            return self.report.stats.elapsed, self.report.stats.consumer_wait_ratio
+        seconds = self.waited + self.stepped
+        return seconds, self.waited / max(1e-9, seconds)
+
 
 known: dict[Site, Made] = {}
 """In the order in which they began to load."""
-_sites: weakref.WeakValueDictionary[Site, Any] = weakref.WeakValueDictionary()
-"""A loader of each site, if one is still there."""
+_loaders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""By their ids: trainers make them anew."""
 
 
 def _timed(kind: Any) -> Any:
@@ -139,9 +157,9 @@ def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
     file, line = frames[0]
     where = f"{os.path.relpath(file)}:{line}"
     if _library_of(file):
-        for site, other in _sites.items():  # Lightning and Accelerate make the program's anew
-            if vars(other).get("dataset", _sites) is dataset:
-                return site
+        for other in list(_loaders.values()):  # Lightning and Accelerate make the program's anew
+            if vars(other).get("dataset", _loaders) is dataset:
+                return other._site_of_run
         own = next((each for each in frames if not _library_of(each[0])), frames[-1])
         where += f", called at {os.path.relpath(own[0])}:{own[1]}"
     for each in type(loader).__mro__:
@@ -150,9 +168,8 @@ def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
     loads = type(dataset).__name__
     with suppress(Exception):  # it has no length, or not yet
         loads += f" of {len(dataset):,}"
-    site = Site(where, file, line, _library_of(file), loads)
-    _sites[site] = loader
-    return site
+    _loaders[id(loader)] = loader
+    return Site(where, file, line, _library_of(file), loads)
 
 
 def _is_init(frame: Any, loader: Any) -> bool:

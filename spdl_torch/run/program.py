@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
 import runpy
 import sys
 from contextlib import ExitStack
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from pkgutil import get_importer
 from types import ModuleType
 from typing import Any
 
@@ -20,28 +23,38 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_program(words: list[str], *, is_module: bool) -> None:
-    """Run a script or a module with its arguments.
+    """Run a script, a folder or an archive with a ``__main__.py``, or a module with its arguments.
 
     What it raises comes through, SystemExit and Ctrl-C as well; Python then shows a traceback
     without the frames from here.
     """
-    path = os.path.abspath(words[0])
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
+    path = path_of(words[0])
+    has_main = not is_module and get_importer(path) is not None
+    if has_main or not sys.flags.safe_path:
+        folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
+        sys.path[: not sys.flags.safe_path] = [path if has_main else folder]
     # Children of multiprocessing look there for the program.
     main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
     sys.argv = ["-m" if is_module else words[0], *words[1:]]
     try:
-        if is_module:
-            runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]  # as python -m does
+        if is_module or has_main:  # as python does
+            name = words[0] if is_module else "__main__"
+            runpy._run_module_as_main(name, is_module)  # type: ignore[attr-defined]
         else:
-            vars(main).update(__file__=path, __cached__=None)
+            loader = SourceFileLoader("__main__", path)
+            vars(main).update(__file__=path, __cached__=None, __loader__=loader)
             exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
     except BaseException:
         sys.excepthook = _without_these_frames(sys.excepthook)
         raise
     finally:
         while_it_runs.close()
+
+
+def path_of(program: str) -> str:
+    """Return the path that Python shows of a program: from the root, the rest as it was given."""
+    return os.path.join(os.getcwd(), program)
 
 
 def _without_these_frames(hook: Any) -> Any:

@@ -488,12 +488,13 @@ def test_probe_does_not_follow_into_a_fork():
 
 
 def test_report_reads_as_one_page():
-    """The verdict first, then the evidence, then one action."""
+    """The verdict, why, and what to do next; then the evidence."""
     stats = reading(0.5, READ, stage("decode", busy=0.98, num_failures=14), BATCH)
     report = make_report(stats, Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0))
     lines = str(report).splitlines()
     assert repr(report) == str(report), "a prompt shows it, too"
-    assert lines[0].startswith("VERDICT  Training waits for data 50 % of the time")
+    assert lines[0] == "VERDICT  Training waits for data 50 % of the time (HIGHLY input-bound)."
+    assert lines[1].startswith("WHY      Stage 'decode' is the bottleneck, ")
     headings = "stage threads busy CPU/wall wait in wait out p50 ms p99 ms items/s at most/s failed"
     found = [" ".join(line.split()) for line in lines]
     rows = {line.split()[0]: line for line in lines[found.index(headings) + 1 :][:3]}
@@ -503,8 +504,8 @@ def test_report_reads_as_one_page():
     text = " ".join(found)
     assert "GIL wait 6.1 ms, no core for 3.0 % of the threads' time" in text
     assert "step over cached batches" not in text, "it was not measured"
-    action = text[text.index(" ACTION ") :]
-    assert action.startswith(" ACTION More threads will not help.")
+    action = text[text.index(" NEXT ") : text.index(" window ")]
+    assert action.startswith(" NEXT More threads will not help.")
     assert action.endswith("At most 2.0x as fast; then training waits no more.")
 
 
@@ -513,7 +514,7 @@ def assert_fits_a_terminal(report):
     lines = str(report).splitlines()
     table = [line for line in lines if line.startswith(("stage ", "fetch ", "collate "))]
     assert all(len(line) < 100 for line in lines if line not in table)
-    words = ("VERDICT", "window", "checks", "workers", "data", "note", "ACTION", "WHAT IF")
+    words = ("VERDICT", "WHY", "NEXT", "window", "checks", "workers", "data", "note", "WHAT IF")
     assert all(line.startswith((*words, " " * 9)) for line in lines if line and line not in table)
 
 

@@ -47,13 +47,12 @@ class Report:
         return self.placements[-1] if self.placements else None
 
     def __str__(self) -> str:
-        """Return the verdict, a line for each stage, the checks, the action to take, and what some
-        other settings would give."""
-        (verdict, *others), stages = self.said(), stage_lines(self)
-        action = next(each for each in others if each[0] == "ACTION")
-        others.remove(action)
-        lines = [_line(verdict), f"window {shown_seconds(self.stats.elapsed)}", "", *stages, ""]
-        lines += map(_line, [*others, action])
+        """Return the verdict, why, and what to do next; then a line for each stage, the checks, and
+        what some other settings would give."""
+        said = list(map(_line, self.said()))
+        first = 1 + next(n for n, (word, _) in enumerate(self.said()) if word == "NEXT")
+        lines = [*said[:first], f"window {shown_seconds(self.stats.elapsed)}", ""]
+        lines += [*stage_lines(self), "", *said[first:]]
         lines += [_line(("WHAT IF", str(each))) for each in self.predictions]
         return printable("\n".join(lines))
 
@@ -61,8 +60,7 @@ class Report:
         """Return the sentences of the report, each with a word before it."""
         verdict = self.verdict
         return [
-            ("VERDICT", verdict.finding),
-            ("ACTION", action_of(verdict)),
+            *heads_of(verdict.finding, action_of(verdict)),
             ("checks", self._checks()),
             *(("workers", line) for line in lines_of(self.placements)),
             *(("data", line) for line in _data_lines(self.stats)),
@@ -224,6 +222,15 @@ class Report:
         if unknown:
             checks.append(f"not measured: {', '.join(unknown)}")
         return ", ".join(checks)
+
+
+def heads_of(finding: str, action: str) -> list[tuple[str, str]]:
+    """Return the first lines of a report: a finding, if it says whether training is input-bound
+    without the reason, which has a line of its own; and what to do."""
+    found, _, why = finding.partition(": ")
+    if not why or "input-bound" not in found:
+        return [("VERDICT", finding), ("NEXT", action)]
+    return [("VERDICT", f"{found}."), ("WHY", f"{why[:1].upper()}{why[1:]}"), ("NEXT", action)]
 
 
 def stage_lines(report: Report) -> list[str]:

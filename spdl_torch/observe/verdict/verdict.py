@@ -234,12 +234,8 @@ def judge(
     else:
         action, ceiling = advise(reading, rule.cause)
     if rule.of != "window":
-        level = "HIGHLY" if reading.waits >= _HIGHLY_INPUT_BOUND else "moderately"
         nothing = "Nothing was delivered. " * (reading.num_delivered == 0)
-        finding = (
-            f"{nothing}Training waits for data {words['waits']} of the time ({level} input-bound): "
-            f"{finding}."
-        )
+        finding = f"{nothing}{how_input_bound(reading.waits)}: {finding}."
     is_measured = stats.elapsed > 0
     return Verdict(
         cause=rule.cause,
@@ -251,6 +247,15 @@ def judge(
         remarks=tuple(_remarks(reading)) if is_measured else (),
         limit=ceiling.limit,
     )
+
+
+def how_input_bound(waits: float) -> str:
+    """Return what a finding says first: the share of the time that training waits for data, 0 to
+    1."""
+    if waits < INPUT_BOUND:
+        return _NOT_BOUND.format(waits=percent(waits))
+    level = "HIGHLY" if waits >= _HIGHLY_INPUT_BOUND else "moderately"
+    return f"Training waits for data {percent(waits)} of the time ({level} input-bound)"
 
 
 def rule_of_waits(reading: Reading) -> Rule:
