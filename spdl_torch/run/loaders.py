@@ -85,13 +85,17 @@ class Made:
     def begin(self, loader: Any, make: Any) -> Any:
         """Return the iterator of an epoch that begins, timed if that is torch's or compared;
         keep the report on the one before."""
-        self.keep(loader)
+        self.keep(self.loader())
         self._note_ranks()
         self.loader, self._id = weakref.ref(loader), id(loader)
         self.how = f"batch_size={loader.batch_size}, num_workers={loader.num_workers}"
         began, self._last = perf_counter(), None
         iterator = make()
         self.waited += perf_counter() - began
+        if not loader.persistent_workers:  # whose loader keeps the iterator
+            # A loop over a loader without a name would leave none to be asked for a report.
+            with suppress(AttributeError):  # a class of the program's iterates in its own way
+                iterator._loader_of_run = loader
         if _options.compare or getattr(loader, "_is_torchs", True):
             if not hasattr(iterator, "_made"):  # else of persistent workers
                 iterator.__class__ = _timed(type(iterator))
@@ -118,8 +122,8 @@ class Made:
         return batch
 
     def keep(self, loader: Any) -> None:
-        """Keep the report of a loader that begins another epoch or ends, if it began the last, with
-        that of the epochs before."""
+        """Keep the report of the loader that began the last epoch, with that of the epochs before:
+        another begins, or it ends."""
         if id(loader) == self._id and not getattr(loader, "_is_torchs", True):
             with suppress(RuntimeError):  # nothing was loaded
                 self.report = OurDataLoader._report(loader, self.report)
@@ -159,7 +163,8 @@ def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
     if _library_of(file):
         for other in list(_loaders.values()):  # Lightning and Accelerate make the program's anew
             if vars(other).get("dataset", _loaders) is dataset:
-                return other._site_of_run
+                site: Site = other._site_of_run
+                return site
         own = next((each for each in frames if not _library_of(each[0])), frames[-1])
         where += f", called at {os.path.relpath(own[0])}:{own[1]}"
     for each in type(loader).__mro__:

@@ -174,10 +174,12 @@ FOR_TWO_SECONDS = """
         def __iter__(self):
             return iter(Many())
 
-    loader = DataLoader(Pipe() if "pipe" in sys.argv else Many(), 4)
+    def loader():
+        return DataLoader(Pipe() if "pipe" in sys.argv else Many(), 4)
+
     for _ in range(2):
         began = None
-        for _ in loader:
+        for _ in loader():  # which has no name
             began = began or time.perf_counter()
             if time.perf_counter() - began > 1.1:
                 break
@@ -346,11 +348,11 @@ def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     words = ["--html", "page.html", "--record", "run.db", "long.py"]
     status, out, err = ended(start(folder, *UNDER_RUN, *words))
     assert (status, out) == (0, "")
-    assert "long.py:14: Many of 1,000,000,000, batch_size=4, num_workers=0" in err
+    assert "long.py:15: Many of 1,000,000,000, batch_size=4, num_workers=0" in err
     assert "VERDICT" in err
     assert re.search(r"^window 2\.[2-9] s", err, re.M), "both epochs"
     assert "long.py:4: leave DataLoader out; add: from spdl_torch import DataLoader" in err
-    assert "long.py:14" in (folder / "page.html").read_text()
+    assert "long.py:15" in (folder / "page.html").read_text()
     assert main(["report", str(folder / "run.db")]) == 0
     assert "VERDICT" in capsys.readouterr().out
 
@@ -360,7 +362,7 @@ def test_torchs_loader_is_watched(words, folder):
     """Where it is asked for, and where ours refuses: its own class loads, and is timed."""
     status, _, err = ended(start(folder, *UNDER_RUN, *words))
     assert status == 0
-    first, *text = err[err.index("\nspdl-torch run: long.py:14: ") :].split("\n")[1:]
+    first, *text = err[err.rindex("\nspdl-torch run: long.py:15: ") :].split("\n")[1:]
     assert first.endswith("batch_size=4, num_workers=0")
     labels = [line.split()[0] for line in text if line[:1].isalpha()]
     assert labels == ["VERDICT", "WHY", "NEXT"]
@@ -385,7 +387,7 @@ def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert status == 0, (folder / "turns.txt").read_text()
     assert "the program runs 4 times" in err.splitlines()[0]
-    assert re.search(r"long\.py:14, .*: batches/s +[\d.,]+ ±", out)
+    assert re.search(r"long\.py:15, .*: batches/s +[\d.,]+ ±", out)
 
 
 def test_first_of_several_ranks_reports(folder):
