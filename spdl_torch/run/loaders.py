@@ -80,7 +80,8 @@ class Made:
         # Seconds: the first wait; those in iter() and next(), and between, in all epochs.
         self.first = self.waited = self.stepped = 0.0
         self._last: float | None = None
-        self.loader, self._id = (lambda: None), 0
+        self.loader: Any = lambda: None
+        self._id = 0
 
     def begin(self, loader: Any, make: Any) -> Any:
         """Return the iterator of an epoch that begins, timed if that is torch's or compared;
@@ -92,14 +93,14 @@ class Made:
         began, self._last = perf_counter(), None
         iterator = make()
         self.waited += perf_counter() - began
-        if not loader.persistent_workers:  # whose loader keeps the iterator
-            # A loop over a loader without a name would leave none to be asked for a report.
-            with suppress(AttributeError):  # a class of the program's iterates in its own way
+        with suppress(AttributeError, TypeError):  # it may be of any class of the program's
+            if not loader.persistent_workers:  # whose loader keeps the iterator
+                # A loop over a loader without a name would leave none to be asked for a report.
                 iterator._loader_of_run = loader
-        if _options.compare or getattr(loader, "_is_torchs", True):
-            if not hasattr(iterator, "_made"):  # else of persistent workers
-                iterator.__class__ = _timed(type(iterator))
-            iterator._made = self
+            if _options.compare or getattr(loader, "_is_torchs", True):
+                if not hasattr(iterator, "_made"):  # else of persistent workers
+                    iterator.__class__ = _timed(type(iterator))
+                iterator._made = self
         return iterator
 
     def ask(self, ask: Any) -> Any:
