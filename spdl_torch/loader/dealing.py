@@ -1,12 +1,37 @@
-"""Whose turn it is among the workers of an epoch, and whether there is room for one more job."""
+"""What the workers of an epoch get: jobs, and whose turn it is."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .backends.jobs import Result
+
+
+class Given(NamedTuple):
+    """A job, as it is given out."""
+
+    number: int
+    index: Any
+    first: int
+    """The position of its first sample in the epoch."""
+    wants_state: bool
+    """Whether an iterable that keeps a state is asked for it after this batch."""
+    worker: int
+    """The worker that gets it, where not any can make it."""
+
+    @property
+    def size(self) -> int:
+        """The number of its samples."""
+        return len(self.index) if isinstance(self.index, list | tuple) else 1
+
+
+class Told(NamedTuple):
+    """An error that the loop gets in place of no batch: the sampler's, or of a wait that took too
+    long. The batches come at a later ``next()``."""
+
+    error: Exception
 
 
 class Dealing:

@@ -23,8 +23,8 @@ from torch.utils.data import IterableDataset
 from ..engine import stall
 from ..errors import PipelineStopped
 from .backends.backend import Draws, LoadSpec
-from .backends.jobs import NO_BATCHES, Exhausted, Failed, Loaded, NoBatch, Over, Told
-from .dealing import Dealing
+from .backends.jobs import NO_BATCHES, Exhausted, Failed, Loaded, NoBatch, Over
+from .dealing import Dealing, Given, Told
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .loader_state import WorkersStart
@@ -35,7 +35,7 @@ from .user_warnings import warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .backends.jobs import Given, Result
+    from .backends.jobs import Result
     from .base_loader import BaseLoader
     from .opening import Device
     from .stats.stats import EpochStats

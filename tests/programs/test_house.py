@@ -22,8 +22,8 @@ import spdl_torch
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
     *("shown_text", "errors", "scopes", "late_imports", "left_out", "lazy_names", "whole_files"),
-    *("command_options", "progress_bar", "machine", "objects", "engine", "observe", "pipeline"),
-    *("autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
+    *("locks", "command_options", "progress_bar", "machine", "objects", "engine", "observe"),
+    *("pipeline", "autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),
     *("measuring", "prepare", "demo", "check_gpu", "run", "__main__"),
 ]

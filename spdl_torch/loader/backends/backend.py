@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from ...engine.rings import ConsumerRing
     from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
+    from ..dealing import Given
     from ..fetching.batch_maker import BatchRecipe
     from ..fetching.collating import Memory
     from ..rng.keys import StreamKey
     from ..stats.stats import EpochStats
-    from .jobs import Failed, Given, Over, Result
+    from .jobs import Failed, Over, Result
 
 
 class Draws(NamedTuple):

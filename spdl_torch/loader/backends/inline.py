@@ -15,7 +15,7 @@ from ..rng.patches import of_thread
 from ..rng.streams import Lending, SampleStreams, borrowers_in
 from ..stats.stats import InlineStats
 from .backend import Backend
-from .jobs import Failed, Given, Loaded, result_of
+from .jobs import Failed, Loaded, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...engine.rings import ConsumerRing
     from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
+    from ..dealing import Given
     from ..fetching.items import Items
     from ..rng.keys import StreamKey
     from .backend import LoadSpec

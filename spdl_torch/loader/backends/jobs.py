@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
+from ..dealing import Given
 from ..error_notes import is_of_handler
 from ..fetching.bad_samples import NoGoodSample, record_bad
 from ..fetching.items import EndOfIterable
@@ -20,24 +21,6 @@ if TYPE_CHECKING:
     from ..fetching.bad_samples import BadSample, Tries
     from ..fetching.batch_maker import BatchMaker
     from ..rng.keys import StreamKey
-
-
-class Given(NamedTuple):
-    """A job, as it is given out."""
-
-    number: int
-    index: Any
-    first: int
-    """The position of its first sample in the epoch."""
-    wants_state: bool
-    """Whether an iterable that keeps a state is asked for it after this batch."""
-    worker: int
-    """The worker that gets it, where not any can make it."""
-
-    @property
-    def size(self) -> int:
-        """The number of its samples."""
-        return len(self.index) if isinstance(self.index, list | tuple) else 1
 
 
 class Loaded(NamedTuple):
@@ -80,13 +63,6 @@ class Exhausted(NamedTuple):
 
 
 Result = Loaded | Failed | Exhausted | NoBatch
-
-
-class Told(NamedTuple):
-    """An error that the loop gets in place of no batch: the sampler's, or of a wait that took too
-    long. The batches come at a later ``next()``."""
-
-    error: Exception
 
 
 class Over(NamedTuple):

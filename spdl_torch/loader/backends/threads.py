@@ -23,7 +23,7 @@ from ...objects.generator_states import generators_kept
 from ..stats.counts import WorkerCounts
 from .activity import Activity
 from .crew import JOIN_SECONDS, Crew
-from .jobs import NO_BATCHES, Epoch, Given, Job, Result, SharedJob, Sharing, Shift
+from .jobs import NO_BATCHES, Epoch, Job, Result, SharedJob, Sharing, Shift
 from .transfer_stage import most_pieces
 from .worker_thread import Worker, intra_op_threads_kept, use_one_intra_op_thread
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ...io._transfer.batch_memory import BatchMemory
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState
+    from ..dealing import Given
     from ..error_notes import Reason
     from ..rng.keys import StreamKey
     from .backend import LoadSpec

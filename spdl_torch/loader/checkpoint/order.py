@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..backends.jobs import Given, Told
+from ..dealing import Given, Told
 from ..error_notes import add_thread_note, is_of_handler
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch_start import SamplerState

@@ -28,10 +28,11 @@ from ....engine.recorder import SharedRecorder
 from ....locks import RLock
 from ....machine.probes import count_only_this_thread
 from ....scopes import scope
+from ...dealing import Given
 from ...error_notes import Reason
 from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts
-from ..jobs import Epoch, Failed, Given, Loaded, Shift
+from ..jobs import Epoch, Failed, Loaded, Shift
 from ..worker_thread import Worker, use_one_intra_op_thread
 from .batch_packing import SlabWriter
 from .error_pickle import pack_error, with_errors

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from ....engine.rings import ConsumerRing
     from ....observe.verdict.placement import Placement
     from ...checkpoint.user_state import WorkerState
+    from ...dealing import Given
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
-    from ..jobs import Epoch, Failed, Given
+    from ..jobs import Epoch, Failed
     from ..transfer_stage import DeviceStage
     from .worker_process import WorkerProcess
 

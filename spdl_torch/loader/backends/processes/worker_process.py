@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from ....io._transfer.region import LimitedLocker
     from ...checkpoint.user_state import WorkerState
+    from ...dealing import Given
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
-    from ..jobs import Given
 
 _ASK_SECONDS = 2.0  # for an answer
 _LOOK_SECONDS = 0.001  # between two looks for it
