@@ -162,6 +162,31 @@ def test_batches_of_any_form_pass_and_stay():
     assert len(regions_of(passage.mappings)) <= 3 + 2
 
 
+READ_ONLY = {
+    "small": np.frombuffer(bytes(range(12)), np.uint8),
+    "large": np.frombuffer(bytes(400_000), np.float32),
+    "transposed": np.frombuffer(bytes(range(48)), np.int32).reshape(3, 4).T,
+    "steps": np.frombuffer(bytes(400_000), np.int16).reshape(2, -1)[:, ::3],
+    "moments": np.frombuffer(bytes(range(64)), "M8[ns]"),
+    "fields": np.frombuffer(bytes(range(24)), [("a", "<i4"), ("b", "<f4")]),
+    "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_read_only_array_can_be_written_as_after_torchs_pickle(name):
+    """torch's workers use the default protocol, which has no read-only arrays before Python
+    3.14."""
+    array, expected = READ_ONLY[name], pickle.loads(pickle.dumps(READ_ONLY[name]))
+    found = Passage()(array)
+    assert (found.dtype, found.strides) == (expected.dtype, expected.strides)
+    assert np.array_equal(found, expected)
+    assert found.flags.writeable == expected.flags.writeable
+    if found.flags.writeable:
+        found[...] = found[::-1].copy()
+    assert not array.flags.writeable
+
+
 def test_slab_is_free_when_the_last_view_dies():
     """A view of a view keeps it; so does an array. One that is too small is replaced, and forgotten
     on both sides."""

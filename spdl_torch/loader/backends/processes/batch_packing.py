@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -211,7 +212,20 @@ class _BatchPickler(TensorReducer):
         would be lost between the processes."""
         if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
             return cast("Any", reduce_tensor)(obj)  # which refuses
+        if type(obj) is np.ndarray and not (obj.flags.writeable or obj.dtype.hasobject):
+            return _reduced_as_torchs(obj)
         return super().reducer_override(obj)
+
+
+def _reduced_as_torchs(array: np.ndarray[Any, Any]) -> Any:
+    """Reduce a read-only array so that it arrives as from torch's workers: writable before Python
+    3.14, whose default protocol keeps what an array is."""
+    if pickle.DEFAULT_PROTOCOL >= 5 or not array.size:
+        return NotImplemented
+    # Not copied: numpy takes whoever names the memory as its owner's word.
+    memory = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+    owner = SimpleNamespace(__array_interface__=memory, array=array)
+    return np.asarray(owner).view(array.dtype).__reduce_ex__(5)
 
 
 def _is_on_host(storage: torch.UntypedStorage) -> bool:

@@ -293,7 +293,8 @@ def _described(code: int | None) -> str:
             "fewer workers or smaller batches."
         )
     elif -code in TRAINERS:
-        often = "Something sent it that signal while it was being started."
+        often = "Something sent it that signal while it was being started, or its own code set the "
+        often += "signal's handler to the system's."
     else:
         often = "The dataset or a library that it uses has crashed there."
     return f"was killed by {name}. {often}"
