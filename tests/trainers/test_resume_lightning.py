@@ -109,7 +109,7 @@ class Kept(IterableDataset):
         self.index = state["index"]
 
 
-def stateful(num_workers, batch_size):
+def stateful(num_workers, batch_size=3):
     return DataLoader(Kept(), batch_size=batch_size, num_workers=num_workers)
 
 

@@ -73,7 +73,6 @@ class SampleStreams:
         self._as_seeded: torch.Tensor | None = None  # the default generator, where somebody looks
         self._batch = BatchSeeds(StreamKey(base_seed), number)
         self._steps: Any = None  # an iterator over the batch's indices; its progress is the place
-        self._last = -1  # the place of the last index in it
         self._place = WORKER
 
     # Python raises Ctrl-C where a function begins, and where a call of C's returns. So the thread
@@ -149,7 +148,7 @@ class SampleStreams:
 
         steps: an iterator over a list or tuple, the ``count`` indices of the batch.
         """
-        self._batch.num_samples, self._last = count, count - 1
+        self._batch.num_samples = count
         if self._borrowing.is_on:
             return self._seeded(steps)
         if self._owned is not None:
@@ -161,7 +160,9 @@ class SampleStreams:
     def place(self) -> int:
         """The place in its batch of the sample that is being made."""
         steps = self._steps
-        return self._place if steps is None else self._last - steps.__length_hint__()
+        if steps is None:
+            return self._place
+        return self._batch.num_samples - 1 - int(steps.__length_hint__())
 
     def at_collate(self) -> None:
         """Begin the stream of the batch's collate function."""
@@ -227,7 +228,7 @@ class SampleStreams:
         self._take_default()
         stream, owned = self._torch, self._owned
         manual_seed = stream.generator.manual_seed
-        looked_at = self._last if self._borrowing.looks else None
+        looked_at = self._batch.num_samples - 1 if self._borrowing.looks else None
         for place, index in enumerate(steps):
             self._place = stream.at = place
             manual_seed(seeds[place])
