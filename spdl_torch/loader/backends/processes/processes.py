@@ -196,7 +196,9 @@ class Processes(Crew):
         self._hear()
         asked = self.roster.with_batch(awaited) if self._epoch is not None else []
         described = [child.at_work() for child in asked]
-        return "\n".join(filter(None, [*described, super().at_work(awaited)]))
+        if self._stage is not None or not described:
+            described.append(super().at_work(awaited))  # this process's thread
+        return "\n".join(filter(None, described))
 
     @property
     def children(self) -> Mapping[int, WorkerProcess]:
