@@ -190,10 +190,14 @@ def _part(owner: Any, span: Span) -> Any:
 
 
 class TensorReducer(pickle.Pickler):
-    """Pickles tensors in host memory as plain bytes, without torch's file format."""
+    """Pickles tensors in host memory as plain bytes, without torch's file format, and read-only
+    arrays as torch does."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce tensors in host memory; leave everything else to pickle."""
+        """Reduce tensors in host memory and read-only arrays; leave everything else to pickle."""
+        if type(obj) is np.ndarray:
+            is_plain = obj.flags.writeable or obj.dtype.hasobject
+            return NotImplemented if is_plain else _reduced_read_only(obj)
         if isinstance(obj, torch.Tensor):
             if is_plain_tensor(obj):
                 return _reduced_tensor(obj)
@@ -212,16 +216,16 @@ class _BatchPickler(TensorReducer):
         would be lost between the processes."""
         if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
             return cast("Any", reduce_tensor)(obj)  # which refuses
-        if type(obj) is np.ndarray and not (obj.flags.writeable or obj.dtype.hasobject):
-            return _reduced_as_torchs(obj)
         return super().reducer_override(obj)
 
 
-def _reduced_as_torchs(array: np.ndarray[Any, Any]) -> Any:
-    """Reduce a read-only array so that it arrives as from torch's workers: writable before Python
-    3.14, whose default protocol keeps what an array is."""
-    if pickle.DEFAULT_PROTOCOL >= 5 or not array.size:
+def _reduced_read_only(array: np.ndarray[Any, Any]) -> Any:
+    """Reduce an array as torch does, by the default protocol: before Python 3.14 that has no
+    read-only arrays."""
+    if pickle.DEFAULT_PROTOCOL >= 5:
         return NotImplemented
+    if not array.size:
+        return array.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     # Not copied: numpy takes whoever names the memory as its owner's word.
     memory = {**array.__array_interface__, "data": (array.ctypes.data, False)}
     owner = SimpleNamespace(__array_interface__=memory, array=array)

@@ -79,8 +79,6 @@ class _Pickler(ForkingPickler, TensorReducer):
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object; see ``pickle.Pickler``."""
-        if type(obj) is np.ndarray:
-            return _reduced_array(obj)
         if isinstance(obj, types.MethodType | types.BuiltinMethodType):
             return _reduced_method(obj)
         if isinstance(obj, torch.UntypedStorage) or _has_storage(obj):
@@ -129,14 +127,6 @@ def _is_most_of_its_storage(tensor: torch.Tensor) -> bool:
         return False
     num_bytes = tensor.untyped_storage().nbytes()
     return num_bytes >= _LEAST_SHARED_BYTES and 2 * tensor.nbytes >= num_bytes
-
-
-def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
-    """Reduce an array as torch does, by the default protocol: before Python 3.14 that has no
-    read-only arrays."""
-    if array.dtype.hasobject or array.flags.writeable:
-        return NotImplemented
-    return array.__reduce_ex__(min(5, pickle.DEFAULT_PROTOCOL))
 
 
 def _reduced_method(method: Any) -> Any:
