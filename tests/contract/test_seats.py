@@ -420,7 +420,7 @@ def test_workers_end_with_the_error_that_ends_their_epoch(seat):
     """Though somebody keeps the iterator."""
     before, processes = loader_threads(), set(multiprocessing.active_children())
     batches = iter(seat.loader(Rows(LENGTH), BATCH, worker_init_fn=fail_on_second))
-    with pytest.raises(Broken):
+    with pytest.raises(Broken, match="here"):
         list(batches)
     assert_threads_end([each for each in loader_threads() if each not in before])
     until(lambda: set(multiprocessing.active_children()) <= processes)

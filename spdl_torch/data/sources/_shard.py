@@ -18,6 +18,7 @@ from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import open_resuming, version_of
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
+from spdl_torch.loader.error_notes import is_of_handler
 
 from ...engine.channel import Channel, ChannelClosed
 from ...engine.threads import ThreadGroup
@@ -133,6 +134,8 @@ class ShardFiles:
             try:
                 self.versions[url] = version_of(url, self.storage_options)
             except Exception as error:
+                if is_of_handler(error):
+                    raise
                 self.versions[url] = None
                 _logger.warning("shards are read from their copies, new or old: %s: %r", url, error)
         return self.versions.get(url)
