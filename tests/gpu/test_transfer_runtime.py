@@ -93,7 +93,9 @@ def test_loop_goes_on_when_the_device_was_full(facts):
     """A device of 64 MiB; the error says where, and is torch's own."""
     assert 5 <= facts["out_of_memory"]["kept"] < 16
     assert "in the transfer to cuda:0" in facts["out_of_memory"]["notes"][0]
-    assert facts["out_of_memory"]["next"] == facts["out_of_memory"]["kept"] + 1
+    lost = facts["out_of_memory"]["lost"]
+    assert 1 <= lost <= 4  # and what was copied ahead before the loop let go
+    assert facts["out_of_memory"]["next"] == facts["out_of_memory"]["kept"] + lost
 
 
 @pytest.mark.parametrize(("seat", "most"), [("none", 5), ("threads", 7), ("persistent", 9)])

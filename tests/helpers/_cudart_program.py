@@ -344,7 +344,19 @@ def out_of_memory():
                 notes = error.__notes__
                 break
         num_kept, kept = len(kept), []
-        return {"kept": num_kept, "notes": notes, "next": int(next(loader).cpu()[0, 0])}
+        num_lost = 1
+        while (batch := _next_or_none(loader)) is None:  # made while the loop had not let go yet
+            num_lost += 1
+        found = {"kept": num_kept, "notes": notes, "lost": num_lost}
+        return {**found, "next": int(batch.cpu()[0, 0])}
+
+
+def _next_or_none(loader):
+    """Not if the device was full when it was copied."""
+    try:
+        return next(loader)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def calls_of_the_first(device, **options):
