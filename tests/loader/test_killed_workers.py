@@ -220,11 +220,13 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
 
 
 def leave(loader, how):
-    """End an epoch in one of the ways."""
+    """End an epoch in one of the ways. One of the two workers has made two batches by then, and
+    the row of the first is in the trace."""
     batches = iter(loader)
-    next(batches)
+    for _ in range(3):
+        next(batches)
     if how == "end":
-        assert len(list(batches)) == 9
+        assert len(list(batches)) == 7
     elif how == "error":
         with pytest.raises(ZeroDivisionError, match="division"):
             sum(len(batch) / 0 for batch in batches)
