@@ -122,7 +122,7 @@ def noted_sample(error: BaseException, index: Any) -> BaseException:
 
 # These functions return the error instead of raising it: a frame in the error's traceback with a
 # variable that holds the error is a cycle, which would keep the dataset alive until a garbage
-# collection.
+# collection. (Raise it without `from`, which would hide what the user's code was handling.)
 
 
 def noted_call(error: BaseException, function: str, where: str, what: str) -> BaseException:
@@ -136,12 +136,14 @@ def not_stop_iteration(error: BaseException, where: str) -> BaseException:
     """Return a RuntimeError for StopIteration, which would silently end the trainer's loop early
     (as it does in torch); return other errors unchanged.
     """
-    if isinstance(error, StopIteration):
-        return RuntimeError(
-            f"{where} raised StopIteration, which would end the epoch early. A map-style dataset "
-            "ends by its length; raise IndexError or another error for a bad index."
-        )
-    return error
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError(
+        f"{where} raised StopIteration, which would end the epoch early. A map-style dataset "
+        "ends by its length; raise IndexError or another error for a bad index."
+    )
+    raised.__cause__ = error
+    return raised
 
 
 def not_an_end(error: StopIteration) -> RuntimeError:
@@ -178,11 +180,6 @@ def _instead_of(error: BaseException, text: str) -> RuntimeError:
         attach_note(raised, note)
     raised.__cause__ = error
     return raised
-
-
-def cause_of(error: BaseException) -> BaseException | None:
-    """Return the cause for ``raise ... from`` that keeps the user's own cause."""
-    return error if isinstance(error, StopIteration) else error.__cause__
 
 
 def describe_indices(index: Any) -> str:

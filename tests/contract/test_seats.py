@@ -383,6 +383,32 @@ def test_steps_without_loading_have_the_first_batches_again(seat):
     assert indices_of(loader) == whole
 
 
+class Handling(Rows):
+    """Fails while it handles another error."""
+
+    def __getitem__(self, index):
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise ValueError("outer")  # noqa: B904  # as people write it
+
+
+def handling(samples):
+    return Handling(1)[0]
+
+
+@in_seats(NONE, THREADS, FORKED, SERVED)
+@pytest.mark.parametrize("collate_fn", [None, handling])
+def test_error_shows_what_was_being_handled(seat, collate_fn):
+    """As in torch: during handling of that one, it occurred."""
+    loader = seat.loader(Rows(4) if collate_fn else Handling(4), 2, collate_fn=collate_fn)
+    with pytest.raises(ValueError, match="outer") as caught:
+        list(loader)
+    assert repr(caught.value.__context__) == "KeyError('inner')"
+    assert caught.value.__cause__ is None
+    assert not caught.value.__suppress_context__
+
+
 class Counting(Rows):
     """Counts the samples that it made, in what copies share where a dataset is vouched for, and in
     what they have of their own elsewhere."""

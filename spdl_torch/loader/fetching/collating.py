@@ -18,7 +18,7 @@ from torch.utils.data._utils.collate import (
 
 from ...engine.failures import describe
 from ...objects.kinds import is_plain_tensor
-from ..error_notes import cause_of, noted_call
+from ..error_notes import noted_call
 from .odd_sample import odd_sample, refused_part
 from .timing import timed
 
@@ -202,4 +202,4 @@ class Collating:
             given = f"{self._describe(number, index)}, given {describe(samples)}"
             if odd := odd_sample(samples) or (self._is_torchs and refused_part(samples)):
                 given = f"{given}; {odd}"
-            raise noted_call(error, "collate_fn", "in collate_fn", given) from cause_of(error)
+            raise noted_call(error, "collate_fn", "in collate_fn", given)  # noqa: B904

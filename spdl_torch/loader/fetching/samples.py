@@ -22,7 +22,6 @@ from ...io._storage import room_in_batch
 from ...objects.kinds import is_memory
 from ..error_notes import (
     add_thread_note,
-    cause_of,
     describe_indices,
     is_users,
     noted_call,
@@ -115,7 +114,7 @@ class Samples:
             place = max(0, count - 1 - taken.__length_hint__())
             if self._cell is not None:
                 self._cell.num_tasks += place  # the good samples before it
-            raise noted_sample(error, indices[place]) from cause_of(error)
+            raise noted_sample(error, indices[place])  # noqa: B904
         finally:
             self._steps = None
 
@@ -128,7 +127,7 @@ class Samples:
         except BaseException as error:
             place = min(len(samples), len(indices) - 1)  # Ctrl-C may come after the last one
             if not isinstance(error, Exception):
-                raise noted_sample(error, indices[place]) from cause_of(error)
+                raise noted_sample(error, indices[place])  # noqa: B904
             bad = cast("Exception", noted_sample(error, indices[place]))
             batch.note_bad(place, indices[place], bad)
             del bad  # the error's traceback holds this frame: avoid the cycle
@@ -166,7 +165,7 @@ class Samples:
         try:
             return timed(self._cell, self._fetch_one, index, recorded_from=LONG_SAMPLES)
         except BaseException as error:
-            raise noted_sample(error, index) from cause_of(error)
+            raise noted_sample(error, index)  # noqa: B904
 
     def _instead_of(self, place: int, index: Any) -> Any:
         """Return the replacement of a sample that failed; MISSING: none.
@@ -217,9 +216,8 @@ class SamplesAtOnce(Samples):
             tolerates = self._batch.tolerance is not None and is_users(error)
             if not tolerates or not isinstance(index, list | tuple):
                 where = f"in {self._name}.__getitems__"
-                raise noted_call(
-                    error, "__getitems__", where, describe_indices(index)
-                ) from cause_of(error)
+                what = describe_indices(index)
+                raise noted_call(error, "__getitems__", where, what)  # noqa: B904
         if self._cell is not None:  # uncount the call: its samples are counted one by one below
             self._cell.num_tasks -= 1
             self._cell.num_failures -= 1

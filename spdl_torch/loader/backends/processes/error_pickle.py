@@ -61,6 +61,8 @@ class PackedError(NamedTuple):
     """The type and the text."""
     notes: tuple[str, ...]
     cause: PackedError | None
+    """What it was raised from, or else what was being handled."""
+    is_from_cause: bool
     # In place of its pickle:
     args: tuple[bytes, ...] = ()
     attributes: tuple[tuple[str, bytes], ...] = ()
@@ -72,17 +74,19 @@ def pack_error(error: BaseException, depth: int = 0) -> PackedError:
     """Pack an exception in the process that raised it. Its traceback becomes a note."""
     notes = (*notes_of(error), *_trace_of(error))
     cause = error.__cause__
-    packed_cause = pack_error(cause, depth + 1) if cause and depth < _MOST_LEVELS else None
+    before = cause or (None if error.__suppress_context__ else error.__context__)
+    packed_cause = pack_error(before, depth + 1) if before and depth < _MOST_LEVELS else None
+    chain = packed_cause, cause is not None
     kind, text = _packed_class(type(error)), text_of(error)
     try:
-        return PackedError(_pickled(error), kind, text, notes, packed_cause)
+        return PackedError(_pickled(error), kind, text, notes, *chain)
     except BaseException:  # of the exception's own methods
         *parts, left_out = _parts_of(error, depth)
     if left_out:
         notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
     if _is_too_deep(error, depth):
         notes += ("the groups inside it are too deep to be sent: these are their members",)
-    return PackedError(None, kind, text, notes, packed_cause, *parts)
+    return PackedError(None, kind, text, notes, *chain, *parts)
 
 
 def unpack_error(packed: PackedError) -> BaseException:
@@ -98,7 +102,8 @@ def unpack_error(packed: PackedError) -> BaseException:
     if notes:
         set_attribute(error, "__notes__", notes)
     if packed.cause is not None:
-        set_attribute(error, "__cause__", unpack_error(packed.cause))
+        name = "__cause__" if packed.is_from_cause else "__context__"
+        set_attribute(error, name, unpack_error(packed.cause))
     return error
 
 
