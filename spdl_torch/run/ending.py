@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -35,16 +36,20 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
         made.keep(made.loader())
     if options.folder is not None:
         leave_figures(sites, options.folder)
-    elif sites and (lines := _lines_of_ranks(max(made.time[1] for made in sites))) is not None:
-        told = [
-            f"\nspdl-torch run: {m.site.where}: {m.site.loads}, {m.how}{_told(m)}" for m in sites
-        ]
-        print(printable("\n".join([*told, *lines])), file=sys.stderr, flush=True)
+    elif sites and (text := _of_slowest(max(made.time[1] for made in sites), _told(sites))):
+        print(printable(text), file=sys.stderr, flush=True)
         if options.html is not None:
             _write_page(sites, options.html)
 
 
-def _told(made: Any) -> str:
+def _told(sites: list[Any]) -> str:
+    return "\n".join(
+        f"\nspdl-torch run: {each.site.where}: {each.site.loads}, {each.how}{_told_of(each)}"
+        for each in sites
+    )
+
+
+def _told_of(made: Any) -> str:
     seconds, waits = made.time
     if seconds < 2:
         return ": less than 2 s of loading, no report"
@@ -95,21 +100,22 @@ def note_ranks() -> None:
         _ranks[:] = store, distributed.get_rank(), distributed.get_world_size()
 
 
-def _lines_of_ranks(own: float) -> list[str] | None:
-    """Return, on rank 0, what is said of several ranks; elsewhere None. ``own``: the share of the
-    time that this one waits."""
+def _of_slowest(own: float, told: str) -> str | None:
+    """Return, on rank 0, what is told by the rank that waits most for its data; elsewhere None.
+    ``own``: the share of the time that this one waits."""
     if not _ranks:
-        return None if int(os.environ.get("RANK", "0")) else []
+        return None if int(os.environ.get("RANK", "0")) else told
     store, rank, num_ranks = _ranks
-    waits = {rank: own}
+    waits, texts = {rank: own}, {rank: told}
     with suppress(RuntimeError):  # the store, or a rank, is gone
-        store.set(f"spdl_torch/run/{rank}", str(own))
+        store.set(f"spdl_torch/run/{rank}", json.dumps([own, told]))
         for other in range(1, 0 if rank else num_ranks):
             store.wait([f"spdl_torch/run/{other}"], timedelta(seconds=_RANKS_SECONDS))
-            waits[other] = float(store.get(f"spdl_torch/run/{other}"))
+            waits[other], texts[other] = json.loads(store.get(f"spdl_torch/run/{other}"))
     if rank or num_ranks == 1:
-        return None if rank else []
+        return None if rank else told
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
-    is_known = len(waits) == num_ranks
-    known = f"rank {slowest_of(waits)} is the slowest" if is_known else "others have not ended"
-    return [wrapped(f"Of the time, waiting for data takes {text}: {known}.", "\nRANKS    ")]
+    slowest = slowest_of(waits)
+    known = "" if len(waits) == num_ranks else "others have not ended, and of these "
+    text = f"Of the time, waiting for data takes {text}: {known}rank {slowest}, whose report"
+    return "\n".join([texts[slowest], "", wrapped(f"{text} this is, is the slowest.", "RANKS    ")])
