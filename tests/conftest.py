@@ -131,9 +131,11 @@ def _garbage_of_this_file_alone(request):
 
 @pytest.fixture(autouse=True)
 def _environment_of_this_test_alone():
-    """Take back what libraries write into the environment, such as the rank of a training."""
-    before = dict(os.environ)
+    """Take back what libraries write into the environment, such as the rank of a training. A thread
+    that a library has put before all others of the machine would keep the cores from them."""
+    before, policy = dict(os.environ), _scheduling_policy()
     yield
+    assert _scheduling_policy() == policy
     after = dict(os.environ)
     after.pop("PYTEST_CURRENT_TEST", None)
     for name in after.keys() - before.keys():
@@ -141,6 +143,10 @@ def _environment_of_this_test_alone():
     for name in before.keys() - {"PYTEST_CURRENT_TEST"}:
         if after.get(name) != before[name]:
             os.environ[name] = before[name]
+
+
+def _scheduling_policy():
+    return os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None
 
 
 @pytest.hookimpl(wrapper=True)
