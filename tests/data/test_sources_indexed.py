@@ -205,6 +205,21 @@ def test_damaged_byte_is_an_error_or_changes_nothing(tmp_path_factory, place, ch
     assert found == expected[: len(found)]
 
 
+@pytest.mark.parametrize("buffer_size", [1, 4, 1000])
+def test_shuffled_pass_goes_on_anywhere_without_what_came_before(tmp_path, buffer_size):
+    """Nobody reads that again: it has been damaged meanwhile."""
+    for number in range(3):
+        write_shard(tmp_path / f"{number}.tar", shard_of(6 * number, 6))
+    source = TarShards(tmp_path / "*.tar").shuffle(seed=5, buffer_size=buffer_size).shard(1, 2)
+    whole = list(source)
+    first, damaged = whole[0], tmp_path / whole[0]["__url__"]
+    damaged.write_bytes(damaged.read_bytes().replace(first["jpg"], first["jpg"][::-1], 1))
+    with pytest.raises(DecodeError, match="another checksum"):
+        list(source)
+    for start in range(1, len(whole) + 1):
+        assert list(source.iterate(start)) == whole[start:]
+
+
 def test_checksum_is_compared(tmp_path):
     """The error names shard, sample and file, and what to do; ``index=False`` reads it."""
     path = tmp_path / "a.tar"

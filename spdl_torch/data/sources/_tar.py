@@ -7,7 +7,8 @@ import logging
 import math
 import os
 import re
-from itertools import islice
+from collections import deque
+from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spdl_torch.errors import DecodeError
@@ -23,6 +24,8 @@ from ._shard import ShardSource, numbered_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from ._stream import Mix
 
 T = TypeVar("T")
 
@@ -137,16 +140,17 @@ class TarShards(ShardSource):
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th sample on.
 
-        Earlier ones are skipped: their contents are not even read, unless samples are shuffled, or
-        damaged ones, which do not count, may be among those of an index.
+        Earlier ones are skipped: their contents are not even read, unless samples are shuffled
+        without an index, or damaged ones, which do not count, may be among those of an index.
         """
         check_start(self, start)
         if self._has_all_it_counts and self._mix is None:
             return self._unmixed(start)
         if self._mix is None:
             return islice(self._unmixed(0), start, None)
-        place = [number for part in self._parts for number in part]
-        return islice(self._mix.drawn(self._unmixed(0), self._epoch, *place), start, None)
+        if self._has_all_it_counts and self._indexed is not None:
+            return self._mixed_by_number(self._mix, self._indexed, start)
+        return islice(self._drawn(self._mix, self._unmixed(0)), start, None)
 
     def _with_index(self, cannot: str) -> IndexedSamples:
         """Return the places of the samples. Raises: TypeError: they are not known."""
@@ -157,24 +161,58 @@ class TarShards(ShardSource):
             )
         return self._indexed
 
+    def _drawn(self, mix: Mix, items: Iterator[T]) -> Iterator[T]:
+        place = [number for part in self._parts for number in part]
+        return mix.drawn(items, self._epoch, *place)
+
+    def _mixed_by_number(
+        self, mix: Mix, indexed: IndexedSamples, start: int
+    ) -> Iterator[dict[str, Any]]:
+        """Draw the numbers of samples up to ``start``, and samples from then on. A number that is
+        in the buffer then is read where it is drawn."""
+        passed = False
+
+        def items() -> Iterator[int | dict[str, Any]]:
+            numbers = chain.from_iterable(starmap(range, self._ranges(indexed, 0)[1]))
+            read = 0
+            while not passed and (number := next(numbers, None)) is not None:
+                yield number
+                read += 1
+            yield from self._unmixed(read)
+
+        mixed = self._drawn(mix, items())
+        deque(islice(mixed, start), maxlen=0)
+        passed = True
+        for each in mixed:
+            yield indexed.sample(each) if isinstance(each, int) else each
+
     def _unmixed(self, start: int) -> Iterator[dict[str, Any]]:
         """Iterate over the samples of this part, shard by shard."""
-        shards = list(enumerate(self._urls))
+        if self._indexed is not None:
+            return self._indexed_samples(self._indexed, start)
+        urls = [self._urls[shard] for shard in self._order_of_shards()]
+        return self._samples(*self._part([*enumerate(urls)]), start)
+
+    def _order_of_shards(self) -> list[int]:
+        shards = [*range(len(self._urls))]
         if self._mix is not None:
             random_of("shards", self._mix.seed, self._epoch).shuffle(shards)
-        if self._indexed is not None:
-            return self._indexed_samples(self._indexed, [number for number, _ in shards], start)
-        return self._samples(*self._part([*enumerate(url for _, url in shards)]), start)
+        return shards
 
-    def _indexed_samples(
-        self, indexed: IndexedSamples, shards: list[int], start: int
-    ) -> Iterator[dict[str, Any]]:
+    def _ranges(
+        self, indexed: IndexedSamples, start: int
+    ) -> tuple[list[str], list[tuple[int, int]]]:
+        """Return the shards of this part's samples from ``start`` on, and their numbers in each."""
         first, end = self._bounds(len(indexed))
-        found = [*pieces(indexed.first_samples, shards, first + start, end)]
-        urls = self._files.each([self._urls[shard] for shard, _, _ in found])
-        for (shard, low, high), _ in zip(found, urls, strict=True):
-            begin = indexed.first_samples[shard]
-            yield from self._unless_damaged(indexed.samples(begin + low, begin + high))
+        begins, order = indexed.first_samples, self._order_of_shards()
+        found = [*pieces(begins, order, first + start, end)]
+        ranges = [(begins[shard] + low, begins[shard] + high) for shard, low, high in found]
+        return [self._urls[shard] for shard, _, _ in found], ranges
+
+    def _indexed_samples(self, indexed: IndexedSamples, start: int) -> Iterator[dict[str, Any]]:
+        urls, ranges = self._ranges(indexed, start)
+        for bounds, _ in zip(ranges, self._files.each(urls), strict=True):
+            yield from self._unless_damaged(indexed.samples(*bounds))
 
     def _part(self, shards: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], int, int]:
         """Return the shards to read, of those with their places in the epoch, and this part's turn
