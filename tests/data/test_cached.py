@@ -24,8 +24,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as transforms
+from _datasets import Made as MadeBy
 from _forks import fork
-from _gates import PATIENCE_SECONDS
+from _gates import PATIENCE_SECONDS, in_thread, result_of
 from _inside import kept_by, placement_of
 from _readings import shown
 from _tars import keys, shard_of, write_shard
@@ -34,11 +35,9 @@ from torch.utils.data import Subset
 
 import spdl_torch
 from spdl_torch.data import cached, caching as caching_module
-from spdl_torch.data.caching import contents_of_files
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory, store as store_module
-from spdl_torch.io._cache.samples import sample_bytes, sample_from
 from spdl_torch.io._cache.store import Store
 from spdl_torch.loader.differences import path_of_difference
 
@@ -100,21 +99,44 @@ SAMPLES = [
 ]
 
 
-def content_from(sample):
-    """The bytes of a sample."""
-    return bytearray(sample_bytes(sample)[0])
+@dataclass
+class Labelled:
+    image: torch.Tensor
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
-def test_sample_comes_back_bit_for_bit(sample):
-    """Also its shape, type and strides, and it can be written to."""
-    found = sample_from(content_from(sample))
-    assert is_same(found, sample)
-    if type(sample) is torch.Tensor and sample.is_contiguous() and sample.numel():
-        assert found.stride() == sample.stride()
+class Opaque:
+    """It knows when it was made, and has no ``__eq__``."""
+
+    def __init__(self):
+        self.made = object()
+
+
+KEYS = itertools.cycle([("a", "b"), ("b", "a")])
+MADE_ANEW = [
+    lambda: Labelled(torch.arange(3)),
+    lambda: UserDict(image=torch.arange(3)),  # as a tokenizer's BatchEncoding
+    lambda: torch.eye(3).to_sparse(),
+    lambda: np.array([[1, "a"], "".join("bc")], dtype=object),
+    lambda: np.ma.masked_array([1.0, 2.0], [True, False]),
+    lambda: torch.tensor([1j, 2]).conj(),
+    lambda: {**dict.fromkeys(next(KEYS), 1), "more": Opaque()},  # as sets have another order
+]
+
+
+@pytest.mark.parametrize("make", [*(lambda each=each: each for each in SAMPLES), *MADE_ANEW])
+def test_sample_comes_back_bit_for_bit(make):
+    """Also its shape, type and strides, whatever holds its values, and if it is made anew each
+    time; and it can be written to."""
+    kept = cached(MadeBy(lambda _: make(), 2))
+    for _ in range(2):
+        found, sample = kept[0], make()
+        assert is_same(found, sample)
+    if any(sample is each for each in SAMPLES) and type(sample) is torch.Tensor:
         assert found.requires_grad == sample.requires_grad
-        found.detach().zero_()
-        assert not found.any()
+        if sample.is_contiguous() and sample.numel():
+            assert found.stride() == sample.stride()
+            found.detach().zero_()
+            assert not found.any()
 
 
 @pytest.mark.parametrize("place", ["memory", "full"])
@@ -259,22 +281,6 @@ def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path
     assert all(again.get(each) == content_of(each, 300) for each in range(0, 4 * number, 7))
 
 
-def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
-    """Half a content, half a record: neither is found, and both files are used again."""
-    store = Store(str(tmp_path))
-    assert store.put(1, b"one")
-    del store
-    (data,), (index,) = tmp_path.glob("*.data"), tmp_path.glob("*.index")
-    with open(data, "ab") as half:
-        half.write(b"half a cont")
-    with open(index, "ab") as half:
-        half.write(b"half a record")
-    store = Store(str(tmp_path))
-    assert store.put(2, b"two")
-    assert [Store(str(tmp_path)).get(key) for key in (1, 2, 3)] == [b"one", b"two", None]
-    assert [*tmp_path.glob("*.data")] == [data]
-
-
 def test_earlier_versions_make_room_for_the_present_one(tmp_path):
     """The oldest that no program uses, and only of the same dataset, and only beyond the limit."""
     other = kept_by(cached(Made(3), tmp_path, version=1)).folder
@@ -350,17 +356,8 @@ def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):
     """By two threads, of which each makes what the other one waits for."""
     dataset = Neighbours()
     dataset.cached = cached(dataset, tmp_path, version=1)
-    found = []
-
-    def read(index):
-        found.append(dataset.cached[index].label)
-
-    threads = [threading.Thread(target=read, args=(index,), daemon=True) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-    assert sorted(found) == [0, 1]
+    ends = [in_thread(dataset.cached.__getitem__, index) for index in range(2)]
+    assert [result_of(end).label for end in ends] == [0, 1]
 
 
 class Counted(Made):
@@ -407,21 +404,9 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
         assert len(made) == 100
 
 
-class Endless(Made):
-    """Whose samples are never done."""
-
-    def __init__(self, length, writing):
-        super().__init__(length)
-        self.writing = writing
-
-    def __getitem__(self, index):
-        os.write(self.writing, b".")
-        signal.pause()
-
-
 def hold_sample(kept, writing):
     """Be about to make the first sample, for ever."""
-    kept.dataset = Endless(len(kept), writing)
+    kept.dataset = MadeBy(lambda _: os.write(writing, b".") and signal.pause(), len(kept))
     kept[0]
 
 
@@ -434,52 +419,8 @@ def test_other_version_or_dataset_finds_nothing(tmp_path):
         assert dataset.num_made[0] == len(dataset) + 2
     with pytest.raises(ValueError, match=r"sample 3 in .* is not what the dataset makes now"):
         cached(Made(10, offset=1), tmp_path, version=1)[3]
-
-    class Random(Made):
-        def __getitem__(self, index):
-            return torch.rand(3)
-
     with pytest.raises(ValueError, match="sample 0 is not the same when it is made twice"):
-        cached(Random(4))[0]
-
-
-@dataclass
-class Labelled:
-    image: torch.Tensor
-
-
-class Opaque:
-    """It knows when it was made, and has no ``__eq__``."""
-
-    def __init__(self):
-        self.made = object()
-
-
-KEYS = itertools.cycle([("a", "b"), ("b", "a")])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Labelled(torch.arange(3)),
-        lambda: UserDict(image=torch.arange(3)),  # as a tokenizer's BatchEncoding
-        lambda: torch.eye(3).to_sparse(),
-        lambda: np.array([[1, "a"], "".join("bc")], dtype=object),
-        lambda: np.ma.masked_array([1.0, 2.0], [True, False]),
-        lambda: torch.tensor([1j, 2]).conj(),
-        lambda: {**dict.fromkeys(next(KEYS), 1), "more": Opaque()},  # as sets have another order
-    ],
-)
-def test_sample_that_is_made_anew_is_the_same(make):
-    """Whatever holds its values."""
-
-    class Anew(Made):
-        def __getitem__(self, index):
-            return make()
-
-    kept = cached(Anew(2))
-    assert is_same(kept[0], make())
-    assert is_same(kept[0], make())
+        cached(MadeBy(lambda _: torch.rand(3), 4))[0]
 
 
 def random_part(sample):
@@ -493,11 +434,8 @@ def random_part(sample):
 def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
     """The first, which fills the cache, and the second, which reads it, wherever workers live."""
 
-    class Plain(Made):
-        def __getitem__(self, index):
-            return random_part(super().__getitem__(index))
-
-    expected = spdl_torch.DataLoader(Plain(20), batch_size=4, shuffle=False, seed=3)
+    plain = MadeBy(lambda index: random_part(Made(20)[index]), 20)
+    expected = spdl_torch.DataLoader(plain, batch_size=4, shuffle=False, seed=3)
     kept = cached(Made(20), tmp_path, version=1, transform=random_part)
     loader = spdl_torch.DataLoader(
         kept, batch_size=4, num_workers=workers, isolation=isolation, seed=3
@@ -785,19 +723,6 @@ def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):
     assert 150_000 < sum(store.num_bytes for store in stores) <= 200_000
     assert all(store.num_bytes > 20_000 for store in stores)
     assert 250_000 < memory.memory_limit() < 310_000  # with what they hold
-
-
-def test_empty_file_is_found(tmp_path):
-    """It has no bytes, and is not missing for that; keys are counted once each in the report."""
-    path = tmp_path / "empty"
-    path.write_bytes(b"")
-    store = Store(str(tmp_path / "cache"))
-    contents = [contents_of_files(store, [str(path)], None) for _ in range(3)]
-    assert [len(content) for (content,) in contents] == [0, 0, 0]
-    assert store.counts() == {"cache/found": 2, "cache/missing": 1}
-    store.put(1, b"other")
-    store.put(1, b"other")
-    assert "holds 50% of the items" in store.remark(4)
 
 
 def test_subsets_of_one_dataset_are_other_datasets(tmp_path):

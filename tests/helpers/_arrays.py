@@ -5,6 +5,9 @@ import struct
 import zlib
 
 import numpy as np
+import pytest
+
+from spdl_torch.io._array import npz
 
 SMOOTH = (np.add.outer(np.arange(20), np.arange(30)) // 3).astype("<i4")
 
@@ -24,52 +27,54 @@ def deflated(content):
     return compressor.compress(content) + compressor.flush()
 
 
-def packed(form, version, fields, *names):
-    """Numbers for a record: the version before them and two of time and date behind, if any."""
-    values = [fields[name] for name in names]
-    return struct.pack(form, *([version, *values, 0, 0] if version else values))
+@pytest.fixture(params=["deflate", "zlib"])
+def codec(request, monkeypatch):
+    """Each of the two ways to inflate."""
+    if request.param == "zlib":
+        monkeypatch.setattr(npz, "deflate", None)
+    elif npz.deflate is None:
+        pytest.skip("deflate is not installed: pip install deflate")
 
 
-def archive(*members, before=b"", comment=b"", after=b"", **end):
+both_codecs = pytest.mark.usefixtures("codec")
+
+
+def archive(*members, comment=b"", after=b"", **end):
     """A zip archive, honest but for the fields that are given.
 
-    Of a member: ``name, content, method, data, flags, crc, num_stored, num_bytes, offset, disk``;
+    Of a member: ``name, content, method, data, flags, crc, num_stored, num_bytes, offset``;
     ``header`` has those of them that its header gets instead.
     """
-    body, directory = before, b""
+    body = directory = b""
     for member in members:
-        fields = {"name": b"a.npy", "content": NPY, "method": 0, "flags": 0, "disk": 0, **member}
+        fields = {"name": b"a.npy", "content": NPY, "method": 0, "flags": 0, "extra": b"", **member}
         content = fields["content"]
         data = fields.get("data", deflated(content) if fields["method"] == 8 else content)
-        honest = {
+        entry = {
             "crc": zlib.crc32(content),
             "num_stored": len(data),
             "num_bytes": len(content),
             "offset": len(body),
-            "extra": b"",
+            **fields,
         }
-        entry = {**honest, **fields}
         first = {**entry, **fields.get("header", {})}
-        body += b"PK\3\4" + packed("<5H", 20, first, "flags", "method") + bytes(0)
-        body += packed("<3L", None, first, "crc", "num_stored", "num_bytes")
-        body += struct.pack("<2H", len(first["name"]), len(first["extra"]))
-        body += first["name"] + first["extra"] + data
-        directory += b"PK\1\2" + bytes(2) + packed("<5H", 20, entry, "flags", "method")
-        directory += packed("<3L", None, entry, "crc", "num_stored", "num_bytes")
-        directory += struct.pack(
-            "<5H2L",
-            *(len(entry["name"]), len(entry["extra"]), 0, entry["disk"], 0),
-            *(0, entry["offset"]),
-        )
-        directory += entry["name"] + entry["extra"]
-    fields = {"count": len(members), "size": len(directory), "start": len(body), "disk": 0, **end}
-    count_here = fields.get("count_here", fields["count"])
+        body += b"PK\3\4" + facts(first) + first["name"] + first["extra"] + data
+        directory += b"PK\1\2" + bytes(2) + facts(entry) + bytes(10)
+        directory += struct.pack("<L", entry["offset"]) + entry["name"] + entry["extra"]
+    fields = {"count": len(members), "size": len(directory), "start": len(body), **end}
     tail = struct.pack(
-        "<4H2LH",
-        *(fields["disk"], fields["disk"], count_here, fields["count"]),
+        *("<4H2LH", 0, 0, fields["count"], fields["count"]),
         *(fields["size"], fields["start"], len(comment)),
     )
     return body + directory + fields.get("end64", b"") + b"PK\5\6" + tail + comment + after
+
+
+def facts(fields):
+    """What a header and the directory say of a member in the same words."""
+    names = "flags", "method", "crc", "num_stored", "num_bytes"
+    flags, method, *numbers = (fields[name] for name in names)
+    lengths = len(fields["name"]), len(fields["extra"])
+    return struct.pack("<5H3L2H", 20, flags, method, 0, 0, *numbers, *lengths)
 
 
 ZIP64 = struct.pack("<2H2Q", 1, 16, len(NPY), len(NPY))

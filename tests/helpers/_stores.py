@@ -8,7 +8,6 @@ each GET of an object to come:
     "drop"    the connection is closed without an answer
     "cut"     half of the answer, then the connection is closed
     "hang"    no answer before the store is closed
-    "slow"    the answer trickles: a few bytes at a time, with a pause after each
     callable  called before the answer is made; what changes at that moment
 """
 
@@ -19,11 +18,6 @@ import http.server
 import select
 import threading
 from dataclasses import dataclass
-
-__all__ = ["IDLE_SECONDS", "SLOW_BYTES", "HttpStore", "S3Store"]
-
-SLOW_BYTES, SLOW_SECONDS = 32, 0.004
-"""The piece of a slow answer, and the pause after it."""
 
 IDLE_SECONDS = 0.2
 """A socket that takes nothing for so long is taken for one whose reader reads no further."""
@@ -123,18 +117,16 @@ class HttpStore(http.server.ThreadingHTTPServer):
     def handle_error(self, request, client_address):
         """Clients go away as they like."""
 
-    def send(self, socket, content, slow=False):
-        view, most = memoryview(content), SLOW_BYTES if slow else 1 << 16
+    def send(self, socket, content):
+        view = memoryview(content)
         while view and not self._closing.is_set():
             if not select.select([], [socket], [], IDLE_SECONDS)[1]:
                 self.reader_waits.set()
                 continue
-            num_sent = socket.send(view[:most])
+            num_sent = socket.send(view[: 1 << 16])
             view = view[num_sent:]
             with self._lock:
                 self.num_bytes_sent += num_sent
-            if slow:
-                self._closing.wait(SLOW_SECONDS)
         self.reader_waits.set()
 
     def wait_until_closed(self):
@@ -216,11 +208,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(Answer(503, {"Content-Length": str(len(_SLOW_DOWN))}, _SLOW_DOWN))
             return
         answer = store.answer(self.command, self.path, self.headers, body)
-        self._send(answer, cut=fault == "cut", slow=fault == "slow")
+        self._send(answer, cut=fault == "cut")
 
     do_HEAD = do_PUT = do_POST = do_GET
 
-    def _send(self, answer, cut=False, slow=False):
+    def _send(self, answer, cut=False):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             if name.lower() not in ("connection", "date", "server", "transfer-encoding"):
@@ -228,7 +220,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             size = len(answer.content) // 2 if cut else len(answer.content)
-            self.server.send(self.connection, answer.content[:size], slow)
+            self.server.send(self.connection, answer.content[:size])
         self.close_connection = self.close_connection or cut
 
     def log_message(self, *args):

@@ -12,6 +12,7 @@ import av
 import numpy as np
 import torch
 from _videos import Kind, decode_plainly, write_video
+from hypothesis import given, settings, strategies as st
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (
@@ -297,6 +298,16 @@ class Tally:
             assert np.allclose(times, self.video.times, atol=1e-6)
         return times
 
+    def compare(self, load, places):
+        """Compare what is loaded both ways with the frames at some places; whether it came."""
+        try:
+            frames = both_ways(load)
+        except DecodeError as error:
+            self.refuse(error)
+            return False
+        self.equal(frames, places)
+        return True
+
     def clip(self, moments):
         """Compare the frames on display at some moments."""
         shown = sorted(self.times)
@@ -308,15 +319,9 @@ class Tally:
             clips.append(load_clip(self.video.content, lambda info: moments))
             return clips[-1].frames
 
-        try:
-            both_ways(load)
-        except DecodeError as error:
-            return self.refuse(error)
-        clip, other = clips
-        assert torch.allclose(clip.timestamps, other.timestamps)
-        self.equal(clip.frames, [places[number] for number in wanted])
-        assert np.allclose(clip.timestamps, [shown[number] for number in wanted])
-        return None
+        if self.compare(load, [places[number] for number in wanted]):
+            for clip in clips:
+                assert np.allclose(clip.timestamps, [shown[number] for number in wanted])
 
     def facts(self):
         """Compare what a sampler is told with the frames and times of the decode of all."""
@@ -337,21 +342,14 @@ class Tally:
     def window(self, start, end):
         """Compare the frames of start <= time < end, which are some."""
         places = [k for k, time in enumerate(self.times) if start - 1e-6 <= time < end - 1e-6]
-        try:
-            frames = both_ways(lambda: load_video(self.video.content, (start, end)))
-        except DecodeError as error:
-            return self.refuse(error)
-        return self.equal(frames, places)
+        self.compare(lambda: load_video(self.video.content, (start, end)), places)
 
     def indices(self, wanted):
         """Compare the frames at some indices, ascending."""
-        try:
-            frames = both_ways(
-                lambda: convert_frames(sample_decode_video(demux_video(self.video.content), wanted))
-            )
-        except DecodeError as error:
-            return self.refuse(error)
-        return self.equal(frames, wanted)
+        self.compare(
+            lambda: convert_frames(sample_decode_video(demux_video(self.video.content), wanted)),
+            wanted,
+        )
 
     def strided(self, stride):
         """Compare every so-manieth frame, the last one repeated."""
@@ -368,18 +366,25 @@ class Tally:
             return self.refuse(error)
         return self.clip(asked)
 
-    def at_random(self, rng, rounds):
-        """Compare by every way of access."""
+    def check(self, num_examples):
+        """Compare by every way of access, at what hypothesis chooses."""
         if not self.times:
             return self
-        for _ in range(rounds):
-            low, high = min(self.times) - 0.05, max(self.times) + 0.03
-            self.clip([rng.uniform(low, high) for _ in range(rng.randint(1, 4))])
-            first = rng.randrange(len(self.times))
-            ends = [*sorted(self.times), high + 1]
-            if ends[first] < (last := ends[rng.randrange(first + 1, len(ends))]):
-                self.window(ends[first], last)
-            number = min(len(self.times), rng.randint(1, 5))
-            self.indices(sorted(rng.sample(range(len(self.times)), number)))
-            self.strided(rng.randint(1, 5))
+        times = sorted(self.times)
+        moments, ends = st.floats(times[0] - 1, times[-1]), [*times, times[-1] + 1]
+
+        @settings(max_examples=num_examples, deadline=None, database=None)
+        @given(
+            st.lists(moments | st.sampled_from(times), min_size=1, max_size=4),
+            st.sets(st.sampled_from(ends), min_size=2, max_size=2),
+            st.sets(st.sampled_from(range(len(times))), min_size=1, max_size=5),
+            st.integers(1, 5),
+        )
+        def chosen(moments, window, indices, stride):
+            self.clip(moments)
+            self.window(min(window), max(window))
+            self.indices(sorted(indices))
+            self.strided(stride)
+
+        chosen()
         return self

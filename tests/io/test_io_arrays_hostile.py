@@ -8,24 +8,24 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from _arrays import NPY, SEEDS, SIZES_IN_ZIP64, SMOOTH, ZIP64, archive, deflated, saved
+from _arrays import (
+    NPY,
+    SEEDS,
+    SIZES_IN_ZIP64,
+    SMOOTH,
+    ZIP64,
+    archive,
+    both_codecs,
+    codec,
+    deflated,
+    saved,
+)
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import load_npy, load_npz
-from spdl_torch.io._array import npz
 
-
-@pytest.fixture(params=["deflate", "zlib"])
-def _codec(request, monkeypatch):
-    """Each of the two ways to inflate."""
-    if request.param == "zlib":
-        monkeypatch.setattr(npz, "deflate", None)
-    elif npz.deflate is None:
-        pytest.skip("deflate is not installed: pip install deflate")
-
-
-both_codecs = pytest.mark.usefixtures("_codec")
+__all__ = ["codec"]
 
 
 def npy(text, data=b"", version=1):
@@ -43,7 +43,6 @@ HUGE = "9" * 4000
 BAD_NPY = {
     "empty": (b"", "empty"),
     "cut in the magic": (NPY[:4], "truncated: 4 bytes"),
-    "cut in the version": (NPY[:7], "truncated: 7 bytes"),
     "cut in the header": (NPY[:60], "truncated: 60 bytes"),
     "cut in the data": (NPY[:-1], r"int32 of shape \(20, 30\) takes 2400 bytes, got 2399"),
     "text": (b"hello, world", r"not an npy file, it begins with b'hello, w'"),
@@ -55,11 +54,8 @@ BAD_NPY = {
     "no dict": (npy("[1, 2]"), "must be a dict with the keys"),
     "a call": (npy("__import__('os').getcwd()"), "not a literal"),
     "nested": (npy("(" * 9000), "not a literal"),
-    "deep": (npy("-" * 9000 + "1"), "not a literal"),
     "not latin-1 in version 3": (npy("\xff", version=3)[:12] + b"\xff\xff", "not a literal"),
     "key missing": (npy("{'descr': '<i4', 'shape': (2,)}"), "must be a dict with the keys"),
-    "key too many": (npy(header()[:-2] + "'x': 1}"), "must be a dict with the keys"),
-    "unhashable": (npy("{[]: 1}"), "not a literal"),
     "objects": (saved(np.save, np.array([{}, None])), "dtype object is stored as a pickle"),
     "object field": (
         saved(np.save, np.zeros(2, [("a", "O"), ("b", "i4")])),
@@ -67,22 +63,15 @@ BAD_NPY = {
     ),
     "no dtype": (npy(header(descr="'nonsense'")), "'nonsense' is not a dtype"),
     "dtype of no bytes": (npy(header(descr="'|V0'", shape="(9,)")), "cannot have the dtype"),
-    "dtype too large": (npy(header(descr=f"'|S{HUGE}'")), "is not a dtype"),
     "subarray": (npy(header(descr="('<i4', (2,))"), bytes(16)), "cannot have the dtype"),
     "fields named twice": (npy(header(descr="[('a', '<i4'), ('a', '<i4')]")), "is not a dtype"),
     "order": (npy(header(fortran_order="1"), bytes(8)), "fortran_order must be True or False"),
-    "shape of a list": (npy(header(shape="[2]"), bytes(8)), "shape must be a tuple of sizes"),
     "shape of a bool": (npy(header(shape="(True,)"), bytes(8)), "shape must be a tuple of sizes"),
-    "shape of a float": (npy(header(shape="(2.0,)"), bytes(8)), "shape must be a tuple of sizes"),
     "negative": (npy(header(shape="(-1,)"), bytes(8)), "shape must be a tuple of sizes"),
-    "two negative": (npy(header(shape="(-1, -2)"), bytes(8)), "shape must be a tuple of sizes"),
-    "large": (npy(header(shape="(1 << 40,)")), "not a literal"),
     "larger than the data": (npy(header(shape="(1099511627776,)"), bytes(8)), "got 8"),
     "product wraps to 0": (npy(header(shape=f"({2**32}, {2**32})")), "more bytes than there are"),
-    "product wraps to 8": (npy(header(shape=f"({2**61 + 1}, 8)")), "more bytes than there are"),
     "digits": (npy(header(shape=f"({HUGE}, {HUGE})")), "more bytes than there are"),
     "huge beside 0": (npy(header(shape=f"(0, {2**62}, {2**62})")), "no array has shape"),
-    "dimensions": (npy(header(shape=f"({'1,' * 100})"), bytes(8)), "no array has shape"),
 }
 
 
@@ -158,23 +147,17 @@ BAD_NPZ = {
     "a single array": (NPY, "a single array: use load_npy"),
     "text": (b"x" * 40, "not a zip archive: it begins with b'xxxxxxxx'"),
     "truncated": (GOOD[:-1], "truncated, or followed by other bytes"),
-    "half": (GOOD[: len(GOOD) // 2], "truncated, or followed by other bytes"),
     "bytes behind": (archive({}, after=b"x"), "truncated, or followed by other bytes"),
     "bytes before": (b"x" + GOOD, "with other bytes put before or between"),
-    "bytes taken": (GOOD[1:], "with other bytes put before or between"),
     "comment too short": (archive({}, comment=b"abc")[:-1], "truncated, or followed"),
     "too many members": (archive({}, count=2), "directory is truncated|do not fit"),
-    "count is absurd": (archive({}, count=60_000), "60000 members do not fit"),
     "directory elsewhere": (archive({}, start=7), "put before or between"),
     "directory damaged": (GOOD.replace(b"PK\1\2", b"PK\1\3"), "directory is damaged"),
     "encrypted": (archive({"flags": 1}), "member 'a' is encrypted"),
-    "strongly encrypted": (archive({"flags": 1 << 6}), "member 'a' is encrypted"),
     "same name": (archive({}, {}), "two members are named 'a'"),
-    "same array": (archive({}, {"name": b"a"}), "two members are named 'a'"),
     "same place": (archive({}, {"name": b"b.npy", "offset": 0}), "begin at the same place"),
     "offset": (archive({"offset": 10**6}), "a member begins after the last one"),
     "bad UTF-8": (archive({"name": b"\xff.npy", "flags": 1 << 11}), "is not UTF-8"),
-    "zip64 field missing": (archive({"offset": 2**32 - 1}), "a member begins after"),
     "zip64 field short": (
         archive({"offset": 2**32 - 1, "extra": struct.pack("<2HL", 1, 4, 0)}),
         "zip64 field is too short",
@@ -207,21 +190,15 @@ SECOND = 30 + len(b"good.npy") + len(NPY)
 """Where the second member begins, below."""
 BOMB = deflated(bytes(1 << 20))
 BAD_MEMBER = {
-    "no array": ({"content": b"hello, world"}, "not an npy file"),
-    "empty": ({"content": b""}, "empty"),
     "pickle": ({"content": b"\x80\x04\x95rest"}, "a pickle, which is refused"),
     "objects": ({"content": saved(np.save, np.array([{}]))}, "dtype object is stored as a pickle"),
     "bytes behind": ({"content": NPY + b"x"}, "1 bytes follow its array"),
-    "bytes behind, deflated": ({"content": NPY + b"x", "method": 8}, "1 bytes follow its array"),
     "too short": ({"content": NPY[:-1]}, "truncated"),
-    "too short, deflated": ({"content": NPY[:-1], "method": 8}, "truncated"),
     "bzip2": ({"method": 12}, "compressed by bzip2, method 12; only stored"),
     "Zstandard": ({"method": 93}, r"compressed by Zstandard, method 93; .* anew by numpy\.savez"),
-    "unknown method": ({"method": 77}, "compressed by method 77; only stored"),
     "two sizes": ({"num_bytes": 10}, "stored, but has two sizes"),
     "other name": ({"header": {"name": b"b.npy"}}, "missing or has another name"),
     "beyond the end": ({"num_stored": 10**6, "num_bytes": 10**6}, "overlaps with what follows"),
-    "in the directory": ({"num_stored": len(NPY) + 1, "num_bytes": len(NPY) + 1}, "overlaps"),
     "no header": ({"offset": SECOND + 1}, "missing or has another name"),
     "header outside": (
         {"data": b"", "num_stored": 0, "offset": SECOND + 20},
@@ -231,8 +208,6 @@ BAD_MEMBER = {
     "checksum": ({"method": 8, "crc": 1}, "its checksum is wrong"),
     "more than said": ({"method": 8, "data": BOMB, "num_bytes": 1000}, "more than the 1000 bytes"),
     "less than said": ({"method": 8, "num_bytes": 10_000}, "inflates to 2528 bytes|truncated"),
-    "far less than said": ({"method": 8, "num_bytes": 2**29}, "cannot inflate to 536870912"),
-    "cut": ({"method": 8, "data": deflated(NPY)[:-9]}, "damaged|truncated"),
 }
 
 

@@ -1,15 +1,15 @@
 """Reading paths and URLs: file systems, retries, many reads in flight."""
 
-import asyncio
 import errno
 import io
 import logging
 import pickle
+import threading
 from types import SimpleNamespace
 
 import fsspec
 import pytest
-from fsspec.asyn import AsyncFileSystem
+from _gates import PATIENCE_SECONDS
 from fsspec.registry import known_implementations
 from hypothesis import given, strategies as st
 
@@ -18,7 +18,7 @@ from spdl_torch.io import Reader
 from spdl_torch.io._remote import glob_url, is_url, read_url
 from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RetryPolicy, is_transient
-from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
+from spdl_torch.pipeline import PipelineBuilder
 
 
 class Flaky(fsspec.AbstractFileSystem):
@@ -27,6 +27,7 @@ class Flaky(fsspec.AbstractFileSystem):
     protocol = "flaky"
     errors = None  # set by the fixture
     attempts = 0
+    together = None
 
     def __init__(self, content=b"content", **options):
         super().__init__(**options)
@@ -36,39 +37,17 @@ class Flaky(fsspec.AbstractFileSystem):
         type(self).attempts += 1
         if self.errors:
             raise self.errors.pop(0)
+        if self.together is not None:
+            self.together.wait(PATIENCE_SECONDS)
         return self.content
-
-
-class Remote(AsyncFileSystem):
-    """Asynchronous inside, as those of the network are; answers when enough reads wait."""
-
-    protocol = "remote"
-    errors = None  # set by the fixture
-    wait_for = 1
-    num_waiting = 0
-    enough = None
-
-    async def _cat_file(self, path, start=None, end=None, **kwargs):
-        cls = type(self)
-        if cls.errors:
-            raise cls.errors.pop(0)
-        cls.num_waiting += 1
-        cls.enough = cls.enough or asyncio.Event()
-        if cls.num_waiting >= cls.wait_for:
-            cls.enough.set()
-        await cls.enough.wait()
-        return path.encode()
 
 
 @pytest.fixture(autouse=True)
 def file_systems():
-    """The two of this file, as new, and an empty memory://."""
-    for cls in (Flaky, Remote):
-        fsspec.register_implementation(cls.protocol, cls, clobber=True)
-        cls.errors = []
-        cls.clear_instance_cache()
-    Flaky.attempts = 0
-    Remote.wait_for, Remote.num_waiting, Remote.enough = 1, 0, None
+    """That of this file, as new, and an empty memory://."""
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    Flaky.errors, Flaky.attempts, Flaky.together = [], 0, None
+    Flaky.clear_instance_cache()
     yield
     fsspec.filesystem("memory").rm("/", recursive=True)
 
@@ -165,12 +144,15 @@ def test_read_is_repeated_when_the_error_may_pass():
 
 def test_last_error_is_raised_as_itself_when_retries_are_used_up():
     """The same object, with a note that has the number of attempts."""
-    Flaky.errors = [OSError(f"number {n}") for n in range(3)]
-    last = Flaky.errors[-1]
-    with pytest.raises(OSError, match="number 2") as caught:
-        reader_of(retries=2)("flaky://a.bin")
-    assert caught.value is last
-    assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 3 attempts"]
+    reader = reader_of(retries=2)
+    for number in (1, 2):  # each read has all its attempts
+        Flaky.errors = [OSError(f"number {n}") for n in range(3)]
+        last = Flaky.errors[-1]
+        with pytest.raises(OSError, match="number 2") as caught:
+            reader("flaky://a.bin")
+        assert caught.value is last
+        assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 3 attempts"]
+        assert reader.num_retries == 2 * number
 
 
 @pytest.mark.parametrize(
@@ -256,35 +238,20 @@ def test_reader_can_be_pickled():
 
 
 @pytest.mark.parametrize("where", ["status", "code", "response"])
-def test_status_is_understood_wherever_a_library_keeps_it(where):
-    """aiohttp, gcsfs and requests each have their own place."""
-    for status in (404, 500):
+def test_answers_of_a_busy_server_alone_are_asked_for_again(where):
+    """aiohttp, gcsfs and requests each have their own place for the status that says so."""
+    busy = {408, 425, 429, 500, 503}
+    for status in (*busy, 400, 401, 403, 404, 410):
         error = OSError("no")
-        value = SimpleNamespace(status_code=status) if where == "response" else status
-        setattr(error, where, value)
-        assert is_transient(error) == (status == 500)
-
-
-# --- many at once ----------------------------------------------------------------------------
+        setattr(
+            error, where, SimpleNamespace(status_code=status) if where == "response" else status
+        )
+        assert is_transient(error) == (status in busy)
 
 
 def test_reads_are_in_flight_together_on_threads():
     """As many as the stage's concurrency; none is answered before all of them were asked."""
-    Remote.wait_for = 4
-    names = [f"remote://{n}" for n in range(4)]
-    builder = PipelineBuilder().add_source(names).pipe(Reader(), concurrency=4).add_sink()
-    with (pipeline := builder.build()).auto_stop():
-        assert sorted(pipeline) == [b"0", b"1", b"2", b"3"]
-
-
-def test_pipeline_fails_with_the_error_of_the_file_system():
-    """The user sees what the file system raised, with the item and the attempts."""
-    Flaky.errors = [OSError("down")] * 9
-    builder = PipelineBuilder().add_source(["flaky://a.bin"] * 3).pipe(reader_of(retries=2))
-    with (
-        (pipeline := builder.add_sink().build(max_failures=0)).auto_stop(),
-        pytest.raises(PipelineFailure, match="Reader") as caught,
-    ):
-        list(pipeline)
-    assert str(caught.value.exceptions[0]) == "down"
-    assert "failed after 3 attempts" in caught.value.exceptions[0].__notes__[0]
+    Flaky.together = threading.Barrier(4)
+    builder = PipelineBuilder().add_source(["flaky://a"] * 4).pipe(Reader(), concurrency=4)
+    with (pipeline := builder.add_sink().build()).auto_stop():
+        assert list(pipeline) == [b"content"] * 4

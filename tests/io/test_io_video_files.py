@@ -3,16 +3,15 @@ error. What is right is what a decode of the whole file gives, from its first pa
 
 import io
 import pickle
-import random
 from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
 import torch
+from _pictures import encode
 from _video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded, edited
 from _videos import Kind, decode_plainly, write_video
-from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from spdl_torch.errors import DecodeError
@@ -65,29 +64,10 @@ BROKEN = (
 ALL = [(kind, variant) for kind in KINDS for variant in VARIANTS]
 
 
-def check(kind, variant, rounds, num_examples):
-    """Compare by every way of access, at moments that hypothesis chooses as well."""
-    tally = Tally(kind, variant).at_random(random.Random(0), rounds)
-    if not tally.times:
-        return
-    times = sorted(tally.times)
-    inside = st.floats(times[0] - 1, times[-1])
-    edges = st.sampled_from(times)
-
-    @settings(max_examples=num_examples, deadline=None, database=None)
-    @given(st.lists(inside | edges, min_size=1, max_size=4), st.sets(edges, min_size=2, max_size=2))
-    def chosen(moments, window):
-        tally.clip(moments)
-        tally.window(min(window), max(window))
-
-    if times[0] < times[-1]:
-        chosen()
-
-
 @pytest.mark.parametrize("kind", SHORT)
 def test_frames_and_times_are_those_of_a_decode_of_all(kind):
     """Whole, in windows, in clips, by index and by stride."""
-    check(kind, "whole", 2, 3)
+    Tally(kind).check(4)
 
 
 @pytest.mark.parametrize("kind", SHORT)
@@ -95,7 +75,7 @@ def test_frames_and_times_are_those_of_a_decode_of_all(kind):
 def test_packets_are_decoded_again_alike(kind, is_window):
     """By their own decoder, by a twin's, after pickling, and with more threads; what came beside
     them is kept."""
-    times = sorted(Tally(kind, "whole").times)
+    times = sorted(Tally(kind).times)
     window = (times[5], times[-3]) if is_window else None
     packets = demux_video(decoded(kind).content, timestamp=window)
     expected = load_video(decoded(kind).content, window)
@@ -136,7 +116,7 @@ def test_a_moment_that_a_cut_file_no_longer_has_is_refused(kind):
 def test_broken_files_give_those_frames_or_an_error_that_names_them(kind, variant):
     """Cut anywhere, or two files one after the other."""
     assert decoded(kind, variant) is not None
-    check(kind, variant, 2, 2)
+    Tally(kind, variant).check(3)
 
 
 @pytest.mark.long
@@ -146,7 +126,7 @@ def test_all_files_give_the_frames_of_a_decode_of_all(kind, variant):
     if KINDS[kind].container in ("matroska", "webm") and variant == "two glued together":
         return
     if (kind, variant) not in BY_CHANCE and decoded(kind, variant) is not None:
-        check(kind, variant, 20, 30)
+        Tally(kind, variant).check(40)
 
 
 def without_references_in_layers(content):
@@ -241,26 +221,31 @@ def test_a_trimmed_video_is_upright_whichever_decoder_decodes_it():
         assert torch.equal(convert_frames(frames), expected), num_threads
 
 
+def of_jpegs(jpegs, container, size, pix_fmt):
+    """A video of these pictures."""
+    with av.open(file := io.BytesIO(), "w", container) as out:
+        stream = out.add_stream("mjpeg", rate=25)
+        (stream.width, stream.height), stream.pix_fmt = size, pix_fmt
+        stream.codec_context.open()
+        for number, content in enumerate(jpegs):
+            packet = av.Packet(content)
+            packet.pts = packet.dts = number
+            packet.time_base, packet.is_keyframe, packet.stream = Fraction(1, 25), True, stream
+            out.mux(packet)
+    return file.getvalue()
+
+
 def test_side_data_that_pyav_does_not_know_does_no_harm():
     """Such as the EXIF of a JPEG within a video."""
     tags = Image.Exif()
     tags[0x010E] = "a description"
-    with av.open(file := io.BytesIO(), "w", "matroska") as container:
-        stream = container.add_stream("mjpeg", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuvj444p"
-        stream.codec_context.open()
-        pictures = []
-        for number in range(3):
-            picture = Image.new("RGB", (16, 16), (80 * number, 0, 0))
-            picture.save(jpeg := io.BytesIO(), "JPEG", exif=tags, subsampling=0)
-            pictures.append(torch.from_numpy(np.array(Image.open(jpeg))))
-            packet = av.Packet(jpeg.getvalue())
-            packet.pts = packet.dts = number
-            packet.time_base, packet.is_keyframe = Fraction(1, 25), True
-            packet.stream = stream
-            container.mux(packet)
-    frames = load_video(file.getvalue())
-    assert (frames.int() - torch.stack(pictures).int()).abs().max() <= 2
+    jpegs = []
+    for number in range(3):
+        picture = Image.new("RGB", (16, 16), (80 * number, 0, 0))
+        jpegs.append(encode(picture, "JPEG", exif=tags, subsampling=0))
+    frames = load_video(of_jpegs(jpegs, "matroska", (16, 16), "yuvj444p"))
+    expected = np.stack([Image.open(io.BytesIO(each)) for each in jpegs]).astype(int)
+    assert abs(frames.numpy() - expected).max() <= 2
 
 
 def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
@@ -291,7 +276,7 @@ def remuxed(content, container, *, first=0, keys=None):
 def check_against_plain(content):
     """By every way of access."""
     video = Decoded(content, *decode_plainly(content))
-    tally = Tally(None, "whole", video).at_random(random.Random(0), 4)
+    tally = Tally(None, "whole", video).check(4)
     assert tally.num_frames > len(video.frames) > 0
     window = load_video(content, (tally.times[-3], tally.times[-1]))
     assert torch.equal(window, video.frames[-3:-1])
@@ -421,15 +406,7 @@ def test_pictures_that_change_their_size_are_decoded_from_anywhere(container, si
         one = write_video(Kind("avi", "mjpeg", pix_fmt="yuvj420p", size=each, num_frames=6))
         with av.open(io.BytesIO(one)) as source:
             packets += [bytes(packet) for packet in source.demux(video=0) if packet.size]
-    with av.open(file := io.BytesIO(), "w", container) as out:
-        stream = out.add_stream("mjpeg", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
-        for number, content in enumerate(packets):
-            packet = av.Packet(content)
-            packet.pts = packet.dts = number
-            packet.time_base, packet.is_keyframe, packet.stream = Fraction(1, 25), True, stream
-            out.mux(packet)
-    content = file.getvalue()
+    content = of_jpegs(packets, container, (64, 48), "yuvj420p")
     with av.open(io.BytesIO(content)) as source:
         frames = [frame.to_ndarray(format="rgb24") for frame in source.decode(video=0)]
     assert [frame.shape[:2] for frame in frames[4:8]] == [(48, 64)] * 2 + [size[::-1]] * 2

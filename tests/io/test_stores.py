@@ -12,21 +12,20 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 
 import fsspec
 import pytest
 import torch
+from _datasets import Made
 from _gates import until
 from _stores import HttpStore, S3Store
-from _tars import tar_of
+from _tars import tar_of, write_shard
 from _videos import KINDS, write_video
 from fsspec.spec import AbstractFileSystem
 from hypothesis import given, strategies as st
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data.sources import Files, Parquet, TarShards
-from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.errors import SourceChangedError
 from spdl_torch.io import Reader, load_video
 from spdl_torch.io._remote import file_system
@@ -184,33 +183,6 @@ def test_shard_goes_on_where_it_was_when_a_connection_was_lost(server, web):
     assert starts == sorted(starts)
 
 
-@pytest.mark.parametrize(
-    ("status", "is_tried_again"),
-    [
-        *((each, True) for each in (408, 425, 429, 500, 503)),
-        *((each, False) for each in (400, 401, 403, 404, 410)),
-    ],
-)
-def test_answers_of_a_busy_server_alone_are_asked_for_again(status, is_tried_again):
-    """The statuses that say so, at each read; the caller gets the last error."""
-
-    class Refused(Exception):
-        pass
-
-    calls, policy = [], RetryPolicy(1, 0, 0)
-
-    def read():
-        calls.append(error := Refused())
-        error.status = status
-        raise error
-
-    for number in (1, 2):  # each read has all its attempts
-        with pytest.raises(Refused) as caught:
-            policy.repeat(read, "x")
-        assert caught.value is calls[-1]
-        assert len(calls) == number + policy.num_retries == number * (1 + is_tried_again)
-
-
 def test_object_that_a_web_server_compresses_goes_on_where_it_was(web):
     """Ranges are of what it sends, which does not say where a byte of the object is."""
     web.put("a.bin", content := random.Random(0).randbytes(3 * MIB))
@@ -220,19 +192,6 @@ def test_object_that_a_web_server_compresses_goes_on_where_it_was(web):
     first, ranged, again = [wanted for _, _, wanted in web.store.requests]
     assert (first, again) == (None, None)
     assert int(ranged[6:-1]) > 0
-
-
-def test_file_of_a_web_server_can_seek(web):
-    """As videos need it: by ranges, of which one is lost."""
-    web.put("a.bin", content := bytes(range(256)) * 4096)
-    web.store.faults = ["cut", "busy"]
-    options = {"block_size": 1 << 16}
-    policy = RetryPolicy(3, 0, 0)
-    with open_resuming(web.url("a.bin"), policy, options, seekable=True) as file:
-        for offset in (700_000, 3, 1_048_570):
-            file.seek(offset)
-            assert file.read(4000) == content[offset : offset + 4000]
-    assert policy.num_retries == 2
 
 
 def test_video_is_decoded_when_its_store_fails_now_and_then(web):
@@ -258,24 +217,12 @@ def test_files_and_objects_feed_a_pipeline(place):
         assert dict(pipeline) == dict(zip(names, contents.values(), strict=True))
 
 
-class Objects:
-    """A dataset of a store's objects."""
-
-    def __init__(self, urls, options):
-        self.urls, self.read = urls, Reader(storage_options=options)
-
-    def __len__(self):
-        return len(self.urls)
-
-    def __getitem__(self, index):
-        return int(self.read(self.urls[index]))
-
-
 def test_loader_reads_a_store_that_this_process_has_read(place):
     """In children, where connections and event loop of the parent are of no use."""
     for number in range(8):
         place.put(f"{number}.txt", b"%d" % number)
-    dataset = Objects([place.url(f"{number}.txt") for number in range(8)], place.options)
+    read = Reader(storage_options=place.options)
+    dataset = Made(lambda number: int(read(place.url(f"{number}.txt"))), 8)
     assert dataset[3] == 3
     loader = DataLoader(dataset, 4, num_workers=2, isolation="process")
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -536,15 +483,20 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     assert web.store.num_gets > num_gets
 
 
+def put_indexed(web, folder, num_shards):
+    """Shards of 20 samples each, with an index; return their URLs."""
+    for number in range(num_shards):
+        name = f"{number}.tar"
+        index = write_shard(folder / name, shard_of(20, first=20 * number))
+        web.put(name, (folder / name).read_bytes())
+        web.put(f"{number}.index.json", index)
+    return [web.url(f"{number}.tar") for number in range(num_shards)]
+
+
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed):
     """Two, by default; what is fetched when the iteration ends is its last."""
-    for number in range(6):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(shard_of(20, first=20 * number))
-        web.put(path.name, path.read_bytes())
-        web.put(f"{number}.index.json", scan_tar(str(path)).to_json())
-    urls = [web.url(f"{number}.tar") for number in range(6)]
+    urls = put_indexed(web, tmp_path, 6)
     there = tmp_path / "kept" / "shards"
     source = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
     samples = iter(source)
@@ -662,9 +614,8 @@ def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):
     """By its size and time; and with its index it is read at random."""
     path = tmp_path / "a.tar"
     for first in (0, 7):
-        path.write_bytes(shard_of(50, first=first))
+        write_shard(path, shard_of(50, first=first))
         os.utime(path, (first, first))
-        Path(index_path(str(path))).write_bytes(scan_tar(str(path)).to_json())
         source = TarShards(path, cache=tmp_path / "kept")
         assert numbers_of([source[-1], *source]) == [first + 49, *range(first, first + 50)]
 
@@ -736,12 +687,7 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     """And the bytes that came: in a loader's figures over all workers, in a remark of this
     process."""
     size = len(shard_of(20))
-    for number in range(3):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(shard_of(20, first=20 * number))
-        web.put(path.name, path.read_bytes())
-        web.put(f"{number}.index.json", scan_tar(str(path)).to_json())
-    urls = [web.url(f"{number}.tar") for number in range(3)]
+    urls = put_indexed(web, tmp_path, 3)
     source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
     assert source.loading_remarks() == ()
     stream = PipelineDataset(PipelineBuilder().add_source(source).add_sink())

@@ -6,11 +6,10 @@ import threading
 
 import pytest
 from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, result_of, until
-from _inside import lock_of
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine import channel as channel_module, statistics as stats_module
-from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
+from spdl_torch.engine.channel import Channel, EndOfChannel
 
 
 def drain(channel):
@@ -29,16 +28,6 @@ def puts_waiting(channel):
 
 def gets_waiting(channel):
     return channel.counters().get_wait[1]
-
-
-# -- ends
-
-
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_capacity_below_one_is_refused(capacity):
-    """A channel holds at least one item."""
-    with pytest.raises(ValueError, match=r"capacity must be >= 1, got"):
-        Channel(capacity)
 
 
 # -- timeouts
@@ -224,50 +213,7 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, i
     assert counters.peak_items <= capacity
 
 
-# -- other waits
-
-
-@pytest.mark.parametrize("end", ["close", "finish", "last get"])
-def test_wait_for_something_else_ends_with_the_channel(end):
-    """Whoever waits until it is wanted leaves with those that take."""
-    channel = Channel(2)
-    if end == "last get":
-        channel.put(1)
-        channel.finish()
-    asked = threading.Event()
-    waiting = in_thread(lambda: channel.wait_until(lambda: asked.set() or False))
-    assert asked.wait(PATIENCE_SECONDS)
-    {"close": channel.close, "finish": channel.finish, "last get": channel.get}[end]()
-    error = ChannelClosed if end == "close" else EndOfChannel
-    assert isinstance(waiting.exception(PATIENCE_SECONDS), error)
-
-
-def test_wait_for_something_else_ends_when_it_is_so():
-    """Nobody looks but who was asked to."""
-    channel, is_so, asked = Channel(1), [], threading.Semaphore(0)
-    waiting = in_thread(lambda: channel.wait_until(lambda: asked.release() or bool(is_so)))
-    assert asked.acquire(timeout=PATIENCE_SECONDS)
-    channel.look_again()
-    assert asked.acquire(timeout=PATIENCE_SECONDS)
-    is_so.append(True)
-    channel.look_again()
-    result_of(waiting)
-
-
 # -- re-entrance and statistics
-
-
-def test_close_by_a_finalizer_on_a_thread_that_holds_the_lock():
-    """Garbage collection may run a finalizer inside any method; its close() does not deadlock."""
-    channel = Channel(2)
-    channel.put(0)
-
-    def close_inside():
-        with lock_of(channel):
-            channel.close()
-
-    result_of(in_thread(close_inside))
-    assert channel.closed
 
 
 @pytest.fixture

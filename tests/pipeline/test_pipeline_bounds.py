@@ -41,20 +41,6 @@ def test_exactly_concurrency_calls_run_at_once(concurrency, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_concurrency_is_reached_when_calls_wait_for_each_other(order):
-    """Calls that end only together (a barrier of `concurrency`) do end."""
-    barrier = threading.Barrier(3)
-
-    def op(item):
-        barrier.wait(PATIENCE_SECONDS)
-        return item
-
-    p = pipeline_of(range(30), op, concurrency=3, output_order=order, buffer_size=1, sink=1)
-    with p.auto_stop():
-        assert sorted(p) == list(range(30))
-
-
-@pytest.mark.parametrize("order", ORDERS)
 def test_async_concurrency_is_exact(order):
     """An async stage runs `concurrency` coroutines at once and never more."""
     running, most = 0, 0
@@ -221,22 +207,6 @@ def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():
         assert run_of(p).queues[1].counters().num_put == 0
         first.set()
         assert list(p) == list(range(30))
-
-
-def test_completion_order_passes_a_slow_item():
-    """By default a slow item holds nobody up."""
-    slow = threading.Event()
-
-    def op(item):
-        if item == 0:
-            assert slow.wait(PATIENCE_SECONDS)
-        return item
-
-    with pipeline_of(range(10), op, concurrency=2).auto_stop() as p:
-        items = iter(p)
-        assert [next(items) for _ in range(9)] == list(range(1, 10))
-        slow.set()
-        assert list(items) == [0]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 
 import spdl_torch.engine.counters as headcount_module
 from spdl_torch.autotune import PerfParams
-from spdl_torch.engine.channel import Channel, EndOfChannel
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
@@ -242,23 +241,6 @@ def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     count.end()
     now = 1000
     assert count.thread_ns(15) == 50
-
-
-def test_channel_grows_and_lets_a_putter_in():
-    """A put that waited for room goes on."""
-    channel = Channel(1)
-    channel.put(0)
-    waiting = threading.Thread(target=channel.put, args=(1,), daemon=True)
-    waiting.start()
-    until(lambda: channel.counters().put_wait[1] == 1)
-    channel.grow(2)
-    waiting.join(30)
-    channel.grow(1)
-    assert (channel.capacity, len(channel)) == (2, 2)
-    channel.finish()
-    assert [channel.get(), channel.get()] == [0, 1]
-    with pytest.raises(EndOfChannel, match=r"^$"):
-        channel.get()
 
 
 def thrice(item):

@@ -280,7 +280,7 @@ def test_what_is_read_while_threads_write_is_whole():
 
 def test_a_forked_child_starts_with_nothing():
     """It has none of the parent's threads, so none of its rows, and can record its own."""
-    run_child(
+    code, _, err = run_child(
         """
         import os
         from spdl_torch.pipeline import PipelineBuilder
@@ -301,3 +301,4 @@ def test_a_forked_child_starts_with_nothing():
         assert os.waitpid(child, 0)[1] == 0
         """
     )
+    assert code == 0, err
