@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 import torchvision.transforms.v2 as transforms
+from _datasets import Indices
 from _inside import placement_of
 from _readings import html_in_notebook, shown
 from hypothesis import given, settings, strategies as st
@@ -62,20 +63,7 @@ class Noisy(torch_data.Dataset):
         return torch.tensor([self.first + index, int(torch.randint(1 << 40, ()))])
 
 
-class Unknown(Noisy):
-    """A dataset that says nothing about threads."""
-
-    thread_safe = None
-
-
 # -- the plan --------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 70), st.integers(0, 2**63), st.integers(0, 2**40))
-def test_order_of_a_pass_is_a_permutation(length, key, number):
-    """Each index comes once in every pass, without an order that is stored."""
-    places = np.arange(length)
-    assert sorted(shuffled_indices(key, np.full(length, number), places, length)) == [*places]
 
 
 def test_orders_of_passes_are_all_permutations_alike():
@@ -256,10 +244,10 @@ def test_mixture_loads_on_threads_when_every_source_may():
     of_ranges = mix({"a": range(5), "b": Noisy(0, 5)})
     loader = spdl_torch.DataLoader(of_ranges, sampler=of_ranges.sampler(), num_workers=1)
     assert placement_of(loader).num_processes == 0
-    mixed = mix({"a": range(5), "b": Unknown(0, 5)})
+    mixed = mix({"a": range(5), "b": Indices(5)})
     loader = spdl_torch.DataLoader(mixed, sampler=mixed.sampler(), num_workers=1)
     assert placement_of(loader).num_processes == 1
-    assert "Unknown is not known to be safe on threads" in placement_of(loader).reason
+    assert "Indices is not known to be safe on threads" in placement_of(loader).reason
 
 
 def test_report_names_the_shares():
@@ -290,7 +278,8 @@ def test_report_counts_what_each_source_gave():
 
 
 def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
-    """Packs of a mixture of caches: counts are those of a walk, and each dataset has its note."""
+    """Packs of a mixture of caches: counts are those of a walk from the beginning, and each dataset
+    has its note."""
     sources = {
         name: cached([torch.arange(n % 7 + 1) for n in range(length)], tmp_path / name, version=1)
         for name, length in (("a", 60), ("b", 20))
@@ -301,8 +290,10 @@ def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
     loader = spdl_torch.DataLoader(
         packed, batch_size=None, sampler=sampler, num_workers=2, isolation="process"
     )
-    seen = Counter()
-    for group, _ in zip([*sampler], loader, strict=True):
+    batches, seen = iter(loader), Counter()
+    figures = loader.snapshot().data  # before the first
+    assert (figures["mixture/a"], figures["mixture/b"]) == (0, 0)
+    for group, _ in zip([*sampler], batches, strict=True):
         seen.update(mixture.locate(position)[0] for position in group)
         figures = loader.snapshot().data
         assert {name: figures[f"mixture/{name}"] for name in "ab"} == seen
@@ -318,17 +309,6 @@ def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
     assert report_of_file(tmp_path / "stats.db").stats.data == figures
     assert f"mixture: a {seen['a']}" in shown(report_of_file(tmp_path / "stats.db"))
     assert f"mixture: a {seen['a']}" in html_in_notebook(report)
-
-
-def test_packs_of_a_mixture_have_figures_before_the_first():
-    """No source has given anything yet."""
-    mixture = mix({"a": [torch.ones(3)] * 9, "b": [torch.ones(2)] * 9})
-    packed = pack(mixture, 4, size_of=[len(each) for each in mixture])
-    loader = spdl_torch.DataLoader(packed, batch_size=None, sampler=packed.sampler())
-    iterator = iter(loader)
-    figures = loader.snapshot().data
-    assert figures == {"packing/waste": packed.waste(), "mixture/a": 0, "mixture/b": 0}
-    next(iterator)
 
 
 def test_batches_of_image_folders_have_the_bits_of_single_samples(tmp_path):
@@ -362,13 +342,9 @@ def test_batches_of_image_folders_have_the_bits_of_single_samples(tmp_path):
 
 def test_error_of_a_source_names_source_and_sample():
     """The user's own exception, with a note."""
-
-    class Broken(Noisy):
-        def __getitem__(self, index):
-            raise KeyError("no such file")
-
-    with pytest.raises(KeyError, match="no such file") as raised:
-        list(mix({"good": Noisy(0, 3), "bad": Broken(0, 1)}, stop="all", shuffle=False))
+    sources = {"good": Indices(3), "bad": Indices(1, bad=[0])}
+    with pytest.raises(ValueError, match="bad 0") as raised:
+        list(mix(sources, stop="all", shuffle=False))
     assert "in sample 0 of the source 'bad'" in raised.value.__notes__
 
 

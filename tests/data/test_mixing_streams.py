@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch.utils.data as torch_data
 from _covering import by_pairs
+from _datasets import Steps
 from _seats import FORKED, NONE, THREADS
 
 import spdl_torch
@@ -39,25 +40,15 @@ class Kept(Plain):
         return _KeptItems(self)
 
 
-class _KeptItems:
+class _KeptItems(Steps):
     def __init__(self, dataset):
-        self.dataset, self.number = dataset, 0
-
-    def __iter__(self):
-        return self
+        super().__init__(range(10**9 if dataset.length is None else dataset.length))
+        self.dataset = dataset
 
     def __next__(self):
-        if self.number == self.dataset.length:
-            raise StopIteration
+        number = super().__next__()
         self.dataset.num_read += 1
-        self.number += 1
-        return self.dataset.name, self.number - 1
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, state):
-        self.number = state["number"]
+        return self.dataset.name, number
 
 
 class Resuming(Plain):

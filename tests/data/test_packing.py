@@ -245,7 +245,7 @@ def test_buckets_of_images_have_the_waste_of_their_batches(is_stream):
     assert filled == sum(height * width for height, width in shapes)
     assert 0 < 1 - filled / room < 0.25
     assert is_stream or buckets.waste() == pytest.approx(1 - filled / room)
-    assert f"{1 - filled / room:.2%}" in buckets.loading_remarks()[0]
+    assert f"{1 - filled / room:.2%}" in shown(loader.report())
 
 
 def test_pad_collate_is_default_collate_where_shapes_agree():
@@ -315,27 +315,21 @@ def assert_histories_are_alike(number, seed, make=rank_loader, places=PLACES):
         assert len(expected) - len(seen) < 4, history
 
 
-class Numbered(Texts):
+def numbered(first, sizes):
     """Documents whose tokens are their numbers, from ``first`` on."""
-
-    def __init__(self, first, sizes):
-        super().__init__(sizes)
-        self.first = first
-
-    def __getitem__(self, index):
-        return torch.full((self.sizes[index],), self.first + index)
+    return [torch.full((size,), first + number) for number, size in enumerate(sizes)]
 
 
 def epochs_of_grouped(group, stop, number, world=1, workers=0, **options):
     """The documents' numbers in each epoch of a grouped mixture, by rank; and the mixture."""
     longest = 40 if options else 9  # is split
-    sources = {"web": Numbered(1000, [5, longest, 2] * 100), "code": Numbered(0, [3, 7] * 10)}
+    sources = {"web": numbered(1000, [5, longest, 2] * 100), "code": numbered(0, [3, 7] * 10)}
     limit = {"num_samples": 45} if stop == "never" else {}
     mixture = mix(sources, {"web": 2, "code": 1}, seed=4, stop=stop, **limit)
 
     def size_at(position):
         name, index = mixture.locate(position)
-        return sources[name].sizes[index]
+        return len(sources[name][index])
 
     grouped = group(mixture, 16, size_of=size_at, seed=9, **options)
     loaders = [
@@ -492,24 +486,16 @@ def test_history_of_packs_leaves_no_trace(make, places, number):
 
 def test_stream_has_the_same_packs_for_any_ranks_and_workers():
     """All ranks have as many; in turn they are those of one rank, up to the last whole round."""
-    expected = [as_text(row) for row in stream_loader(1, 0)]
+    loader = stream_loader(1, 0)
+    expected = [as_text(row) for row in loader]
     numbers = [n for row in expected for n, place in json.loads(row)["input_ids"] if place == 0]
     assert sorted(numbers) == list(range(len(STREAM_SIZES)))
+    waste = 1 - sum(STREAM_SIZES) / 64 / len(expected)
+    assert f"{waste:.2%} of the groups' room so far is unused." in shown(loader.report())
     for world, workers in ((1, 2), (2, 0), (3, 2), (4, 1)):
         parts = [[*map(as_text, stream_loader(world, r, workers))] for r in range(world)]
         dealt = [row for step in zip(*parts, strict=True) for row in step]
         assert dealt == expected[: len(expected) // world * world]
-
-
-def test_report_names_the_waste_of_a_stream():
-    """In the groups so far, in packs and in padded batches alike."""
-    for group, what in ((pack, "unused"), (bucket, "padding")):
-        rows = group(Documents(), 64, size_of=len, look_ahead=300)
-        loader = spdl_torch.DataLoader(rows, batch_size=None)
-        batches = list(loader)
-        room = sum(64 if group is pack else batch.shape[0] * batch.shape[1] for batch in batches)
-        waste = 1 - sum(STREAM_SIZES) / room
-        assert f"{waste:.2%} of the groups' room so far is {what}." in shown(loader.report())
 
 
 def test_threads_count_the_waste_of_a_stream_together():

@@ -9,6 +9,7 @@ from itertools import chain, islice, product
 import fsspec
 import pytest
 import torch
+from _datasets import Made
 from _tars import write_shards
 from hypothesis import given, settings, strategies as st
 
@@ -44,20 +45,6 @@ class Sampler(Countdown):
 
     def __iter__(self):
         return iter(range(self.epoch, self.epoch + self.size))
-
-
-class Dataset:
-    """Map-style, and remembers what was asked for."""
-
-    def __init__(self, size):
-        self.size, self.asked = size, []
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        self.asked.append(index)
-        return f"item {index}"
 
 
 KINDS = {
@@ -213,10 +200,11 @@ def test_item_is_reached_by_its_position(shuffled, size, count, seed, data):
 
 def test_items_are_taken_when_they_are_handed_out():
     """A dataset as a source is asked for one item after the other, from the start position."""
-    dataset = Dataset(10_000)
+    asked = []
+    dataset = Made(lambda index: asked.append(index) or f"item {index}", 10_000)
     found = list(islice(as_source(dataset).iterate(9_000), 2))
     assert found == ["item 9000", "item 9001"]
-    assert dataset.asked == [9000, 9001]
+    assert asked == [9000, 9001]
 
 
 def test_buffer_is_refused_when_everything_is_shuffled():
@@ -409,30 +397,20 @@ LINES = "train/a.jpg\n\n  train/b.jpg \r\n# old\n/abs/c.jpg\ns3://bucket/d.jpg\n
 
 
 def test_list_of_files_is_read_line_by_line(tmp_path):
-    """White space and empty lines are left out; a comment is a path unless it is asked for."""
+    """White space and empty lines are left out; a comment is a path unless it is asked for; a
+    prefix is joined to relative paths. Parts have the lines whose number % n == k, empty ones
+    counted."""
     path = tmp_path / "list.txt"
     path.write_text(LINES, encoding="utf-8")
     plain = ["train/a.jpg", "train/b.jpg", "# old", "/abs/c.jpg", "s3://bucket/d.jpg"]
     assert list(FileList(path)) == plain
     assert list(FileList(path, comment="#")) == [name for name in plain if name != "# old"]
-
-
-def test_prefix_is_joined_to_relative_paths(tmp_path):
-    """Absolute paths and URLs stay as they are."""
-    path = tmp_path / "list.txt"
-    path.write_text(LINES, encoding="utf-8")
     names = ["/data/train/a.jpg", "/data/train/b.jpg", "/abs/c.jpg", "s3://bucket/d.jpg"]
     for prefix in ("/data", "/data/"):
         assert list(FileList(path, prefix=prefix, comment="#")) == names
-
-
-def test_list_is_split_by_the_number_of_the_line(tmp_path):
-    """Line number % n == k, empty lines counted: together the parts are the list."""
-    path = tmp_path / "list.txt"
-    path.write_text(LINES, encoding="utf-8")
     assert list(FileList(path, split=(1, 3))) == ["/abs/c.jpg"]
     parts = [name for k in range(3) for name in FileList(path, split=(k, 3))]
-    assert sorted(parts) == sorted(FileList(path))
+    assert sorted(parts) == sorted(plain)
     for split in ((3, 3), (-1, 3), (0, 0)):
         with pytest.raises(ValueError, match=r"split must be \(k, n\) with 0 <= k < n"):
             FileList(path, split=split)

@@ -74,13 +74,16 @@ def test_random_reads_equal_reads_from_the_front(tmp_path_factory, kind, files):
 
 
 def test_positions_are_those_of_the_part(shards):
-    """Parts and their parts have positions of their own; outside is an IndexError."""
+    """Parts and their parts have positions of their own; outside is an IndexError. The order of a
+    shuffled source is known only while it is read."""
     part = shards.shard(1, 2).shard(0, 2)
     assert keys(part) == [part[place]["__key__"] for place in range(len(part))]
     assert part[-1] == list(part)[-1]
     for place in (len(part), -len(part) - 1):
         with pytest.raises(IndexError, match=f"below {len(part)}, got {place}"):
             part[place]
+    with pytest.raises(TypeError, match=r"before shuffle\(\), or ListSource"):
+        shards.shuffle(0)[0]
 
 
 def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
@@ -150,12 +153,6 @@ def test_loader_shuffles_everything(shards, options):
     assert epoch(**options) == epoch()
     assert sorted(epoch()) == ALL
     assert epoch() != ALL
-
-
-def test_shuffled_source_has_no_positions(shards):
-    """Its order is known only while it is read."""
-    with pytest.raises(TypeError, match=r"before shuffle\(\), or ListSource"):
-        shards.shuffle(0)[0]
 
 
 # --- without, and damaged --------------------------------------------------------------------
