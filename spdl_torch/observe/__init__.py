@@ -53,11 +53,14 @@ if TYPE_CHECKING:
         summarize as summarize,
     )
     from .store.writer import SQLiteStatsWriter as SQLiteStatsWriter
-    from .trace.last_seconds import flight_recorder as flight_recorder
-    from .trace.merge import merge_ranks as merge_ranks, merge_with_torch as merge_with_torch
     from .trace.profile import Profile as Profile
-    from .trace.tracing import tracing as tracing
-    from .trace.user_events import trace_counter as trace_counter, trace_event as trace_event
+    from .trace.trace_file import merge_ranks as merge_ranks, merge_with_torch as merge_with_torch
+    from .trace.tracing import (
+        flight_recorder as flight_recorder,
+        trace_counter as trace_counter,
+        trace_event as trace_event,
+        tracing as tracing,
+    )
     from .verdict.causes import Cause as Cause
     from .verdict.model import Prediction as Prediction
     from .verdict.placement import Placement as Placement

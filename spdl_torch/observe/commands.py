@@ -192,7 +192,7 @@ def _drawn(arguments: argparse.Namespace) -> list[Path]:
 
 def _merged(arguments: argparse.Namespace) -> list[object]:
     from . import merge_ranks, merge_with_torch
-    from .trace.json_file import profiles_of, read, report_in
+    from .trace.trace_file import profiles_of, read, report_in
 
     traces, torch, output = arguments.traces, arguments.torch, arguments.output
     if output is None:

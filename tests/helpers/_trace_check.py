@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from spdl_torch.observe.trace.json_file import OURS, profiles_of, read, report_in
-from spdl_torch.observe.trace.rows import nanoseconds
+from spdl_torch.observe.trace.chrome_trace import OURS, nanoseconds
+from spdl_torch.observe.trace.trace_file import profiles_of, report_in
 
 _LATEST = 2.0**62  # microseconds: every time that a viewer can show
 _NEEDED = {
@@ -61,11 +61,8 @@ def check_trace(trace):
     It is strict JSON; each event has a time and a row; times in a row go forward; slices of a row
     enclose each other or do not meet; and arrows have both ends.
     """
-    if isinstance(trace, str | os.PathLike):
-        content = read(trace)
-    else:
-        content = dict(trace)
-        json.dumps(content, allow_nan=False)
+    content = content_of(trace) if isinstance(trace, str | os.PathLike) else trace
+    json.dumps(content, allow_nan=False)
     profiles = profiles_of(content, "the trace") if OURS in content else []
     events, pids = content["traceEvents"], {pid for each in profiles for pid in each["pids"]}
     own = [each for each in events if each.get("pid") in pids] if OURS in content else events

@@ -12,7 +12,7 @@ from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.observe import Profile, make_report
-from spdl_torch.observe.trace.user_events import Count, Program, Span
+from spdl_torch.observe.trace.chrome_trace import Count, Program, Span
 from spdl_torch.pipeline import PipelineBuilder, PipelineStats
 from spdl_torch.spdl.io import utils
 

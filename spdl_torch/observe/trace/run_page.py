@@ -12,12 +12,12 @@ from ...whole_files import starts_like_json
 from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
 from ..page.page import Event, event_tables, html_of
 from ..store.entries import PROBES_EVENT
-from ..store.schema import damaged
+from ..store.schema import check_exists, damaged
 from ..store.stored_run import StoredRun
 from ..verdict.report import part_of
 from ..verdict.skipped import SKIPPED
-from .json_file import OURS, SQLITE, profiles_of, read, report_in
-from .rows import PROCESS, STEP, WAIT_IN, WAIT_OUT
+from .chrome_trace import OURS, PROCESS, STEP, WAIT_IN, WAIT_OUT
+from .trace_file import SQLITE, profiles_of, read, report_in
 
 if TYPE_CHECKING:
     import os
@@ -43,6 +43,8 @@ class MeasuredRun:
     report: Report
     name: str
     """The name for people: of a file, or of a pipeline in one."""
+    rank: int = 0
+    """The rank of the process that ran it."""
     run: StoredRun | None = None
     """The run in a statistics file; None = it is not in one."""
     pipeline: int | None = None
@@ -50,13 +52,6 @@ class MeasuredRun:
     """None = only sums are known, no single tasks."""
     path: Path | None = None
     """The file of the trace; None = it was made here."""
-
-    @property
-    def rank(self) -> int:
-        """The rank of the process that ran it."""
-        if self.run is not None:
-            return int(self.run.facts["rank"])
-        return 0 if self.trace is None else int(self.trace[OURS]["profiles"][0]["rank"])
 
     def facts(self) -> str:
         """Return where the statistics are from, if they were stored."""
@@ -95,13 +90,8 @@ def load_runs(
         of several ranks.
     """
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, and neither a statistics file nor a trace.")
-    if not path.exists():
-        raise FileNotFoundError(
-            f"statistics file or trace {path} does not exist. Give a file that recording, "
-            "SQLiteStatsWriter or Profile.write_trace wrote."
-        )
+    writers = "recording, SQLiteStatsWriter or Profile.write_trace"
+    check_exists(path, "statistics file or trace", writers)
     with path.open("rb") as file:
         start = file.read(len(SQLITE))
     if not start:
@@ -121,6 +111,7 @@ def load_runs(
         MeasuredRun(
             report=run.report(number),
             name=names[number] or f"pipeline {number}" if number is not None else path.name,
+            rank=int(run.facts["rank"]),
             run=run,
             pipeline=number,
         )
@@ -130,19 +121,15 @@ def load_runs(
 
 def load_trace(path: str | os.PathLike[str]) -> MeasuredRun:
     """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is not one."""
-    trace = read(path)
+    path, trace = Path(path), read(path)
     profiles = profiles_of(trace, path)
-    with damaged(path):  # what a page needs of it
-        panels_of(trace)
-        list(_events_of(trace))
     if len(profiles) != 1:
         raise ValueError(
             f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "
             "merged. Load those."
         )
-    return MeasuredRun(
-        report=report_in(profiles[0], path), name=Path(path).name, trace=trace, path=Path(path)
-    )
+    report, rank = report_in(profiles[0], path), int(profiles[0]["rank"])
+    return MeasuredRun(report=report, name=path.name, rank=rank, trace=trace, path=path)
 
 
 def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
@@ -150,20 +137,15 @@ def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
 
     Raises: ModuleNotFoundError: it has charts, and matplotlib is not installed.
     """
-    charts = []
+    charts: list[tuple[str, str]] = []
+    events: dict[int, Event] = {}
     for run in runs:
-        if run.trace is not None:
-            with damaged(run.path):
-                charts += _chart_of(run.trace)
-    stored = runs[0].run
-    if stored is not None:
-        charts += _charts_of_file(stored, runs)
-    headings = [run.name if len(runs) > 1 else "" for run in runs]
-    parts = [
-        part_of(run.report, heading, run.facts())
-        for run, heading in zip(runs, headings, strict=True)
-    ]
-    events = {id(each.details): each for run in runs for each in run.events()}
+        with damaged(run.path):  # if it is a trace's
+            charts += [] if run.trace is None else _chart_of(run.trace)
+            events |= {id(each.details): each for each in run.events()}
+    if runs[0].run is not None:
+        charts += _charts_of_file(runs[0].run, runs)
+    parts = [part_of(run.report, run.name if len(runs) > 1 else "", run.facts()) for run in runs]
     title = f"Loading: {', '.join(run.name for run in runs)}"
     tables = event_tables(events.values())
     return html_of(title, parts, charts=charts, tables=tables, is_fragment=is_fragment)
@@ -228,43 +210,28 @@ def _events_of(trace: Json) -> Iterator[Event]:
             if name == "failure" and "key" in details:  # a sample that was left out of its batch
                 name = SKIPPED
                 details = {key: details[key] for key in ("key", "stage", "error") if key in details}
-            yield Event(event["ts"] / 1e6, name, details)
+            yield Event(event["ts"] / 1e6, str(name), dict(details))
 
 
 def _lanes(events: Sequence[Json], slices: Sequence[Json], start: float) -> Lanes:
-    places, kinds = _places(events, slices), _kinds(slices)
-    numbers = {key: number for number, key in enumerate(places)}
-    spans: dict[str, list[tuple[int, float, float]]] = {
-        kind: [] for kind in dict.fromkeys(kinds.values())
-    }
+    used = {(event["pid"], event["tid"]) for event in slices}
+    several = len({pid for pid, _ in used}) > 1
+    titles: dict[Any, str] = {}
+    names: dict[tuple[Any, Any], str] = {}  # in the order of the rows, as the file has them
+    for event in events:
+        key, what = (event["pid"], event["tid"]), event.get("args", {})
+        if event["ph"] == "M" and event["name"] == "process_name":
+            titles[event["pid"]] = f"{what['name']} · " if several else ""
+        elif event["ph"] == "M" and event["name"] == "thread_name" and key in used:
+            names[key] = f"{titles[event['pid']]}{what['name']}"
+    numbers, kinds = {key: number for number, key in enumerate(names)}, _kinds(slices)
+    spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in kinds.values()}
     for event in slices:
         begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
         lane = numbers[event["pid"], event["tid"]]
         spans[kinds[event["name"]]].append((lane, max(begin, start), end))
     inside = [kind for kind in spans if kind not in (WAIT_IN, WAIT_OUT, PROCESS, STEP)]
-    return Lanes(names=list(places.values()), spans=spans, inside=inside)
-
-
-def _places(events: Sequence[Json], slices: Sequence[Json]) -> dict[tuple[Any, Any], str]:
-    """Return the lanes' names by process and thread, in the order of the trace."""
-    used = {(event["pid"], event["tid"]) for event in slices}
-    titles: dict[Any, str] = {}
-    names: dict[tuple[Any, Any], str] = {}
-    order: dict[tuple[Any, Any], int] = {}
-    for event in events:
-        if event["ph"] == "M":
-            key, what = (event["pid"], event.get("tid")), event["args"]
-            if event["name"] == "process_name":
-                titles[event["pid"]] = what["name"]
-            elif event["name"] == "thread_name":
-                names[key] = what["name"]
-            elif event["name"] == "thread_sort_index":
-                order[key] = what["sort_index"]
-    several = len({pid for pid, _ in used}) > 1
-    return {
-        key: (f"{titles.get(key[0], key[0])} · " if several else "") + str(names.get(key, key[1]))
-        for key in sorted(used, key=lambda key: (key[0], order.get(key, 0), key[1]))
-    }
+    return Lanes(names=list(names.values()), spans=spans, inside=inside)
 
 
 def _kinds(slices: Sequence[Json]) -> dict[str, str]:
@@ -279,21 +246,20 @@ def _kinds(slices: Sequence[Json]) -> dict[str, str]:
 
 def _curves(events: Sequence[Json], start: float, stop: float) -> list[Panel]:
     """Return a panel of the queues' lengths, and one of the program's own counters."""
-    readings: dict[str, dict[tuple[Any, str], list[tuple[float, float]]]] = {}
+    readings: dict[str, dict[tuple[Any, str], dict[float, float]]] = {}
     for event in events:
         if event["ph"] == "C":
             for key, value in event["args"].items():
-                curve = readings.setdefault(key, {}).setdefault((event["pid"], event["name"]), [])
-                moment = max(start, event["ts"] / 1e6)
-                if curve and curve[-1][0] == moment:
-                    curve.pop()
-                curve.append((moment, float(value)))
+                curves = readings.setdefault(key, {})
+                curve = curves.setdefault((event["pid"], event["name"]), {})
+                curve[max(start, event["ts"] / 1e6)] = float(value)
     panels = []
     for key, curves in readings.items():
         drawn = []
         for number, ((_, name), curve) in enumerate(curves.items()):
-            curve.append((max(curve[-1][0], stop), curve[-1][1]))  # the last value holds
-            times, values = zip(*curve, strict=True)
+            times, values = [*curve], [*curve.values()]
+            times.append(max(times[-1], stop))
+            values.append(values[-1])  # which holds
             drawn.append(
                 Curve(
                     name=name, colour=number, begin=start, times=times, values=values, is_step=True

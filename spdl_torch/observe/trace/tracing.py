@@ -1,4 +1,6 @@
-"""Trace a block of code, and build profiles from the records of this process's runs."""
+"""Trace a block of code with what the program adds of its own, or the last seconds when something
+goes wrong; and build profiles from the records of this process's runs.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +8,119 @@ import logging
 import math
 import os
 import sys
-from collections import Counter
-from dataclasses import replace
+import threading
+import time
+from collections import Counter, deque
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from ...engine.recorder import (
-    FlightRecorder,
-    Level,
-    RecordingSession,
-)
+from ...engine.recorder import FlightRecorder, Level, RecordingSession, live_recorders
+from ...engine.stacks import describe_busy
 from ...engine.statistics import PipelineStats
+from ...engine.threads import repeating
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
 from ..verdict.cached_steps import against_cached_steps, step_seconds
 from ..verdict.report import Report, make_report, with_remarks
-from .json_file import path_to_write, write_to_descriptor
+from .chrome_trace import Count, Program, Span
 from .profile import Profile
-from .user_events import ProgramLog
+from .trace_file import path_to_write, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...engine.timeline import Timeline
-    from .user_events import Program
 
 _logger = logging.getLogger("spdl_torch.observe")
 
 _JOIN_SECONDS = 1.0  # how long the end of a block waits for the probe to end
+_LOOK_SECONDS = 1.0  # how often it is checked whether a wait is too long
+_MOST = 200_000  # spans, and counters, in one block; the latest are kept
+
+# --- the program's own events --------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _ProgramLog:
+    """The program's events in one traced block; while it is open, every thread adds to it."""
+
+    spans: deque[Span] = field(default_factory=lambda: deque(maxlen=_MOST))
+    counts: deque[Count] = field(default_factory=lambda: deque(maxlen=_MOST))
+
+    def events(self, name: str | None, since_ns: int) -> Program:
+        """Return its events; cut those that began before ``since_ns``."""
+        # How much of the CPU time of one that is cut fell before that moment is unknown.
+        spans = (
+            s if s.started_ns >= since_ns else s._replace(started_ns=since_ns, cpu_ns=-1)
+            for s in self.spans.copy()
+            if s.ended_ns > since_ns
+        )
+        return Program(name, tuple(spans), tuple(self.counts.copy()))
+
+
+# No lock: appending to lists and deques, removing and copying are atomic, with a GIL and without;
+# readers make copies.
+_open_logs: list[_ProgramLog] = []
+
+
+@scope
+def trace_event(name: str) -> Iterator[None]:
+    """Show the block as a slice of that name in the trace of :func:`tracing`, on the row of the
+    thread that runs it. Costs next to nothing while nothing is traced.
+
+    name: of another type than ``str``: its text is the name.
+    """
+    if not _open_logs:
+        yield
+        return
+    started_ns, cpu_ns = perf_counter_ns(), thread_time_ns()
+    try:
+        yield
+    finally:
+        cpu_ns, ended_ns = thread_time_ns() - cpu_ns, perf_counter_ns()
+        me = threading.current_thread()
+        native_id = threading.get_native_id()
+        span = Span(str(name), me.name, native_id, started_ns, ended_ns, max(cpu_ns, 0))
+        for log in _open_logs.copy():
+            log.spans.append(span)
+
+
+def trace_counter(i: int, val: float) -> None:
+    """Show the curve ``counter i`` at that value from now on, in the trace of :func:`tracing`. Does
+    nothing while nothing is traced.
+
+    val: a number, or a tensor or array with a single one; that of a CUDA tensor is waited for. NaN
+        and infinity leave the curve as it is: an event shows when the value became so.
+    Raises: TypeError: ``val`` is something else.
+    """
+    if _open_logs:
+        count = Count(f"counter {i}", perf_counter_ns(), _number_of(val))
+        for log in _open_logs.copy():
+            log.counts.append(count)
+
+
+def _number_of(val: Any) -> float:
+    try:
+        if not isinstance(val, str | bytes | bytearray):
+            # torch warns of float() of a tensor with a gradient, NumPy of an array with dimensions.
+            return float(val.item() if callable(getattr(val, "item", None)) else val)
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf if val > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError):  # more than one number, or none
+        pass
+    got = type(val).__name__
+    if hasattr(val, "shape"):
+        got += f" of shape {tuple(val.shape)}"
+    raise TypeError(
+        "trace_counter: val must be a number, or a tensor or array with a single one, got "
+        f"{got}. Pass one number for each counter."
+    )
+
+
+# --- a block -------------------------------------------------------------------------------------
 
 
 @scope
@@ -64,7 +152,8 @@ def tracing(
         return
     if not isinstance(path, int):
         path = path_to_write(path)
-    session, log = RecordingSession(level), ProgramLog()
+    session, log = RecordingSession(level), _ProgramLog()
+    _open_logs.append(log)
     start_probing(session)  # which also records garbage collections
     is_failing = True
     try:
@@ -73,67 +162,142 @@ def tracing(
     finally:
         stop_probing(session)
         join_probing(_JOIN_SECONDS)
-        program = log.close(process_name, session.began_ns)
+        _open_logs.remove(log)
+        program = log.events(process_name, session.began_ns)
         recorders = session.end()
         try:
             profile = profile_of(recorders, since_ns=session.began_ns, program=program)
-            _write(profile, path, max_events)
+            if isinstance(path, Path) and not (profile.timelines or program):
+                _logger.warning("tracing: nothing was loaded, so %s was not written", path)
+            else:
+                write(path, profile._as_trace(None, max_events))
+                _logger.info("tracing: trace written to %s", path)
         except Exception as error:
             if not is_failing:
                 raise
             _logger.error("tracing: no trace was written to %s: %r", path, error)
-        _say_not_finite(program)
+        not_finite = Counter(c.name for c in program.counts if not math.isfinite(c.value))
+        for name, number in not_finite.items():
+            _logger.warning(
+                "tracing: %d values of %s are not finite: no curve shows them", number, name
+            )
 
 
-def _write(profile: Profile, path: str | os.PathLike[str] | int, max_events: int) -> None:
-    if isinstance(path, int):
-        write_to_descriptor(path, profile._as_trace(None, max_events))
-    elif profile.timelines or profile._program:
-        written = profile.write_trace(path, max_events=max_events)
-        _logger.info("tracing: trace written to %s", written)
-    else:
-        _logger.warning("tracing: nothing was loaded, so %s was not written", path)
+# --- when something goes wrong -------------------------------------------------------------------
 
 
-def _say_not_finite(program: Program) -> None:
-    """Log how many values of counters no curve can show."""
-    names = Counter(each.name for each in program.counts if not math.isfinite(each.value))
-    for name, number in names.items():
-        _logger.warning(
-            "tracing: %d values of %s are not finite: no curve shows them", number, name
-        )
+@scope
+def flight_recorder(
+    folder: str | os.PathLike[str],
+    *,
+    stall_seconds: float | None = 60.0,
+    last_seconds: float = 30.0,
+) -> Iterator[None]:
+    """While the block runs, write a trace of the last seconds whenever something goes wrong: a
+    training loop that waits for a batch for too long, or works with one for too long while others
+    are ready, or an exception that leaves the block. The files are
+    ``<why>-rank<R>-<date>-<n>.json.gz``; the log names each.
+
+    Costs nothing beyond what is always recorded; a thread checks once a second.
+
+    folder: created when the first trace is written.
+    stall_seconds: a wait for one batch, or a step with one while others are ready, that is too
+        long; one trace for each. None = do not check.
+    last_seconds: how much of the past is written.
+    Raises: ValueError: ``stall_seconds`` or ``last_seconds`` <= 0.
+    """
+    for name, value in (("stall_seconds", stall_seconds), ("last_seconds", last_seconds)):
+        if value is not None and value <= 0:
+            raise ValueError(f"flight_recorder: {name} must be > 0, got {value}.")
+    watch = Watch(Path(folder), stall_seconds or math.inf, last_seconds)
+    looks = repeating("flight-recorder", _LOOK_SECONDS, watch.look)
+    with nullcontext() if stall_seconds is None else looks:
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                watch.dump(f"exception-{type(error).__name__}")
+            raise
+
+
+@dataclass
+class Watch:
+    """Looks for waits and steps that are too long, and writes traces."""
+
+    folder: Path
+    stall_seconds: float
+    last_seconds: float
+    num_written: int = 0
+    traced: set[int] = field(default_factory=set)
+    """Starts of the waits and steps that have a trace already."""
+
+    def dump(self, why: str) -> None:
+        """Write a trace. A failure to write is logged, never raised."""
+        self.num_written += 1
+        date = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{why}-rank{rank_of_process()}-{date}-{self.num_written}.json.gz"
+        try:
+            path = profile_of(live_recorders()).write_trace(
+                self.folder / name, last_seconds=self.last_seconds
+            )
+        except (OSError, ValueError) as error:
+            _logger.warning("flight_recorder: no trace for %s: %s", why, error)
+        else:
+            _logger.warning("flight_recorder: %s: trace written to %s", why, path)
+
+    def look(self) -> None:
+        """Write a trace for each kind of what is too long now and was not before."""
+        waits, steps = self.too_long("waiting_since_ns"), self.too_long("busy_since_ns")
+        if waits - self.traced:
+            others = [t for t in threading.enumerate() if t is not threading.current_thread()]
+            busy = describe_busy([t for t in others if t.name.startswith("spdl-")])
+            _logger.warning("flight_recorder: a loop waits for data. %s", busy)
+            self.dump("stall")
+        if steps - self.traced:
+            _logger.warning("flight_recorder: a loop has been busy with one batch for too long")
+            self.dump("step")
+        self.traced = waits | steps
+
+    def too_long(self, since_when: str) -> set[int]:
+        """Return the starts of the waits for a batch, or the steps with one, that are too long."""
+        latest = perf_counter_ns() - self.stall_seconds * 1e9
+        starts = {getattr(recorder, since_when) for recorder in live_recorders()}
+        return {start for start in starts if start is not None and start <= latest}
+
+
+# --- profiles ------------------------------------------------------------------------------------
 
 
 def profile_of(
     recorders: Sequence[FlightRecorder], *, since_ns: int = 0, program: Program | None = None
 ) -> Profile:
-    """Return what several runs recorded since then, with the report of the longest one."""
+    """Return what several runs recorded since then, with the report of the one that went on
+    longest; it says of which of several it is."""
     shown: list[Timeline] = []
-    reports: list[Report] = []
+    report, longest = _NOTHING, None
     collections: set[int] = set()
     for recorder in recorders:
         timeline = recorder.timeline(since_ns)
-        if any(row.turns for row in timeline.rows):
-            shown.append(_without_repeats(timeline, collections))
-            reports.append(_report_of(recorder.owner))
-    report = _longest(reports, shown)
+        if not any(row.turns for row in timeline.rows):
+            continue
+        # Garbage collections belong to the process: the timeline of every run at the time has them.
+        own = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
+        collections.update(i.time_ns for i in own if i.name == "gc")
+        shown.append(replace(timeline, instants=tuple(own)))
+        try:
+            found = _NOTHING if recorder.owner is None else recorder.owner.report()
+        except RuntimeError:  # nothing was loaded
+            found = _NOTHING
+        if longest is None or found.stats.elapsed > report.stats.elapsed:
+            report, longest = found, timeline
+    num_pipelines = len({timeline.pipeline_number for timeline in shown})
+    if longest is not None and num_pipelines > 1:  # epochs of one loader share its number
+        report = with_remarks(
+            report,
+            f"This report is of {longest.pipeline} {longest.pipeline_number} alone, which ran "
+            f"longest of the {num_pipelines} that the trace shows.",
+        )
     return Profile(report, tuple(shown), rank=rank_of_process(), _program=program)
-
-
-def _longest(reports: Sequence[Report], timelines: Sequence[Timeline]) -> Report:
-    """Return the report of the run that went on longest; it says of which of several it is."""
-    if not reports:
-        return _NOTHING
-    number = max(range(len(reports)), key=lambda number: reports[number].stats.elapsed)
-    report, own = reports[number], timelines[number]
-    num_pipelines = len({timeline.pipeline_number for timeline in timelines})
-    if num_pipelines == 1:  # epochs of one loader share its number
-        return report
-    return with_remarks(
-        report,
-        f"This report is of {own.pipeline} {own.pipeline_number} alone, which ran longest of the "
-        f"{num_pipelines} that the trace shows.",
-    )
 
 
 def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float | None) -> Profile:
@@ -144,27 +308,7 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
     return Profile(report, (timeline,), rank=rank_of_process())
 
 
-def _without_repeats(timeline: Timeline, collections: set[int]) -> Timeline:
-    """Return the timeline without garbage collections that an earlier one has: they belong to the
-    process, so the timeline of every run at the time has them.
-    """
-    instants = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
-    collections.update(i.time_ns for i in instants if i.name == "gc")
-    return replace(timeline, instants=tuple(instants))
-
-
 _NOTHING = make_report(PipelineStats(0, 0, ()))
-
-
-def _report_of(owner: Any) -> Report:
-    """Return the report of a pipeline or of a loader; an empty one if it is gone or has none."""
-    try:
-        if hasattr(owner, "report"):
-            report: Report = owner.report()
-            return report
-        return _NOTHING if owner is None else make_report(owner.snapshot())
-    except RuntimeError:  # nothing was loaded
-        return _NOTHING
 
 
 def rank_of_process() -> int:
