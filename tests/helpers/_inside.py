@@ -2,8 +2,6 @@
 
 from torch.utils.data import DataLoader
 
-from spdl_torch.io._transfer import transfer
-
 
 def run_of(pipeline):
     """The threads and queues of a pipeline."""
@@ -73,11 +71,6 @@ def pids_of(source):
 def regions_of(mappings):
     """The slabs that the trainer has mapped, by number."""
     return mappings.regions
-
-
-def look_often():
-    """Whoever waits for a model looks again at once, so that looking often takes no time."""
-    transfer._LONGEST_PAUSE_SECONDS = 0.0
 
 
 def tuner_of(iterator):

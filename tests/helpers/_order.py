@@ -9,7 +9,6 @@ files are the longest, and would end the run by themselves.
 LONG = (
     "test_loader_interrupts.py",
     "test_stores.py",
-    "test_transfer_runtime.py",
     "test_child_pipelines.py",
 )
 LONG_PROGRAMS = (
