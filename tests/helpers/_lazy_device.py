@@ -9,13 +9,12 @@ whoever reads without waiting, writes too early or lets go too early gets wrong 
 from __future__ import annotations
 
 import ctypes
-import functools
-import operator
 import random
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import deque
 from contextlib import contextmanager
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ PATIENCE_SECONDS = 30
 HOST = torch.device("cpu")
 POISON = 0xDD
 GLOBAL, RELAXED = 0, 2  # modes of a thread while another one captures a graph
-NUM_POOLED = 32
 
 
 class LazyDevice:
@@ -51,8 +49,7 @@ class LazyDevice:
         self.streams = []
         self.default_streams = [LazyStream(self, n) for n in range(self.num_devices)]
         self.own_streams = {}  # made by CUDA's runtime, by their numbers
-        self.pools = defaultdict(list)  # streams that are handed out in turn
-        self.num_given = Counter()
+        self.pools = {}  # streams that are handed out in turn
         self.capturing = None  # the thread that captures a graph
         self.is_model_stuck = False  # its kernels never end
         self.is_refusing = False  # to lock any more memory
@@ -125,12 +122,10 @@ class LazyDevice:
 
     def Stream(self, device, priority=0):
         """As torch's: of each priority there are 32."""
-        pool = self.pools[index_of(device), priority]
-        self.num_given[index_of(device), priority] += 1
-        if len(pool) < NUM_POOLED:
-            pool.append(LazyStream(self, index_of(device)))
-            return pool[-1]
-        return pool[(self.num_given[index_of(device), priority] - 1) % NUM_POOLED]
+        place = index_of(device), priority
+        if place not in self.pools:
+            self.pools[place] = cycle([LazyStream(self, place[0]) for _ in range(32)])
+        return next(self.pools[place])
 
     def ExternalStream(self, handle, device):
         stream = self.own_streams[handle]
@@ -189,7 +184,7 @@ class LazyDevice:
     # -- as those that it has --------------------------------------------------------------------
 
     def cudart(self):
-        return Offered("torch._C._cudart", self)
+        return Offered(getattr(torch._C, "_cudart", None), self)
 
     def cudaHostRegister(self, address, num_bytes, flags):
         self.touch("pages were locked")
@@ -236,9 +231,9 @@ class LazyDevice:
                 self.blocks.append(block)
             else:
                 self.free.remove(block)
-        owner = Owner(block)
-        weakref.finalize(owner, self._freed, block).atexit = False
-        return torch.from_numpy(np.asarray(owner))[:num_bytes]
+        view = block.bytes[:num_bytes]
+        weakref.finalize(view, self._freed, block).atexit = False
+        return torch.from_numpy(view)
 
     def _freed(self, block):
         with self.lock:
@@ -424,13 +419,6 @@ class Block:
         self.users = set()
 
 
-class Owner:
-    """Lives as long as tensors in a block do."""
-
-    def __init__(self, block):
-        self.__array_interface__ = block.bytes.__array_interface__
-
-
 class LazyBackend(cuda.CudaBackend):
     """The real one, but for memory and copies, which torch has for CUDA alone."""
 
@@ -533,23 +521,13 @@ class Offered:
     """A stand-in for a module of torch, which offers only names that torch has, too: code that asks
     for another one would find it here, and on no GPU."""
 
-    def __init__(self, name, stand_in):
-        self._name, self._stand_in = name, stand_in
+    def __init__(self, real, stand_in):
+        self._real, self._stand_in = real, stand_in
 
     def __getattr__(self, name):
-        if torch.version.cuda is not None and not hasattr(modules()[self._name], name):
-            raise AttributeError(f"{self._name} has no {name}")
+        if torch.version.cuda is not None:
+            getattr(self._real, name)
         return getattr(self._stand_in, name)
-
-
-@functools.cache
-def modules():
-    """Those that are stood in for, as this torch has them."""
-    names = ("torch.cuda", "torch.accelerator", "torch._C", "torch._C._cudart")
-    runtime_library = {"CUDA's runtime": ctypes.PyDLL(None)}
-    return {name: operator.attrgetter(name.removeprefix("torch."))(torch) for name in names} | (
-        runtime_library
-    )
 
 
 class TorchWith:
@@ -557,9 +535,9 @@ class TorchWith:
 
     def __init__(self, device, programs=None):
         self.machine = device
-        self.cuda = Offered("torch.cuda", device if programs is None else programs)
-        self.accelerator = Offered("torch.accelerator", device)
-        self._C = Offered("torch._C", device)
+        self.cuda = Offered(torch.cuda, device if programs is None else programs)
+        self.accelerator = Offered(torch.accelerator, device)
+        self._C = Offered(torch._C, device)
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -591,7 +569,7 @@ def install(device, patch=setattr, backend=LazyBackend):
     patch(cuda, "_own_streams", {})
     patch(cuda, "_streams", {})
     patch(cuda, "_readers", {})
-    patch(runtime, "cuda_library", lambda: Offered("CUDA's runtime", device))
+    patch(runtime, "cuda_library", lambda: Offered(ctypes.PyDLL(None), device))
     patch(cuda, "CudaBackend", backend)
     patch(transfer, "shared_transfers", {})
     patch(transfer, "SlabRing", LazyRing)
