@@ -20,7 +20,6 @@ from spdl_torch.__main__ import main
 from spdl_torch.check_gpu import command, correctness, exits, rates
 from spdl_torch.check_gpu.sheet import Sheet
 from spdl_torch.io._transfer import transfer
-from spdl_torch.measuring.hand_over import quantile
 
 __all__ = ["gpu", "no_thread_left"]
 
@@ -215,12 +214,6 @@ def test_command_refuses_what_it_cannot_do(arguments, message, capsys):
     """Before anything is checked."""
     assert main(["check-gpu", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_quantile_is_of_all_values():
-    """Whatever their order."""
-    values = [float(number) for number in reversed(range(100))]
-    assert [quantile(values, share) for share in (0.0, 0.5, 0.99, 1.0)] == [0, 50, 99, 99]
 
 
 @pytest.fixture

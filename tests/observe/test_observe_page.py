@@ -6,7 +6,6 @@ import re
 import sys
 
 import pytest
-from _browser import Browser, found_chromium
 from _datasets import SafeIndices
 from _pages import FORMULAS, HOSTILE, REPORT, Reader, read, reports, timeline
 from _readings import html_in_notebook
@@ -270,33 +269,3 @@ def test_command_refuses_what_it_cannot_show(tmp_path, capsys, arguments, messag
     assert captured.out == ""
     assert captured.err.startswith("spdl-torch report: ")
     assert message in captured.err
-
-
-# -- in a browser ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A headless Chromium."""
-    with Browser(found_chromium(), tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-def test_browser_shows_a_page_without_a_complaint(tmp_path, browser):
-    """Nothing on the console, nothing asked of the network, no user's text run, every image."""
-    events = [(0.5, HOSTILE, {"key": HOSTILE})]
-    db = write_run(tmp_path / "run.db", reports(6, stages=(HOSTILE, FORMULAS)), events=events)
-    trace = Profile(REPORT, (timeline(30),)).write_trace(tmp_path / "t.json")
-    out = tmp_path / "p.html"
-    assert main(["report", str(db), "--trace", str(trace), "--html", str(out)]) == 0
-    browser.open(out)
-    assert browser.problems == []
-    assert [url for url in browser.requests if not url.startswith("data:")] == [out.as_uri()]
-    assert browser.evaluate("window.pwned === undefined")
-    widths = browser.evaluate("[...document.images].map((image) => image.naturalWidth)")
-    assert len(widths) == 3
-    assert all(widths)
-    rows = "[...document.querySelectorAll('table')[0].tBodies[0].rows]"
-    cells = browser.evaluate(f"{rows}.map((row) => [...row.cells].map((c) => c.innerText))")
-    assert [row[0] for row in cells] == [HOSTILE, FORMULAS]
-    assert all(re.fullmatch(r"\d+", row[10]) for row in cells)

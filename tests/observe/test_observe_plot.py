@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import zlib
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -16,15 +16,11 @@ from _readings import write
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (
     EventLogEntry,
-    SQLiteStatsWriter,
     plot_queue_stats,
     plot_stats,
     plot_task_stats,
-    recorders,
-    recording_gc,
     report_of_file,
 )
-from spdl_torch.pipeline import PipelineBuilder
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 
@@ -55,21 +51,12 @@ def db_path(tmp_path):
     return write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE, get_wait_time=9.0))
 
 
-def slow(number):
-    """Computes for a millisecond, without the GIL: the run is short on a busy machine, too."""
-    return zlib.crc32(bytes([number % 256]) * 2_000_000)
-
-
-@pytest.fixture(scope="module")
-def real_db_path(tmp_path_factory):
-    """What a pipeline really logged."""
-    path = tmp_path_factory.mktemp("real") / "s.db"
-    builder = PipelineBuilder().add_source(range(60)).pipe(abs, name="read").pipe(slow)
-    with SQLiteStatsWriter(path, flush_interval=3600) as writer, recording_gc(writer.log):
-        pipeline = builder.add_sink().build(**recorders(writer.log, interval=0.02))
-        with pipeline.auto_stop():
-            assert len(list(pipeline)) == 60
-    return path
+@pytest.fixture
+def short_db_path(tmp_path):
+    """A run of a second."""
+    entries = [replace(each, timestamp=1000.0) for each in of_pipeline(SLOW_DECODE, 1)]
+    shorter = [replace(each, stats=replace(each.stats, elapsed=1.0)) for each in entries]
+    return write(tmp_path / "short.db", *shorter)
 
 
 def panel(figure, quantity):
@@ -97,15 +84,15 @@ def sentence(figure):
 # -- the panels ------------------------------------------------------------------------------------
 
 
-def test_real_run_becomes_two_pictures(real_db_path, tmp_path):
+def test_short_run_becomes_two_pictures(short_db_path, tmp_path):
     """SPDL's names, in a folder that is made; a run of a second blames no stage."""
-    paths = plot_stats(real_db_path, tmp_path / "new" / "folder")
+    paths = plot_stats(short_db_path, tmp_path / "new" / "folder")
     assert [path.name for path in paths] == [
         "task_stats_combined.png",
         "queue_stats_combined.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    figure = plot_queue_stats(real_db_path)
+    figure = plot_queue_stats(short_db_path)
     assert "too short to say why" in sentence(figure)
     assert set(lines(figure, "throughput")) == set(lines(figure, "occupancy"))
 
@@ -284,9 +271,9 @@ def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, 
 # -- the bottleneck --------------------------------------------------------------------------------
 
 
-def test_sentence_is_that_of_the_report(db_path, real_db_path):
+def test_sentence_is_that_of_the_report(db_path, short_db_path):
     """One voice: the pictures say what ``report_of_file`` says, and the legend points at it."""
-    for path, label in ((db_path, "decode"), (real_db_path, None)):
+    for path, label in ((db_path, "decode"), (short_db_path, None)):
         for figure in (plot_task_stats(path), plot_queue_stats(path)):
             verdict = report_of_file(path).verdict
             assert (sentence(figure), verdict.stage) == (verdict.finding, label)
@@ -326,7 +313,7 @@ def test_name_is_shown_as_it_is(tmp_path):
     assert not any(text.get_parse_math() for text in shown)
 
 
-def test_plotting_leaves_matplotlib_alone(real_db_path, tmp_path):
+def test_plotting_leaves_matplotlib_alone(short_db_path, tmp_path):
     """No display, no pyplot, no setting changed; and importing does not load it."""
     code = f"""
 import sys
@@ -334,7 +321,7 @@ import spdl_torch.observe
 assert "matplotlib" not in sys.modules
 import matplotlib
 before = matplotlib.rcParams.copy()
-spdl_torch.observe.plot_stats({str(real_db_path)!r}, {str(tmp_path)!r})
+spdl_torch.observe.plot_stats({str(short_db_path)!r}, {str(tmp_path)!r})
 assert matplotlib.rcParams.copy() == before
 assert "matplotlib.pyplot" not in sys.modules
 """

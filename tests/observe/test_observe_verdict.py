@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import pytest
 from _forks import found_in_fork
-from _loader_helpers import PATIENCE_SECONDS
 from _readings import PipelineStats, html_in_notebook, reading, shown, stage
 from hypothesis import given, settings, strategies as st
 
@@ -24,7 +23,6 @@ from spdl_torch import PipelineDataset
 from spdl_torch.__main__ import main
 from spdl_torch.machine.probes import (
     is_probing,
-    join_probing,
     probe_counters,
     start_probing,
     stop_probing,
@@ -454,20 +452,6 @@ def test_collections_are_timed_while_somebody_probes():
 
 class Named:
     """Somebody who has the probe work."""
-
-
-def test_probe_ends_when_its_users_are_gone():
-    """Also those who did not say so: Ctrl-C may meet a finalizer."""
-    assert not is_probing()
-    join_probing(PATIENCE_SECONDS)  # the one of the test before may be about to end
-    before_callbacks = list(gc.callbacks)
-    user = Named()
-    start_probing(user)
-    (probe,) = [thread for thread in threading.enumerate() if thread.name == "spdl-probe"]
-    del user
-    probe.join(PATIENCE_SECONDS)
-    assert not probe.is_alive()
-    assert gc.callbacks == before_callbacks
 
 
 def test_probe_does_not_follow_into_a_fork():

@@ -160,19 +160,6 @@ def test_missing_peer_is_a_line():
     assert "pip install" in remarks[0]
 
 
-def test_goal_names_rows_that_there_are():
-    """A goal over a name that no contender has would never be seen."""
-    for name in TABLES:
-        table = load_table(name)
-        for goal in table.goals:
-            names = [one.name for one in table.contenders]
-            assert goal.row in names, goal
-            assert goal.over is None or any(
-                replace(goal, row="").compares(other) for other in names
-            ), goal
-            assert goal.metric in {metric.key for metric in table.metrics}, goal
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

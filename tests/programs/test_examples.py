@@ -13,7 +13,6 @@ from _folders import ROOT
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
-BENCH = EXAMPLES / "bench" / "__main__.py"  # its tables' short forms run in test_bench.py
 RUN_ELSEWHERE = (
     *("train_language_model", "train_video_classifier", "finetune_parquet"),  # _training.py
     *("imagenet_classification", "imagenet_lightning"),  # test_examples_imagenet.py
@@ -81,10 +80,3 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
     run_here(EXAMPLES / "benchmark_numpy_plot.py", str(table))
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("program", [*PROGRAMS, BENCH], ids=lambda path: path.stem)
-def test_docstring_says_how_to_run_it(program):
-    """The first thing that a reader sees has the command."""
-    name = "bench" if program == BENCH else program.name
-    assert f"examples/{name}" in program.read_text(encoding="utf-8").split('"""')[1]

@@ -55,14 +55,6 @@ def start(*arguments):
     return _warm.start([PROGRAM, *options, *arguments], start_new_session=True, forks=True)
 
 
-def run(*arguments, code=0):
-    """What the program printed to stdout, and to stderr."""
-    process = start(*arguments)
-    printed, complaints = process.communicate(timeout=SECONDS)
-    assert process.returncode == code, complaints
-    return printed, complaints
-
-
 def frames_and_batches(printed, who="all, whole run"):
     """The two numbers of a line."""
     found = re.search(rf"^{re.escape(who)}: ([\d,]+) frames, ([\d,]+) batches", printed, re.M)
@@ -107,29 +99,23 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(
     assert sorted(seen) == paths
 
 
-def test_numbers_are_printed_when_sigterm_comes(endless, images):
-    """Exit code 143, the figures so far, and less than everything."""
-    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
-    process = start(*options)
-    before = wait_until_it_loads(process)
-    process.send_signal(signal.SIGTERM)
-    printed, complaints = process.communicate(timeout=SECONDS)
-    assert (process.returncode, complaints) == (128 + signal.SIGTERM, "")
-    assert "stopped by SIGTERM" in printed
-    loaded = frames_and_batches(printed)[0]
-    assert frames_and_batches(before.splitlines()[-1], "so far")[0] <= loaded < NUM_IMAGES * 5_000
-
-
-def test_nothing_is_left_when_ctrl_c_comes(endless, images):
-    """Ctrl-C reaches the whole process group; the workers do not die of it, they finish."""
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_program(endless, images, signum):
+    """Ctrl-C reaches the whole process group; the workers do not die of it, they finish. Where the
+    program can, it prints the figures so far, of less than everything."""
     process = start("--input-flist", endless, "--prefix", images, "--interval", "0.2")
-    wait_until_it_loads(process)
+    before = wait_until_it_loads(process)
     workers = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
+    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
     printed, complaints = process.communicate(timeout=SECONDS)
-    assert (process.returncode, complaints) == (128 + signal.SIGINT, "")
-    assert frames_and_batches(printed)[0] > 0
+    assert workers
     assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
+    if signum != signal.SIGKILL:
+        assert (process.returncode, complaints) == (128 + signum, "")
+        assert f"stopped by {signum.name}" in printed
+        loaded = frames_and_batches(printed)[0]
+        so_far = frames_and_batches(before.splitlines()[-1], "so far")[0]
+        assert 0 < so_far <= loaded < NUM_IMAGES * 5_000
 
 
 def test_program_fails_when_a_worker_dies(endless, images):
@@ -142,17 +128,6 @@ def test_program_fails_when_a_worker_dies(endless, images):
     assert process.returncode == 1
     assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
     assert frames_and_batches(printed)[0] > 0
-
-
-def test_workers_end_when_the_parent_dies(endless, images):
-    """Nobody is left to load for."""
-    process = start("--input-flist", endless, "--prefix", images, "--interval", "0.2")
-    wait_until_it_loads(process)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate(timeout=SECONDS)
-    assert workers
-    assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
 
 
 @pytest.mark.parametrize(

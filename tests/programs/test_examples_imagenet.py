@@ -163,22 +163,6 @@ def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp
     assert "interrupted; --resume goes on" in errors
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--data", "no/such/folder"], "--data no/such/folder: there is no such folder"),
-        (["--resume", "no/such/file"], "unrecognized arguments"),
-    ],
-)
-def test_message_says_what_to_do_when_an_option_cannot_work(
-    more, message, photographs, tmp_path, capsys
-):
-    """Code 2, and no traceback."""
-    with pytest.raises(SystemExit, match="2"):
-        run_here(photographs, tmp_path, *more)
-    assert message in capsys.readouterr().err
-
-
 def test_earlier_run_is_not_overwritten_when_resume_was_forgotten(photographs, tmp_path, capsys):
     """A checkpoint of days is not lost to a typing error."""
     (tmp_path / "last.pt").touch()
@@ -195,13 +179,6 @@ def test_one_folder_is_split_and_a_bad_photograph_is_named(tmp_path):
     bad.write_bytes(b"no photograph")
     with pytest.raises(DecodeError, match=str(bad)):
         run_here(folder, tmp_path / "output")
-
-
-def test_loss_that_is_not_finite_ends_the_run(photographs, tmp_path):
-    """Instead of days of nan."""
-    more = ("--lr", 1e30, "--lr-warmup-epochs", 0, "--limit", 24)
-    with pytest.raises(SystemExit, match="Lower --lr"):
-        run_here(photographs, tmp_path, *more)
 
 
 def test_lightning_has_the_figures_of_the_plain_loop(photographs, tmp_path, capsys):

@@ -57,17 +57,6 @@ def test_passages_are_what_stands_between_empty_lines(language, tmp_path):
         language.find_texts(tmp_path / "nowhere")
 
 
-@given(texts=st.lists(st.text(), max_size=4), other=st.text(), num_words=st.integers(0, 20))
-def test_tokens_are_the_text_again(language, texts, other, num_words):
-    """Of known words and of unknown ones."""
-    tokenizer = language.Tokenizer(texts, num_words)
-    for text in (*texts, other):
-        tokens = tokenizer.encode(text)
-        assert all(0 <= token < len(tokenizer) and token != language.END for token in tokens)
-        assert tokenizer.decode(tokens) == text
-    assert len(tokenizer.words) <= num_words
-
-
 @given(passages=st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=4))
 def test_targets_are_what_follows_the_inputs(language, passages):
     """Up to the context's length; padding is not a target."""
