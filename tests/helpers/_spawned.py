@@ -8,7 +8,6 @@ of this process can be started in the same way.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import threading
 from multiprocessing import resource_tracker, util
@@ -17,8 +16,6 @@ from unittest.mock import patch
 
 import _warm
 
-PRELOADED = ("spdl_torch.loader.backends.processes.child", "pytest", "hypothesis")
-_ADOPTS_ORPHANS = 36  # Linux's PR_SET_CHILD_SUBREAPER
 _one_at_a_time = threading.Lock()
 start_python = util.spawnv_passfds
 
@@ -31,7 +28,7 @@ class ForkedSpawnProcess(SpawnProcess):
         from multiprocessing.popen_spawn_posix import Popen
 
         resource_tracker.ensure_running()  # it is started in the same way, and is not meant
-        with _one_at_a_time, patch.object(util, "spawnv_passfds", _fork):
+        with _one_at_a_time, patch.object(util, "spawnv_passfds", _warm.spawnv_passfds):
             return Popen(process)
 
 
@@ -53,17 +50,6 @@ def fork_the_fork_servers():
 
     def start_or_fork(path, arguments, descriptors):
         is_server = arguments[-1].startswith("from multiprocessing.forkserver ")
-        return (_fork if is_server else start_python)(path, arguments, descriptors)
+        return (_warm.spawnv_passfds if is_server else start_python)(path, arguments, descriptors)
 
     util.spawnv_passfds = start_or_fork
-
-
-def _fork(path, arguments, descriptors):
-    """Do what ``spawnv_passfds`` does."""
-    code = arguments[arguments.index("-c") :]
-    libc = ctypes.CDLL(None)
-    libc.prctl(_ADOPTS_ORPHANS, 1, 0, 0, 0)
-    try:
-        return _warm.start_for_adoption(code, sorted(map(int, descriptors)), preload=PRELOADED)
-    finally:
-        libc.prctl(_ADOPTS_ORPHANS, 0, 0, 0, 0)

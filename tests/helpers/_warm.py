@@ -8,8 +8,8 @@ what it had imported from the start. Use
 libraries read from the environment when they are loaded.
 
 ``start`` and ``run`` take what follows ``python`` on a command line: ``-c CODE``, ``-m MODULE`` or
-a file, then its arguments; before these ``-u`` and ``-W ACTION:MESSAGE``. Where there are no
-descriptors of processes (outside of Linux) they call ``subprocess``.
+a file, then its arguments; before these ``-u`` and ``-W ACTION:MESSAGE``. Outside of Linux they
+call ``subprocess``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import importlib
 import importlib.util
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -35,18 +34,31 @@ import types
 import warnings
 import weakref
 from pathlib import Path
-from subprocess import PIPE, STDOUT, CompletedProcess, TimeoutExpired
-from time import monotonic
+from subprocess import DEVNULL, PIPE, CompletedProcess
+from unittest.mock import patch
 
 from _forks import end_at_once, fork_server
 from _memory import make_cheap_to_fork
 
-CAN_FORK = hasattr(os, "pidfd_open") and hasattr(os, "fork")
+CAN_FORK = sys.platform == "linux"
+PRELOADED = ("spdl_torch.loader.backends.processes.child", "pytest", "hypothesis")
+"""What processes that ``multiprocessing`` starts find, beside torch."""
 MOST_DESCRIPTORS = 32
 """Of one program."""
 HERE = str(Path(__file__).parent)
 ENVIRONMENT = dict(os.environ)
 """Before any test changes it: what libraries find when they are loaded."""
+_ADOPTS_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_one_at_a_time = threading.RLock()
+
+
+class Program(subprocess.Popen):
+    """A test that fails does not wait for it."""
+
+    def __exit__(self, kind, *more):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *more)
 
 
 def run(arguments, *, timeout=None, **options):
@@ -77,17 +89,10 @@ def start(
     forked, too, where it has no threads but Python's. Each would import torch again.
     """
     arguments = [str(argument) for argument in arguments]
+    options = {"stdout": stdout, "stderr": stderr, "cwd": cwd, "env": env}
+    options |= {"stdin": DEVNULL, "text": True, "start_new_session": start_new_session}
     if not CAN_FORK:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            cwd=cwd,
-            env=env,
-            start_new_session=start_new_session,
-        )
+        return Program([sys.executable, *arguments], **options)
     request = {
         "arguments": arguments,
         "cwd": os.fspath(cwd or os.getcwd()),
@@ -96,139 +101,50 @@ def start(
         "ends_whole": ends_whole,
         "forks": forks,
     }
-    return Process(server(tuple(preload)), request, stdout, stderr)
+    server(tuple(preload))  # which itself is started as ever
+
+    def fork_exec(*given):  # as _posixsubprocess's
+        streams = given[6], given[9], given[11]
+        streams = [own if each == -1 else each for own, each in enumerate(streams)]
+        return fork(request, dict(enumerate(streams)), preload)
+
+    with _one_at_a_time, patch.object(subprocess, "_fork_exec", fork_exec):
+        return Program([sys.executable, *arguments], **options)
 
 
-def start_for_adoption(arguments, descriptors, *, preload=()):
-    """Start a program with these descriptors, under their numbers, and our streams, but for the
-    input. Its parent ends at once; whoever adopts orphans here is its parent. Returns its pid."""
+def spawnv_passfds(path, arguments, descriptors):
+    """The same in place of the function of that name in ``multiprocessing.util``: a process with
+    these descriptors under their numbers, and our streams, but for the input."""
     request = {
-        "arguments": arguments,
+        "arguments": arguments[arguments.index("-c") :],
         "cwd": os.getcwd(),
         "env": dict(os.environ),
         "start_new_session": False,
         "ends_whole": False,
         "forks": False,
-        "descriptors": descriptors,
     }
-    ours, theirs = socket.socketpair()
+    with open(os.devnull) as nothing:
+        streams = {0: nothing.fileno(), 1: 1, 2: 2}
+        return fork(request, streams | {int(each): int(each) for each in descriptors}, PRELOADED)
+
+
+def fork(request, descriptors, preload):
+    """The pid of a new child of this process, which has ``descriptors`` under these numbers. The
+    server's own child ends at once, and its child, an orphan, is adopted here."""
+    libc, (ours, theirs) = ctypes.CDLL(None), socket.socketpair()
     theirs.settimeout(None)  # with a program's default timeout the server's end would not wait
-    with ours:
-        with theirs, open(os.devnull) as nothing:
-            passed = [theirs.fileno(), nothing.fileno(), 1, 2, *descriptors]
-            socket.send_fds(server(tuple(preload)), [b"."], passed)
-        ours.sendall(json.dumps(request).encode() + b"\n")
-        with ours.makefile("r") as answer:
-            return int(answer.read())  # to its end: then the parent has ended
-
-
-class Process:
-    """What tests need of ``subprocess.Popen``."""
-
-    def __init__(self, server, request, stdout, stderr):
-        self.args = [sys.executable, *request["arguments"]]
-        self.returncode = None
-        self._readers = {}
-        self._channel, theirs = socket.socketpair()
-        theirs.settimeout(None)  # see start_for_adoption
-        with theirs, open(os.devnull) as nothing:
-            self.stdout, out = self._stream(stdout)
-            self.stderr, err = (None, out) if stderr == STDOUT else self._stream(stderr)
-            socket.send_fds(server, [b"."], [theirs.fileno(), nothing.fileno(), out, err])
-        for descriptor, file in ((out, self.stdout), (err, self.stderr)):
-            if file is not None:
-                os.close(descriptor)  # the other end of a pipe of ours
-        self._channel.sendall(json.dumps(request).encode() + b"\n")
-        self._answers = self._channel.makefile("r")
-        self.pid = int(self._answers.readline())
-
-    @staticmethod
-    def _stream(wanted):
-        """The end to read from, or None, and the descriptor that the program gets."""
-        if wanted != PIPE:
-            return None, wanted if isinstance(wanted, int) else wanted.fileno()
-        ours, theirs = os.pipe()
-        return os.fdopen(ours, "r"), theirs
-
-    def poll(self):
-        """The exit code; None while the program runs."""
-        if self.returncode is None and _is_readable(self._channel, 0):
-            return self.wait()
-        return self.returncode
-
-    def wait(self, timeout=None):
-        """The exit code; negative: the signal that ended the program."""
-        if self.returncode is None:
-            if not _is_readable(self._channel, timeout):
-                raise TimeoutExpired(self.args, timeout)
-            self.returncode = int(self._answers.readline())
-            self._answers.close()
-            self._channel.close()
-        return self.returncode
-
-    def communicate(self, timeout=None):
-        """What the program prints from here to its end, as ``(stdout, stderr)``."""
-        end = None if timeout is None else monotonic() + timeout
-        if not self._readers:
-            named = {"stdout": self.stdout, "stderr": self.stderr}
-            self._readers = {name: _Reader(file) for name, file in named.items() if file}
-            for reader in self._readers.values():
-                reader.start()
-        for reader in self._readers.values():
-            reader.join(None if end is None else max(0, end - monotonic()))
-            if reader.is_alive():
-                raise TimeoutExpired(self.args, timeout)
-        self.wait(None if end is None else max(0, end - monotonic()))
-        self._close()
-        texts = {name: reader.text for name, reader in self._readers.items()}
-        return texts.get("stdout"), texts.get("stderr")
-
-    def send_signal(self, number):
-        """Send a signal, unless the program has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self):
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self):
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        if kind is not None:
-            self.kill()  # a test that fails does not wait for the program, too
-        for reader in self._readers.values():
-            reader.join()
-        self._close()
-        self.wait()
-
-    def _close(self):
-        for file in (self.stdout, self.stderr):
-            if file is not None:
-                file.close()
-
-
-class _Reader(threading.Thread):
-    """Reads a stream to its end."""
-
-    def __init__(self, file):
-        super().__init__(daemon=True)
-        self.file = file
-        self.text = ""
-
-    def run(self):
-        self.text = self.file.read()
-
-
-def _is_readable(channel, timeout):
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        return bool(selector.select(timeout))
+    request = {**request, "numbers": [*descriptors]}
+    with _one_at_a_time, ours:
+        libc.prctl(_ADOPTS_ORPHANS, 1, 0, 0, 0)
+        try:
+            with theirs:
+                passed = [theirs.fileno(), *descriptors.values()]
+                socket.send_fds(server(tuple(preload)), [b"."], passed)
+            ours.sendall(json.dumps(request).encode() + b"\n")
+            with ours.makefile("r") as answer:
+                return int(answer.read())  # to its end: then the parent has ended
+        finally:
+            libc.prctl(_ADOPTS_ORPHANS, 0, 0, 0, 0)
 
 
 # -- the process that forks ------------------------------------------------------------------------
@@ -268,19 +184,6 @@ def _close(channel, pid, process=None):
             process.wait()
 
 
-def _keep_operators():
-    """Let torch's operators end with a program: at its exit torch would take each out of its tables
-    first."""
-    for finalizer in _finalizers():
-        if getattr(finalizer.peek()[1], "__module__", None) == "torch.library":
-            finalizer.atexit = False
-
-
-def _finalizers():
-    """Those that Python would call at the end of this process."""
-    return list(weakref.finalize._registry)
-
-
 def serve():
     """Fork a program for each request. Returns in each of them, with the code that it is to run as
     ``__main__``.
@@ -288,7 +191,35 @@ def serve():
     atexit.register(_leave_modules)  # the last of all: what comes later is called first
     _import("numpy", "torch", "torchvision")
     sys.path.remove(HERE)
-    return _serve(socket.socket(fileno=int(sys.argv[1])))
+    control = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
+        if not descriptors:
+            end_at_once()  # the tests have ended
+        channel = socket.socket(fileno=descriptors.pop(0))
+        with channel.makefile("r") as lines:
+            request = json.loads(lines.readline())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: OpenBLAS's thread
+            child = os.fork()
+        if child:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if "preload" not in request:  # else it ends with the tests, as this process does
+                os.waitpid(child, 0)
+            channel.close()
+        elif "preload" in request:
+            channel.close()
+            control.close()
+            _import(*request["preload"])
+            control = socket.socket(fileno=descriptors[0])
+        elif pid := os.fork():
+            channel.sendall(b"%d\n" % pid)
+            end_at_once()
+        else:
+            channel.close()
+            control.close()
+            return _become(request, descriptors)
 
 
 def _import(*names):
@@ -301,68 +232,19 @@ def _import(*names):
     gc.enable()
     del sys.modules["triton"]
     # At its end a program would go through all that is imported here, and so copy its memory, which
-    # took 0.9 of the 1.3 s of CPU time of an empty one.
+    # took 0.9 of the 1.3 s of CPU time of an empty one. torch would take each of its operators out
+    # of its tables first.
     gc.collect()
     gc.freeze()
-    _keep_operators()
+    for finalizer in _finalizers():
+        if getattr(finalizer.peek()[1], "__module__", None) == "torch.library":
+            finalizer.atexit = False
     make_cheap_to_fork()
 
 
-def _serve(control):
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.data is not None:  # the descriptor of a process that has ended
-                    selector.unregister(key.fd)
-                    _report_end(key.fd, *key.data)
-                    continue
-                _, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
-                if not descriptors:
-                    end_at_once()  # the tests have ended
-                channel = socket.socket(fileno=descriptors[0])
-                with channel.makefile("r") as lines:
-                    request = json.loads(lines.readline())
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: OpenBLAS's thread
-                    pid = os.fork()
-                if pid == 0:
-                    control.close()
-                    for other in selector.get_map().values():
-                        if other.data is not None:
-                            os.close(other.fd)
-                            other.data[1].close()
-                    selector.close()
-                    if "preload" in request:
-                        channel.close()
-                        _import(*request["preload"])
-                        return _serve(socket.socket(fileno=descriptors[1]))
-                    if "descriptors" in request and (pid := os.fork()):
-                        channel.sendall(b"%d\n" % pid)
-                        end_at_once()
-                    channel.close()
-                    return _become(request, descriptors[1:])
-                for descriptor in descriptors[1:]:
-                    os.close(descriptor)
-                if "preload" in request:
-                    channel.close()
-                    continue  # it ends with the tests, and so does this process
-                if "descriptors" in request:
-                    os.waitpid(pid, 0)
-                    channel.close()
-                    continue
-                channel.sendall(b"%d\n" % pid)
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, channel))
-
-
-def _report_end(descriptor, pid, channel):
-    os.close(descriptor)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try:
-        channel.sendall(b"%d\n" % code)
-    except BrokenPipeError:
-        pass  # nobody waits for it
-    channel.close()
+def _finalizers():
+    """Those that Python would call at the end of this process."""
+    return list(weakref.finalize._registry)
 
 
 def _become(request, streams):
@@ -370,7 +252,7 @@ def _become(request, streams):
     import numpy
     import torch
 
-    numbers = [0, 1, 2, *request.get("descriptors", ())]
+    numbers = request["numbers"]
     above = max(*numbers, *streams) + 1
     for number, descriptor in zip(numbers, [_moved(each, above) for each in streams], strict=True):
         os.dup2(descriptor, number)
