@@ -337,47 +337,26 @@ def test_sample_is_made_once_and_kept_on_disk(tmp_path):
     assert "holds 100% of the items" in kept.loading_remarks()[0]
 
 
-class Neighbours(Made):
-    """Each sample reads the next one through the cache, once both are being made."""
-
-    def __init__(self):
-        super().__init__(2)
-        self.first = [threading.Barrier(2, timeout=PATIENCE_SECONDS)] * 2
-        self.cached = None
-
-    def __getitem__(self, index):
-        if self.first:
-            self.first.pop().wait()
-            self.cached[1 - index]
-        return super().__getitem__(index)
-
-
 def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):
     """By two threads, of which each makes what the other one waits for."""
-    dataset = Neighbours()
-    dataset.cached = cached(dataset, tmp_path, version=1)
-    ends = [in_thread(dataset.cached.__getitem__, index) for index in range(2)]
-    assert [result_of(end).label for end in ends] == [0, 1]
+    barriers = [threading.Barrier(2, timeout=PATIENCE_SECONDS)] * 2
 
+    def make(index):
+        if barriers:
+            barriers.pop().wait()
+            kept[1 - index]
+        return index
 
-class Counted(Made):
-    """Each sample that is made is a byte in a file, whoever makes it."""
-
-    def __init__(self, length, path):
-        super().__init__(length)
-        self.path = path
-
-    def __getitem__(self, index):
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(bytes([index]))
-        return super().__getitem__(index)
+    kept = cached(MadeBy(make, 2), tmp_path, version=1)
+    ends = [in_thread(kept.__getitem__, index) for index in range(2)]
+    assert [result_of(end) for end in ends] == [0, 1]
 
 
 def read_all_at_once(kept, barrier, num_threads):
     """Every sample, in the order in which the other programs read them."""
     with ThreadPoolExecutor(num_threads) as threads:
         barrier.wait()
-        return [sample.label for sample in threads.map(kept.__getitem__, range(len(kept)))]
+        return list(threads.map(kept.__getitem__, range(len(kept))))
 
 
 @pytest.mark.parametrize(("num_programs", "num_threads"), [(3, 1), (1, 3), (2, 3)])
@@ -385,7 +364,13 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
     num_programs, num_threads, tmp_path, monkeypatch
 ):
     """Threads or programs, which all begin with the same sample."""
-    kept = cached(Counted(100, tmp_path / "made"), tmp_path / "cache", version=1)
+
+    def make(index):
+        with open(tmp_path / "made", "ab", buffering=0) as file:
+            file.write(bytes([index]))
+        return index
+
+    kept = cached(MadeBy(make, 100), tmp_path / "cache", version=1)
     monkeypatch.setattr(caching_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
     reading, writing = os.pipe()
     _, pid = start_program(hold_sample, kept, writing)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from itertools import chain
 
 import pytest
 from _covering import by_pairs
@@ -73,6 +74,17 @@ def dataset_of(source, *ops, group=None, **options):
     return PipelineDataset(builder.add_sink(2), max_failures=1.0, **options)
 
 
+def state_after(number, dataset):
+    """Its state when so many items were taken, of a pass that is left then."""
+    dataset.state_dict()  # from now on somebody wants states
+    iterator = iter(dataset)
+    for _ in range(number):
+        next(iterator)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    iterator.close()
+    return state
+
+
 SOURCES = {
     "list": lambda: list(range(LENGTH)),
     "shuffled": lambda: ShuffledSource(LENGTH),
@@ -120,14 +132,8 @@ def test_items_are_not_made_again_where_nothing_was_lost():
         return item
 
     def resumed(*ops):
-        dataset = dataset_of(range(40), *ops)
-        iterator = iter(dataset)
-        for _ in range(20):
-            next(iterator)
-        state = dataset.state_dict()
-        iterator.close()
+        state, again = (state_after(20, dataset_of(range(40), *ops)), dataset_of(range(40), *ops))
         made.clear()
-        again = dataset_of(range(40), *ops)
         again.load_state_dict(state)
         list(again)
         return min(made)
@@ -138,13 +144,7 @@ def test_items_are_not_made_again_where_nothing_was_lost():
 
 def test_a_stateful_source_is_asked_for_nothing_twice():
     """It goes on from its own state, after the items handed out."""
-    dataset = dataset_of(Stateful(40), ones, group=2)
-    dataset.state_dict()  # from now on somebody wants states
-    iterator = iter(dataset)
-    for _ in range(5):
-        next(iterator)
-    state = json.loads(json.dumps(dataset.state_dict()))
-    iterator.close()
+    state = state_after(5, dataset_of(Stateful(40), ones, group=2))
     Stateful.asked.clear()
     again = dataset_of(Stateful(40), ones, group=2)
     again.load_state_dict(state)
@@ -157,19 +157,15 @@ def test_any_number_of_ranks_with_the_same_global_batch(before, after):
     """Together the ranks go on after the items of all ranks."""
 
     def ranks(world):
-        return [
-            dataset_of(list(range(48)), ones, group=12 // world, num_replicas=world, rank=rank)
-            for rank in range(world)
-        ]
+        size = {"group": 12 // world, "num_replicas": world}
+        return [dataset_of(list(range(48)), ones, rank=rank, **size) for rank in range(world)]
 
-    def steps(iterators):
-        return [sorted(sum(step, [])) for step in zip(*iterators, strict=True)]  # noqa: RUF017
+    def steps(parts):
+        return [sorted(chain(*step)) for step in zip(*parts, strict=True)]
 
-    whole = steps(ranks(before))
     datasets = ranks(before)
     iterators = [iter(dataset) for dataset in datasets]
-    for iterator in iterators:
-        next(iterator)
+    first = [next(iterator) for iterator in iterators]
     states = [dataset.state_dict() for dataset in datasets]
     assert all(state == states[0] for state in states), "rank 0's serves all"
     for iterator in iterators:
@@ -177,17 +173,14 @@ def test_any_number_of_ranks_with_the_same_global_batch(before, after):
     resumed = ranks(after)
     for dataset in resumed:
         dataset.load_state_dict(states[0])
-    assert steps(resumed) == whole[1:]
+    assert [sorted(chain(*first)), *steps(resumed)] == steps(ranks(before))
 
 
 def test_parts_that_the_source_makes_keep_their_number():
     """They are others with another number of ranks."""
-    dataset = dataset_of(ListSource(range(20)), ones, num_replicas=2, rank=0)
-    iterator = iter(dataset)
-    next(iterator)
     again = dataset_of(ListSource(range(20)), ones, num_replicas=4, rank=0)
-    again.load_state_dict(dataset.state_dict())
-    iterator.close()
+    dataset = dataset_of(ListSource(range(20)), ones, num_replicas=2, rank=0)
+    again.load_state_dict(state_after(1, dataset))
     with pytest.raises(ValueError, match=r"of 2 rank\(s\), this run has 4.*The source makes"):
         next(iter(again))
 
@@ -209,15 +202,8 @@ MISFITS = {
 def test_a_state_that_does_not_fit_stays_until_a_pass_begins(which):
     """Each try raises, none begins another pass, and the state is still there."""
     make, make_other = MISFITS[which]
-    dataset = make()
-    dataset.state_dict()
-    iterator = iter(dataset)
-    for _ in range(3):
-        next(iterator)
-    state = dataset.state_dict()
-    iterator.close()
     other = make_other()
-    other.load_state_dict(state)
+    other.load_state_dict(state_after(3, make()))
     for _ in range(3):
         with pytest.raises(ValueError, match=r"load_state_dict: "):
             list(other)
@@ -232,9 +218,8 @@ def test_error_of_a_source_that_begins_is_its_own_on_a_resume_too():
         def __iter__(self):
             raise UnicodeError("no such file")
 
-    run, again = dataset_of(range(9)), dataset_of(Refusing())
-    next(iter(run))
-    again.load_state_dict({**run.state_dict(), "made_by": {}})
+    again = dataset_of(Refusing())
+    again.load_state_dict({**state_after(1, dataset_of(range(9))), "made_by": {}})
     with pytest.raises(spdl_torch.PipelineFailure, match="the source raised") as raised:
         next(iter(again))
     assert raised.group_contains(UnicodeError, match="no such file")
@@ -255,11 +240,7 @@ def test_items_out_of_order_are_reported(caplog):
 
 def test_naming_another_pass_begins_it():
     """set_epoch() after a load means that pass, from its beginning."""
-    dataset = dataset_of(ShuffledSource(10), ones)
-    iterator = iter(dataset)
-    next(iterator)
-    state = dataset.state_dict()
-    iterator.close()
+    state = state_after(1, dataset_of(ShuffledSource(10), ones))
     again = dataset_of(ShuffledSource(10), ones)
     again.load_state_dict(state)
     again.set_epoch(2)

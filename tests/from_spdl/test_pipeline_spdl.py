@@ -9,7 +9,17 @@ from fractions import Fraction
 from typing import get_type_hints
 
 import pytest
-from _gates import Boom, CountingSource, no_leak, pipeline_of, run_child
+from _gates import (
+    Boom,
+    CountingSource,
+    asame,
+    aspread,
+    no_leak,
+    pipeline_of,
+    run_child,
+    same,
+    spread,
+)
 from _inside import run_of
 
 import spdl_torch.pipeline
@@ -28,15 +38,7 @@ from spdl_torch.spdl.pipeline import defs
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def same(item):
-    return item
-
-
-async def asame(item):
-    return item
-
-
-def fail_always(item):
+def fail(item):
     raise Boom(item)
 
 
@@ -97,21 +99,16 @@ def test_queue_class_is_called_as_spdl_calls_it(queue_class, interval, expected)
         assert entries == {"0:0:src_queue": 5, "0:1:same_queue": 5, "0:2:sink_queue": 5}
 
 
-class AsyncPut(StatsQueue):
-    async def put(self, item):
-        return await super().put(item)
-
-
-class OwnGet(StatsQueue):
-    def get(self, timeout=None):
-        return super().get(timeout)
+def queue_with(**methods):
+    """A queue class with methods of its own."""
+    return type("Own", (StatsQueue,), methods)
 
 
 @pytest.mark.parametrize(
     ("queue_class", "error", "match"),
     [
-        (AsyncPut, TypeError, r"AsyncPut\.put is a coroutine function.*interval_stats_callback"),
-        (OwnGet, TypeError, r"OwnGet\.get would never be called.*get_numbered"),
+        (queue_with(put=asame), TypeError, r"Own\.put is a coroutine function.*_stats_callback"),
+        (queue_with(get=same), TypeError, r"Own\.get would never be called.*get_numbered"),
         (lambda info, buffer_size: queue.Queue(), TypeError, "must make a .*StatsQueue, got Queue"),
         (lambda info: StatsQueue(info, 1), TypeError, "unexpected keyword argument 'buffer_size'"),
     ],
@@ -179,32 +176,24 @@ def test_stage_hook_of_a_queue_that_raises_fails_the_pipeline(place):
 # -- task hooks
 
 
-class NoDecorator(TaskHook):
-    async def task_hook(self, input_item=None):
-        yield
-
-
-class PlainGenerator(TaskHook):
-    def stage_hook(self):
-        yield
-
-
-class Coroutine(TaskHook):
-    async def stage_hook(self):
-        pass
-
-
-class NoHook:
-    pass
+def hook_of(**methods):
+    """A hook with methods of its own."""
+    return type("Own", (TaskHook,), methods)()
 
 
 @pytest.mark.parametrize(
     ("made", "match"),
     [
-        ([NoDecorator()], r"'decode': NoDecorator\.task_hook .*async gen.*asynccontextmanager"),
-        ([PlainGenerator()], r"'decode': PlainGenerator\.stage_hook .*contextlib\.contextmanager"),
-        ([Coroutine()], r"'decode': Coroutine\.stage_hook .*coroutine.*asynccontextmanager"),
-        ([NoHook()], r"'decode', a NoHook, has no stage_hook"),
+        (
+            [hook_of(task_hook=aspread)],
+            r"'decode': Own\.task_hook .*async gen.*asynccontextmanager",
+        ),
+        ([hook_of(stage_hook=spread)], r"'decode': Own\.stage_hook .*contextlib\.contextmanager"),
+        (
+            [hook_of(stage_hook=asame)],
+            r"'decode': Own\.stage_hook .*coroutine.*asynccontextmanager",
+        ),
+        ([object()], r"'decode', a object, has no stage_hook"),
         (None, r"must return a list of hooks for stage 'decode', got NoneType"),
     ],
 )
@@ -241,13 +230,13 @@ def test_hook_that_returns_no_context_manager_fails_the_pipeline(op, method):
 )
 def test_minus_one_is_no_limit(stage, build):
     """SPDL's default, of a pipeline or of one stage; here none is 10 %, which loses no data."""
-    p = pipeline_of(range(200), fail_always, **stage, build=build)
+    p = pipeline_of(range(200), fail, **stage, build=build)
     with p.auto_stop():
         assert list(p) == []
     assert p.snapshot().stages[0].tasks.num_failures == 200
     for none in ({}, {"max_failures": None}):
         with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
-            list(pipeline_of(range(200), fail_always, build=none))
+            list(pipeline_of(range(200), fail, build=none))
 
 
 def test_interval_of_minus_one_reports_once():

@@ -58,12 +58,11 @@ def test_batches_are_as_the_functions_make_them(
 ):
     """In the order of the source where that is asked for, in every pass."""
     items = list(range(num_items))
-    if preprocessor is double:
-        items = [made for item in items if (made := double(item)) is not None]
-    elif preprocessor is twice:
+    if preprocessor is twice:
         items = [each for item in items for each in twice(item)]
-    elif preprocessor is plus_one:
-        items = [item + 1 for item in items]
+    elif preprocessor is not None:
+        make = double if preprocessor is double else (lambda item: item + 1)
+        items = [made for item in items if (made := make(item)) is not None]
     if batch_size is not None:
         lists = [items[k : k + batch_size] for k in range(0, len(items), batch_size)]
         items = [each for each in lists if len(each) == batch_size or not drop_last]

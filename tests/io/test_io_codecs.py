@@ -28,7 +28,7 @@ from spdl_torch.io import (
     random_resized_crop,
 )
 from spdl_torch.io._image import decode, kernel, libjpeg_turbo
-from spdl_torch.io._image.header import is_scan, plain_jpeg_scan, read_header
+from spdl_torch.io._image.header import is_scan, read_header
 
 EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS, "png 16-bit gray": png16(0, 1)[0]}
 DECODERS = ["torchvision", "libjpeg-turbo", "torchcodec"]
@@ -271,17 +271,6 @@ def test_library_with_other_pixels_is_passed_over(monkeypatch):
 
     monkeypatch.setattr(libjpeg_turbo.LibJpegTurbo, "decode_region", darker)
     assert libjpeg_turbo.find_library.__wrapped__() is None
-
-
-@pytest.mark.parametrize("kind", [*KINDS, *OTHER_KINDS])
-def test_plain_jpegs_are_recognised_by_their_header(kind):
-    """Sequential, all in one scan, its end in place; of the sampling the library knows."""
-    content = {**KINDS, **OTHER_KINDS}[kind]
-    start = plain_jpeg_scan(memoryview(content))
-    assert (start is not None) == (kind not in ("progressive", "CMYK", "bytes after the end"))
-    assert plain_jpeg_scan(memoryview(content)[:-1]) is None
-    for end in range(0, 700, 7):
-        assert plain_jpeg_scan(memoryview(content)[:end]) is None
 
 
 @given(coded=st.lists(st.sampled_from([0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xDA, 0xFF]), max_size=12))

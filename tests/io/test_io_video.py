@@ -3,7 +3,6 @@
 import io
 import itertools
 import struct
-import threading
 from fractions import Fraction
 
 import av
@@ -92,21 +91,12 @@ def test_sources_of_every_kind(tmp_path):
     assert torch.equal(load_video(Stream(in_order), (0.5, 1.0)), load_video(in_order, (0.5, 1.0)))
 
 
-def test_two_threads_decode_the_same_packets():
-    """One after the other, both rightly."""
+def test_threads_decode_the_same_packets(pool):
+    """One after the other, all rightly."""
     packets = demux_video(EXAMPLE)
     expected = convert_frames(decode_packets(packets))
-    results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(convert_frames(decode_packets(packets))))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 4
-    assert all(torch.equal(result, expected) for result in results)
+    for found in pool.map(decode_packets, [packets] * 4):
+        assert torch.equal(convert_frames(found), expected)
 
 
 def test_decoders_have_one_thread_unless_asked():

@@ -132,6 +132,15 @@ def place(request):
     return request.getfixturevalue(request.param)
 
 
+def put_shards(web, num_shards, size, folder=None):
+    """Shards of so many samples each, with an index where there is a folder; return their URLs."""
+    for number in range(num_shards):
+        web.put(f"{number}.tar", content := shard_of(size, first=size * number))
+        if folder is not None:
+            web.put(f"{number}.index.json", write_shard(folder / f"{number}.tar", content))
+    return [web.url(f"{number}.tar") for number in range(num_shards)]
+
+
 def reader_of(options, **others):
     return Reader(storage_options=options, backoff_seconds=0, **others)
 
@@ -469,10 +478,7 @@ def test_shard_is_downloaded_once_by_all_processes_of_a_machine(place, tmp_path)
 
 def test_copies_of_shards_have_a_limit(web, tmp_path):
     """The one that was opened longest ago goes first; one with an index is read at random."""
-    for number in range(4):
-        web.put(f"{number}.tar", shard_of(50, first=50 * number))
-    size = len(shard_of(50))
-    urls = [web.url(f"{number}.tar") for number in range(4)]
+    urls, size = put_shards(web, 4, 50), len(shard_of(50))
     source = TarShards(urls, cache=tmp_path, max_bytes=5 * size // 2, ahead=0)
     assert numbers_of(source) == [*range(200)]
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
@@ -483,20 +489,10 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     assert web.store.num_gets > num_gets
 
 
-def put_indexed(web, folder, num_shards):
-    """Shards of 20 samples each, with an index; return their URLs."""
-    for number in range(num_shards):
-        name = f"{number}.tar"
-        index = write_shard(folder / name, shard_of(20, first=20 * number))
-        web.put(name, (folder / name).read_bytes())
-        web.put(f"{number}.index.json", index)
-    return [web.url(f"{number}.tar") for number in range(num_shards)]
-
-
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed):
     """Two, by default; what is fetched when the iteration ends is its last."""
-    urls = put_indexed(web, tmp_path, 6)
+    urls = put_shards(web, 6, 20, tmp_path)
     there = tmp_path / "kept" / "shards"
     source = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
     samples = iter(source)
@@ -590,14 +586,12 @@ def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="has no limit of a file's size")
 def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path):
     """With one warning, and once each; in a process of its own, where files may have few bytes."""
-    for number in range(3):
-        web.put(f"{number}.tar", shard_of(300, first=300 * number))
+    urls = put_shards(web, 3, 300)
     context = multiprocessing.get_context("fork")
     sent = context.SimpleQueue()
 
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        urls = [web.url(f"{number}.tar") for number in range(3)]
         source = TarShards(urls, cache=tmp_path / "kept", ahead=0)
         sent.put(
             (numbers_of(source), [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")])
@@ -657,9 +651,7 @@ def test_copy_is_used_where_the_store_cannot_be_asked(web, tmp_path, caplog):
 
 def test_shard_that_was_replaced_before_it_was_downloaded_is_an_error(web, tmp_path):
     """Nothing of the new one gets the name of the old one's copy."""
-    for number in range(2):
-        web.put(f"{number}.tar", shard_of(9))
-    source = TarShards([web.url("0.tar"), web.url("1.tar")], cache=tmp_path, max_bytes=1, ahead=0)
+    source = TarShards(put_shards(web, 2, 9), cache=tmp_path, max_bytes=1, ahead=0)
     assert len(list(source)) == 18
     web.put("0.tar", shard_of(9, first=5))
     with pytest.raises(SourceChangedError, match=r"0\.tar: changed"):
@@ -687,7 +679,7 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     """And the bytes that came: in a loader's figures over all workers, in a remark of this
     process."""
     size = len(shard_of(20))
-    urls = put_indexed(web, tmp_path, 3)
+    urls = put_shards(web, 3, 20, tmp_path)
     source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
     assert source.loading_remarks() == ()
     stream = PipelineDataset(PipelineBuilder().add_source(source).add_sink())

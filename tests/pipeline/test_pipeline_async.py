@@ -24,7 +24,7 @@ from _gates import (
 from _inside import run_of
 
 from spdl_torch.engine import async_stage, channel, counters, hooks, run
-from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, TaskHook
+from spdl_torch.pipeline import PipelineFailure, TaskHook
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -102,20 +102,6 @@ def test_context_variable_that_a_hook_sets_is_reset(op):
     with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
         assert set(p) == set(range(5))
     assert seen == [None] * 5
-
-
-@pytest.mark.parametrize("op", [same, asame, aspread])
-def test_scope_of_anyio_around_an_item(op):
-    """It is left in the task that entered it."""
-
-    async def scoped(item=None):
-        async with anyio.create_task_group() as group:
-            group.start_soon(anyio.sleep, 0)
-            yield
-
-    build = hooked(Around(scoped), max_failures=0)
-    with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
-        assert set(p) == set(range(5))
 
 
 def test_plain_op_between_asynchronous_hooks_may_run_a_loop():
@@ -309,10 +295,10 @@ def test_coroutines_whose_results_have_no_room_wait_for_it_each(clock):
     assert p.snapshot() == stats
 
 
-@pytest.mark.parametrize("slow", [GatedOp, None])
-def test_only_the_end_of_an_epoch_waits_for_an_item_that_is_late(slow):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_only_the_end_of_an_epoch_waits_for_an_item_that_is_late(is_async):
     """Of the next epoch as many are in work as there are threads, or coroutines, beside it."""
-    started, go_on = [], threading.Event()
+    started, go_on, epochs = [], threading.Event(), itertools.count()
 
     def op(item):
         started.append(item)
@@ -326,19 +312,11 @@ def test_only_the_end_of_an_epoch_waits_for_an_item_that_is_late(slow):
         return item
 
     class Epochs:
-        epoch = -1
-
         def __iter__(self):
-            self.epoch += 1
-            return iter([(self.epoch, n) for n in range(2)])
+            epoch = next(epochs)
+            return iter([(epoch, 0), (epoch, 1)])
 
-    p = (
-        PipelineBuilder()
-        .add_source(Epochs(), continuous=True)
-        .pipe(op if slow else aop, concurrency=3)
-        .add_sink()
-        .build()
-    )
+    p = pipeline_of(Epochs(), aop if is_async else op, concurrency=3, continuous=True)
     with no_leak(), p.auto_stop():
         assert p.get_item() == (0, 1)
         until(lambda: {(1, 0), (1, 1)} <= set(started))

@@ -8,7 +8,16 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-from _gates import GatedOp, Hands, eager_switching, no_leak, quiet_log, spdl_threads, until
+from _gates import (
+    PATIENCE_SECONDS,
+    GatedOp,
+    Hands,
+    eager_switching,
+    no_leak,
+    quiet_log,
+    spdl_threads,
+    until,
+)
 from _inside import check_balance
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
@@ -23,35 +32,6 @@ import spdl_torch.engine.counters as headcount_module
 from spdl_torch.autotune import PerfParams
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
-
-
-class PermitOp:
-    """The calls with an item end when the test lets them."""
-
-    def __init__(self):
-        self._num_let = 0
-        self._changed = threading.Condition()
-        self.num_started = self.num_running = 0
-
-    def __call__(self, item):
-        with self._changed:
-            self.num_started += 1
-            self.num_running += 1
-            self._changed.notify_all()
-            assert self._changed.wait_for(lambda: item < self._num_let, 30)
-            self.num_running -= 1
-            self._changed.notify_all()
-        return item
-
-    def let(self, count):
-        """Let the calls with the first ``count`` items end."""
-        with self._changed:
-            self._num_let = count
-            self._changed.notify_all()
-
-    def wait_started(self, count):
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.num_started >= count, 30)
 
 
 def at_work(run, stage="op"):
@@ -85,16 +65,20 @@ def test_growth_runs_so_many_calls_at_once():
 
 def test_shrinking_lets_calls_end_and_then_runs_fewer():
     """From 4 to 2: the four that run end, and never again are there more than two."""
-    hands, op = Hands(), PermitOp()
+    hands, started, permits = Hands(), [], threading.Semaphore(0)
+
+    def op(item):
+        started.append(item)
+        assert permits.acquire(timeout=PATIENCE_SECONDS)
+        return item
+
     pipeline = tuned(range(40), op, tuner=hands, concurrency=4, output_order="input")
     with no_leak(), pipeline.auto_stop() as items:
-        op.wait_started(4)
+        until(lambda: len(started) == 4)
         hands.run.set_concurrency("op", 2)
-        op.let(4)
-        op.wait_started(6)
-        until(lambda: at_work(hands.run) == 2)
-        assert (op.num_started, op.num_running) == (6, 2)
-        op.let(40)
+        permits.release(4)
+        until(lambda: len(started) == 6 and at_work(hands.run) == 2)
+        permits.release(36)
         assert list(items) == list(range(40))
 
 

@@ -1,10 +1,12 @@
-"""One pipeline over all epochs: a continuous source is iterated again and again."""
+"""Nothing lost, nothing twice: random pipelines, over one epoch and over all, against a plain
+loop."""
 
 import asyncio
 import functools
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,7 +25,7 @@ from _gates import (
     until,
 )
 from _inside import check_balance, run_of
-from _stages import add, evaluate, plans
+from _stages import KINDS as STAGES, Plan, add, evaluate, plans
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, PipelineStopped
@@ -72,22 +74,26 @@ continuous = functools.partial(pipeline_of, continuous=True)
 # -- items and epochs
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=240)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
-    stages=st.lists(plans, max_size=3),
-    sink=st.integers(1, 3),
-    num_threads=st.none() | st.integers(1, 6),
+    stages=st.lists(plans, max_size=4),
+    sink=st.integers(1, 4),
+    num_threads=st.none() | st.integers(1, 8),
     tail=st.none() | st.tuples(st.integers(1, 5), st.booleans()),
     is_async=st.booleans(),
+    continuous=st.booleans(),
 )
 def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
-    pool, sizes, stages, sink, num_threads, tail, is_async
+    pool, sizes, stages, sink, num_threads, tail, is_async, continuous
 ):
-    """No item crosses, none is lost, lists end with their epoch, empty epochs are empty."""
+    """Random stages: no item is lost or comes twice, none crosses from epoch to epoch, the order is
+    kept where every stage keeps it, lists end with their epoch, empty epochs are empty."""
+    if not continuous:
+        sizes = [3 * sizes[0]]
     source = (AsyncEpochs if is_async else Epochs)(*sizes)
-    builder, ordered = PipelineBuilder().add_source(source, continuous=True), True
-    plan = []
+    builder, ordered = PipelineBuilder().add_source(source, continuous=continuous), True
+    plan, failures = [], 0
     for stage in stages:
         if "dropping the last" in stage.kind and not ordered:
             stage = replace(stage, kind="aggregate, disaggregate")  # which items were last?
@@ -98,10 +104,11 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
         builder.aggregate(tail[0], drop_last=tail[1])
     pipeline = builder.add_sink(sink).build(num_threads=num_threads, max_failures=10_000)
     with eager_switching(), pipeline.auto_stop():
-        for epoch in range(len(sizes) + 1):
+        for epoch in range(len(sizes) + continuous):
             expected = source.items(epoch)
             for stage in plan:
-                expected, _ = evaluate(stage, expected)
+                expected, num_failures = evaluate(stage, expected)
+                failures += num_failures
             got = list(pipeline)
             if tail is not None:
                 size, drop_last = tail
@@ -114,9 +121,44 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
                 assert got == expected
             assert not multiset(got) - multiset(expected)
             assert len(got) == len(expected) or (tail is not None and tail[1])
-        next(iter(pipeline), None)
+        if continuous:
+            next(iter(pipeline), None)
     check_balance(pipeline)
     assert "[closed]" in repr(pipeline)
+    num_failures = sum(stage.tasks.num_failures for stage in pipeline.snapshot().stages)
+    assert num_failures == failures or (continuous and num_failures > failures)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    stages=st.lists(plans, min_size=1, max_size=3),
+    taken=st.integers(0, 10),
+    num_threads=st.none() | st.integers(1, 4),
+)
+def test_stop_in_the_middle_accounts_for_every_item(pool, stages, taken, num_threads):
+    """Stopped anywhere: what came is right and comes once; the rest is discarded, not stuck."""
+    builder, expected = PipelineBuilder().add_source(range(60)), list(range(60))
+    for plan in stages:
+        if "dropping the last" in plan.kind:
+            plan = replace(plan, kind="aggregate, disaggregate")
+        add(builder, plan, pool)
+        expected, _ = evaluate(plan, expected)
+    pipeline = builder.add_sink(1).build(num_threads=num_threads, max_failures=10_000)
+    with eager_switching(), pipeline.auto_stop():
+        got = [item for item, _ in zip(pipeline, range(taken), strict=False)]
+    assert not multiset(got) - multiset(expected)
+    check_balance(pipeline)
+    assert "[closed]" in repr(pipeline)
+
+
+def test_no_thread_and_no_file_is_left_at_the_end():
+    """A stage of every kind, several times: threads and descriptors are back."""
+    with no_leak(), ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            builder = PipelineBuilder().add_source(range(20))
+            for kind in STAGES:
+                add(builder, Plan(kind, 2, False, 2, 2), pool)
+            list(builder.add_sink().build(max_failures=10_000))
 
 
 def test_next_epoch_is_under_way_before_it_is_asked_for():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -156,20 +157,20 @@ def test_task_hook_that_raises_fails_its_item_alone(op, when):
     """The item (or group) is dropped, named by its number and counted; the others come."""
     error = Boom(2)
 
+    @contextlib.contextmanager
+    def around(bad):
+        if bad and when == "enter":
+            raise error
+        yield
+        if bad and when == "exit":
+            raise error
+
     class Raising(TaskHook):
         def task_hook(self, input_item=None):
             bad = input_item in (2, [2])
             if when == "call" and bad:
                 raise error
-            return self._context(bad)
-
-        @contextlib.contextmanager
-        def _context(self, bad):
-            if bad and when == "enter":
-                raise error
-            yield
-            if bad and when == "exit":
-                raise error
+            return around(bad)
 
     builder = PipelineBuilder().add_source(range(5))
     builder = builder.aggregate(1) if op == "aggregate" else builder.pipe(op)
@@ -200,12 +201,9 @@ def test_stop_while_an_output_waits_for_room_is_no_error_to_the_hooks(op):
 @pytest.mark.parametrize("op", [fail, afail, fail_late])
 def test_task_hook_that_swallows_fails_the_item(op):
     """A hook cannot turn a failing op into a silent None."""
-
-    class Swallowing(TaskHook):
-        def task_hook(self, input_item=None):
-            return contextlib.suppress(Exception)
-
-    build = {"task_hook_factory": lambda info: [Swallowing()], "max_failures": 0}
+    hook = TaskHook()
+    hook.task_hook = lambda item: contextlib.suppress(Exception)
+    build = {"task_hook_factory": lambda info: [hook], "max_failures": 0}
     with pytest.raises(PipelineFailure, match="1 of 1 tasks failed") as caught:
         list(pipeline_of([1], op, build=build))
     assert "must not swallow" in str(caught.value.exceptions[0])
@@ -216,23 +214,20 @@ def test_task_hook_that_swallows_fails_the_item(op):
 def test_stage_hook_that_raises_fails_the_pipeline(when, asynchronous):
     """Before the first task or after the last: the error is raised, and no thread is left."""
 
-    class Raising(TaskHook):
-        @contextlib.contextmanager
-        def _plain(self):
-            if when == "enter":
-                raise Boom("stage")
-            yield
+    def around():
+        if when == "enter":
             raise Boom("stage")
+        yield
+        raise Boom("stage")
 
-        @contextlib.asynccontextmanager
-        async def _asynchronous(self):
-            with self._plain():
-                yield
+    async def aaround():
+        for each in around():
+            yield each
 
-        def stage_hook(self):
-            return self._asynchronous() if asynchronous else self._plain()
-
-    p = pipeline_of(range(3), same, build={"task_hook_factory": lambda info: [Raising()]})
+    hook = TaskHook()
+    make = contextlib.asynccontextmanager if asynchronous else contextlib.contextmanager
+    hook.stage_hook = make(aaround if asynchronous else around)
+    p = pipeline_of(range(3), same, build={"task_hook_factory": lambda info: [hook]})
     got = []
     with pytest.raises(PipelineFailure, match=r"stage hook raised|broke") as caught:
         got.extend(p)
@@ -374,21 +369,19 @@ def test_default_callback_logs_one_line_for_each_stage_and_queue(caplog):
 
 def test_asynchronous_callbacks_of_a_run_share_a_loop():
     """A connection that one opens serves the next one."""
-    loops, task_loops = [], []
+    loops = []
 
-    class Queue(StatsQueue):
-        async def interval_stats_callback(self, stats):
-            loops.append(asyncio.get_running_loop())
+    async def keep_loop(self, stats):
+        loops.append(asyncio.get_running_loop())
 
-    class Hook(TaskStatsHook):
-        async def interval_stats_callback(self, stats):
-            task_loops.append(asyncio.get_running_loop())
-
-    build = {"queue_class": Queue, "task_hook_factory": lambda info: [Hook(info)]}
+    queue_class, hook_class = (
+        type("Own", (base,), {"interval_stats_callback": keep_loop})
+        for base in (StatsQueue, TaskStatsHook)
+    )
+    build = {"queue_class": queue_class, "task_hook_factory": lambda info: [hook_class(info)]}
     with pipeline_of(range(20), same, build=build).auto_stop() as p:
         list(p)
-    assert len(loops) == 3
-    assert len({*loops, *task_loops}) == 1
+    assert (len(loops), len(set(loops))) == (4, 1)
     assert loops[0].is_closed()
 
 
@@ -568,47 +561,40 @@ def test_figures_of_a_run_that_is_over_stay(clock, end):
 def test_dropped_items_are_counted():
     """None results and a dropped remainder are in num_dropped, on an executor too."""
 
-    def odd(item):
-        return item if item % 2 else None
+    def drop(digit, item):
+        return None if item % 10 == digit else item
 
-    def spread_odd(item):
-        yield odd(item)
+    def spreading(digit):
+        def op(item):
+            yield drop(digit, item)
 
-    async def aodd(item):
-        return odd(item)
+        return op
+
+    async def some(item):
+        return drop(2, item)
 
     with ThreadPoolExecutor(1) as pool:
-        p = (
-            PipelineBuilder()
-            .add_source(range(22))
-            .pipe(lambda n: n if n < 20 else None)
-            .pipe(spread_odd)
-            .pipe(lambda n: n - 1 if n == 1 else n)
-            .pipe(aodd)
-            .pipe(lambda n: n - 1 if n == 3 else n)
-            .pipe(spread_odd, executor=pool)
-            .aggregate(5, drop_last=True)
-            .add_sink()
-            .build()
-        )
-        with p.auto_stop():
-            assert list(p) == [[5, 7, 9, 11, 13]]
-    assert [stage.num_dropped for stage in p.snapshot().stages] == [2, 10, 0, 1, 0, 1, 3]
+        builder = PipelineBuilder().add_source(range(20)).pipe(functools.partial(drop, 0))
+        builder.pipe(spreading(1)).pipe(some)
+        builder.pipe(functools.partial(drop, 3), executor=pool).pipe(spreading(4), executor=pool)
+        with builder.aggregate(4, drop_last=True).add_sink().build().auto_stop() as p:
+            assert list(p) == [[5, 6, 7, 8], [9, 15, 16, 17]]
+    assert [stage.num_dropped for stage in p.snapshot().stages] == [2] * 6
 
 
 def test_async_stage_hook_runs_when_a_loop_runs_already():
     """A notebook's cells run inside an event loop, on the thread that starts the pipeline."""
-    seen = []
+    seen, hook = [], TaskHook()
 
-    class Resource(TaskHook):
-        @contextlib.asynccontextmanager
-        async def stage_hook(self):
-            seen.append(asyncio.get_running_loop())
-            yield
-            seen.append(asyncio.get_running_loop())
+    @contextlib.asynccontextmanager
+    async def around():
+        seen.append(asyncio.get_running_loop())
+        yield
+        seen.append(asyncio.get_running_loop())
 
     async def cell():
-        pipeline = pipeline_of([1, 2], same, build={"task_hook_factory": lambda _: [Resource()]})
+        hook.stage_hook = around
+        pipeline = pipeline_of([1, 2], same, build={"task_hook_factory": lambda _: [hook]})
         with pipeline.auto_stop():
             return list(pipeline)
 

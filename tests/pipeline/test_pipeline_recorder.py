@@ -5,7 +5,7 @@ import threading
 from time import perf_counter_ns
 
 import pytest
-from _gates import Boom, GatedOp, pipeline_of, run_child, until
+from _gates import Boom, GatedOp, asame, pipeline_of, run_child, same, until
 from _inside import run_of
 from hypothesis import given, settings, strategies as st
 
@@ -28,6 +28,11 @@ def busy_for(nanoseconds):
     end = perf_counter_ns() + nanoseconds
     while perf_counter_ns() < end:
         pass
+
+
+def twice(item):
+    yield item
+    yield item
 
 
 def rows_of(timeline, stage):
@@ -124,30 +129,16 @@ def test_every_item_can_be_followed(num_items, order, concurrency, group, fates)
 
 
 @pytest.mark.usefixtures("item_level")
-@pytest.mark.parametrize("kind", ["function", "generator", "coroutine"])
-def test_turns_of_a_thread_follow_on_each_other(kind):
+@pytest.mark.parametrize("op", [same, twice, asame])
+def test_turns_of_a_thread_follow_on_each_other(op):
     """A row has no gap and no overlap: wait, work and wait, then the next."""
-
-    def function(item):
-        return item
-
-    def generator(item):
-        yield item
-        yield item
-
-    async def coroutine(item):
-        return item
-
-    op = {"function": function, "generator": generator, "coroutine": coroutine}[kind]
     pipeline = pipeline_of(range(50), op, concurrency=3)
     with pipeline.auto_stop():
-        count = sum(1 for _ in pipeline)
-    assert count == (100 if kind == "generator" else 50)
-    timeline = pipeline.timeline()
-    assert [row.name for row in timeline.rows] == [
-        *("src", f"{kind}[0]", f"{kind}[1]", f"{kind}[2]", "training")
-    ]
-    assert sorted(turn.number for turn in turns_of(timeline, kind)) == list(range(50))
+        assert sum(1 for _ in pipeline) == (100 if op is twice else 50)
+    timeline, name = pipeline.timeline(), op.__name__
+    rows = ["src", f"{name}[0]", f"{name}[1]", f"{name}[2]", "training"]
+    assert [row.name for row in timeline.rows] == rows
+    assert sorted(turn.number for turn in turns_of(timeline, name)) == list(range(50))
     for row in timeline.rows:
         for turn in row.turns:
             assert turn.since_ns <= turn.started_ns <= turn.ended_ns <= turn.done_ns
