@@ -65,20 +65,20 @@ def test_growth_runs_so_many_calls_at_once():
 
 def test_shrinking_lets_calls_end_and_then_runs_fewer():
     """From 4 to 2: the four that run end, and never again are there more than two."""
-    hands, started, permits = Hands(), [], threading.Semaphore(0)
+    hands, started, gates = Hands(), [], [threading.Event(), threading.Event()]
 
     def op(item):
         started.append(item)
-        assert permits.acquire(timeout=PATIENCE_SECONDS)
+        assert gates[item >= 4].wait(PATIENCE_SECONDS)
         return item
 
     pipeline = tuned(range(40), op, tuner=hands, concurrency=4, output_order="input")
     with no_leak(), pipeline.auto_stop() as items:
         until(lambda: len(started) == 4)
         hands.run.set_concurrency("op", 2)
-        permits.release(4)
+        gates[0].set()
         until(lambda: len(started) == 6 and at_work(hands.run) == 2)
-        permits.release(36)
+        gates[1].set()
         assert list(items) == list(range(40))
 
 
