@@ -22,7 +22,7 @@ from _loader_helpers import (
     torch_loader,
 )
 from hypothesis import example, given, settings, strategies as st
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from spdl_torch.errors import UnsupportedOptionError
@@ -187,17 +187,6 @@ def test_length_follows_the_sampler_when_it_grows():
     assert len(loader) == len(iter(loader)) == 3
 
 
-def test_length_is_a_type_error_when_the_dataset_has_none():
-    """Lightning probes for exactly this error."""
-
-    class Endless(IterableDataset):
-        def __iter__(self):
-            return iter(int, 1)
-
-    with pytest.raises(TypeError, match=r"has no len\(\)"):
-        len(DataLoader(Endless(), num_workers=1))
-
-
 def test_iterable_longer_than_its_length_warns():
     """Two unsplit workers give twice what len(loader) said."""
     loader = DataLoader(StreamData(2), batch_size=None, num_workers=2, isolation="thread")
@@ -341,12 +330,6 @@ def test_replace_is_refused_when_the_sampler_gives_no_numbers(workers):
     options = {"sampler": RecordingSampler(["a"]), "num_workers": workers, "replace": True}
     with pytest.raises(UnsupportedOptionError, match=r"integers.*'a'"):
         list(DataLoader([1], **options, **SKIP))
-
-
-def test_unknown_keyword_is_refused():
-    """A typing error in an option's name is never swallowed."""
-    with pytest.raises(TypeError, match="num_worker"):
-        DataLoader(data8, num_worker=2)
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])

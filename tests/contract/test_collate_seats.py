@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from _datasets import Made
 from _loader_helpers import torch_loader
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from hypothesis import given, settings, strategies as st
@@ -234,24 +235,18 @@ def test_batches_of_any_two_samples_are_what_torch_makes_of_them(seat: Any, batc
     assert_as_torch(seat, batches)
 
 
-class NeedsGrad(Dataset):
-    """Samples to which gradients flow, of every second batch alone."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.ones(LARGE if index < 4 else 2, requires_grad=index % 4 > 1)
+NEEDS_GRAD = Made(lambda n: torch.ones(LARGE if n < 4 else 2, requires_grad=n % 4 > 1), 8)
+"""Samples to which gradients flow, of every second batch alone."""
 
 
 @in_seats(NONE, THREADS, FORKED)
 def test_a_batch_to_which_gradients_flow_keeps_its_graph_or_is_refused(seat: Any) -> None:
     """As with torch: the graph would be lost without a word on the way from a process."""
-    got = outcomes(seat.loader(NeedsGrad(), batch_size=2))
+    got = outcomes(seat.loader(NEEDS_GRAD, batch_size=2))
     if not seat.are_processes:
-        assert got == outcomes(torch_loader(NeedsGrad(), batch_size=2))
+        assert got == outcomes(torch_loader(NEEDS_GRAD, batch_size=2))
         return
-    kinds = [each[0] for each in outcomes(seat.peer(NeedsGrad(), batch_size=2))]
+    kinds = [each[0] for each in outcomes(seat.peer(NEEDS_GRAD, batch_size=2))]
     assert [each[0] for each in got] == kinds == [torch.Tensor, RuntimeError] * 2
     assert all("does not support crossing process boundaries" in got[k][1] for k in (1, 3))
 
@@ -267,18 +262,13 @@ class Late:
         return "collated late", [getattr(sample, "value", sample) for sample in samples]
 
 
-class Registering(Dataset):
-    """Registers types when a sample is made, from the second batch on: its own, then torch's."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= 2:
-            default_collate_fn_map[Late] = Late.collate
-        if index >= 4:
-            default_collate_fn_map[torch.Tensor] = Late.collate
-        return Late(index) if 2 <= index < 4 else torch.tensor(index)
+def registering(index: int) -> Any:
+    """Register types when a sample is made, from the second batch on: its own, then torch's."""
+    if index >= 2:
+        default_collate_fn_map[Late] = Late.collate
+    if index >= 4:
+        default_collate_fn_map[torch.Tensor] = Late.collate
+    return Late(index) if 2 <= index < 4 else torch.tensor(index)
 
 
 @in_every_seat
@@ -286,7 +276,7 @@ def test_a_type_that_is_registered_by_a_sample_is_known(seat: Any) -> None:
     """As with torch: when the workers have begun already; a type that torch knew as well."""
     before = default_collate_fn_map.copy()
     try:
-        got = [repr(batch) for batch in seat.loader(Registering(), batch_size=2)]
+        got = [repr(batch) for batch in seat.loader(Made(registering, 8), batch_size=2)]
     finally:
         default_collate_fn_map.clear()
         default_collate_fn_map.update(before)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
 import threading
 import weakref
 
 import _warm
-import psutil
 import pytest
 import torch
-from _datasets import Bad, BulkData, GatedData, MapData, StreamData
+from _datasets import BulkData, GatedData, Made, MapData, StreamData
 from _gates import is_gone, until
-from _inside import forget_iterator, shift_of
+from _inside import forget_iterator
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
@@ -92,34 +89,24 @@ def test_as_many_samples_load_at_once_as_workers(num_workers, batch_size):
     assert dataset.counts == {"inside": 0, "most": num_workers}
 
 
-class AskingData(GatedData):
-    """Sample 0 waits; every sample is the dataset and the worker's id, if it knows of one."""
-
-    def __getitem__(self, index):
-        super().__getitem__(index)
-        info = get_worker_info()
-        return self, info and info.id, threading.current_thread()
-
-
 def test_zero_workers_load_in_the_calling_thread():
     """num_workers=0 starts no thread and shows no worker info."""
-    loader = DataLoader(AskingData(2, held=None), collate_fn=as_list)
-    here = threading.current_thread()
-    assert list(loader) == [[(loader.dataset, None, here)]] * 2
+    data = Made(lambda _: (threading.current_thread(), get_worker_info()), 2)
+    here = threading.current_thread(), None
+    assert list(DataLoader(data, collate_fn=as_list)) == [[here]] * 2
 
 
 def test_worker_info_is_none_in_the_main_thread_while_workers_run():
     """A worker in the middle of a sample does not make the trainer a worker, and torch's own
     processes have theirs beside ours."""
-    dataset = AskingData(2)
-    options = {"num_workers": 1, "batch_size": None, "collate_fn": as_list}
-    batches = iter(ThreadLoader(dataset, **options))
+    dataset = GatedData(2)
+    batches = iter(ThreadLoader(dataset, None, num_workers=1))
     assert dataset.entered.wait(PATIENCE_SECONDS)
     assert get_worker_info() is None
     theirs = torch_loader(range(2), num_workers=2, collate_fn=lambda _: get_worker_info().id)
     assert list(theirs) == [0, 1]
     dataset.gate.set()
-    assert [worker for _, worker, _ in batches] == [0, 0]
+    assert list(batches) == [0, 1]
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -214,64 +201,6 @@ def test_threads_end_with_their_epoch(kind, how):
     assert_threads_end(threads)
 
 
-def test_threads_end_when_the_dataset_raised_and_a_worker_found_nothing_left():
-    """A worker that came too late for a batch does not keep that batch's error: the error knows
-    the loop's frames, and these the iterator.
-    """
-
-    class Data(Dataset):
-        """Sample 1 keeps one of two workers, so that the other gets batch 1 twice; 2 is bad."""
-
-        def __init__(self):
-            # Nothing is measured before all batches are given out, so all are shared.
-            self.gates = [threading.Event(), threading.Event()]
-
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            if index < 2:
-                assert self.gates[index].wait(PATIENCE_SECONDS), "nobody opened the gate"
-            if index == 2:
-                raise Bad(2, "shared")
-            return index
-
-    def train(data):
-        batches = iter(ThreadLoader(data, num_workers=2, batch_size=2, in_order=False))
-        jobs = shift_of(batches).jobs[0]
-        data.gates[0].set()
-        with pytest.raises(Bad, match="shared"):
-            next(batches)
-        until(lambda: not len(jobs))
-        data.gates[1].set()
-        assert next(batches).tolist() == [0, 1]
-
-    train(Data())
-    assert_threads_end()
-
-
-@pytest.mark.parametrize("options", [{}, {"isolation": "thread"}, {"isolation": "process"}])
-def test_dataset_that_refers_to_its_iterator_does_not_keep_it(options):
-    """When the epoch is over nothing else refers to either."""
-
-    class Holder(Dataset):
-        """Has its own batches."""
-
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return index
-
-    dataset = Holder()
-    dataset.batches = iter(DataLoader(dataset, num_workers=1, **options))
-    assert torch.cat(list(dataset.batches)).tolist() == [0, 1, 2]
-    gone = weakref.ref(dataset)
-    del dataset
-    gc.collect()
-    assert gone() is None
-
-
 def test_delivered_batch_is_not_kept_by_the_loader():
     """The loop's last reference frees a batch while the epoch goes on."""
 
@@ -283,25 +212,6 @@ def test_delivered_batch_is_not_kept_by_the_loader():
     for _ in range(3):
         reference = weakref.ref(next(batches))
         until(lambda: is_gone(reference))  # noqa: B023 - called before the next one
-
-
-def test_many_broken_epochs_leave_threads_and_files_flat():
-    """100 loaders that are left in the middle cost nothing in the end."""
-    process = psutil.Process()
-
-    def rounds(count):
-        for _ in range(count):
-            for _ in ThreadLoader(data8, num_workers=2, prefetch_factor=1):
-                break
-        assert_threads_end()
-        return threading.active_count(), process.num_threads(), process.num_fds()
-
-    threads, tasks, files = rounds(5)
-    threads_after, _, files_after = rounds(100)
-    assert threads_after <= threads
-    assert files_after <= files
-    # An operating system thread may outlive its Python thread by a moment.
-    until(lambda: process.num_threads() <= tasks)
 
 
 IMPORTS = r"""
@@ -370,33 +280,3 @@ for batch in DataLoader(Blocked(), num_workers=1, isolation="thread"):
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert stderr.count("Traceback") == 1
     assert child.returncode == -signal.SIGINT
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_fork_in_the_middle_of_an_epoch_does_not_hang_the_child():
-    """The child has no worker threads: its copy of the epoch ends, a new one works, it exits."""
-    done = run_script(
-        IMPORTS
-        + """
-import warnings
-loader = DataLoader(Data(), num_workers=2, batch_size=100, isolation="thread")
-batches = iter(loader)
-next(batches)
-warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of such a fork
-child = os.fork()
-if child == 0:
-    try:
-        for _ in batches:
-            pass
-    except RuntimeError as error:
-        print("child:", error)
-    assert len(list(loader)) == 10
-    del batches
-    sys.exit(0)
-_, status = os.waitpid(child, 0)
-assert len(list(batches)) == 9
-print("exit code of the child", os.waitstatus_to_exitcode(status))
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "exit code of the child 0" in done.stdout

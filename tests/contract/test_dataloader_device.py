@@ -9,7 +9,7 @@ import weakref
 import _warm
 import pytest
 import torch
-from _datasets import BulkData, GatedData, MapData, RecordingSampler, StreamData
+from _datasets import BulkData, GatedData, MapData, StreamData
 from _folders import HELPERS
 from _gates import Boom, is_gone, spdl_threads, until
 from _lazy_device import (
@@ -152,16 +152,6 @@ def test_batches_on_the_device_are_few_when_the_trainer_is_slow(backends):
     until(lambda: backend.num_done + len(backend.pending) == 4)
 
 
-def test_sampler_is_pulled_as_without_a_device(backends):
-    """On the trainer's thread: for the prefetched batches at iter(), then one at each next()."""
-    sampler = RecordingSampler(list(range(20)))
-    batches = iter(DataLoader(MapData(20), sampler=sampler, num_workers=2, device="cuda"))
-    assert sampler.pulled == 4
-    next(batches)
-    assert sampler.pulled == 5
-    assert sampler.threads == {threading.get_ident()}
-
-
 @workers
 def test_error_of_the_transfer_reaches_the_loop_as_itself(backends, monkeypatch, num_workers):
     """With a note on where it happened; the loop can go on after it."""
@@ -182,17 +172,6 @@ def test_error_of_the_transfer_reaches_the_loop_as_itself(backends, monkeypatch,
         except StopIteration:
             break
     assert rest == list(range(4))[4 - len(rest) :]
-
-
-@pytest.mark.parametrize("num_batches", [0, 5])
-@workers
-def test_threads_end_when_the_loop_breaks(backends, num_workers, num_batches):
-    """The owner's, too, in whatever it was."""
-    batches = iter(DataLoader(range(100), num_workers=num_workers, device="cuda"))
-    for _ in range(num_batches):
-        next(batches)
-    del batches
-    assert_threads_end()
 
 
 def test_threads_end_when_a_slab_is_waited_for(backends):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from _datasets import BulkData, MapData, RecordingSampler, StreamData
+from _datasets import BulkData, Made, MapData, RecordingSampler, StreamData
 from _fuzz import QUICK, in_both_forms, run_long, run_short
 from _inside import state_of
 from _loader_helpers import (
@@ -190,6 +190,7 @@ def _epoch_with_pulls(loader, sampler):
         try:
             events.append((frozen(next(batches)), sampler.pulled))
         except StopIteration:
+            assert sampler.threads <= {threading.get_ident()}, "the loop's alone"
             return [*events, sampler.pulled]
         except Exception as error:
             events.append((type(error), sampler.pulled))
@@ -325,27 +326,20 @@ def test_epochs_equal_torchs_for_common_datasets(dataset, options, num_workers):
 def test_batches_come_in_order_when_completed_out_of_order(in_order):
     """A slow first sample delays everyone in order, and nobody out of order."""
 
-    class FirstIsLast(Dataset):
-        """Sample 0 is ready only when ``gate`` opens, by the loader or by the loop."""
+    gate = threading.Event()
 
-        def __init__(self):
-            self.gate = threading.Event()
+    def sample(index):
+        """Sample 0 is ready only when the gate opens, by the loader or by the loop."""
+        if index == 0:
+            assert gate.wait(PATIENCE_SECONDS), "sample 1 never came"
+        elif in_order:
+            gate.set()
+        return index
 
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            if index == 0:
-                assert self.gate.wait(PATIENCE_SECONDS), "sample 1 never came"
-            elif in_order:
-                self.gate.set()
-            return index
-
-    dataset = FirstIsLast()
-    loader = ThreadLoader(dataset, num_workers=2, batch_size=None, in_order=in_order)
+    loader = ThreadLoader(Made(sample, 4), None, num_workers=2, in_order=in_order)
     seen = []
     for batch in loader:
-        dataset.gate.set()
+        gate.set()
         seen.append(batch)
     assert (seen == [0, 1, 2, 3]) if in_order else (sorted(seen) == [0, 1, 2, 3] and seen[0] != 0)
 

@@ -10,15 +10,12 @@ from _loader_helpers import (
     no_thread_left,  # noqa: F401
     torch_loader,
 )
-from _readings import PipelineStats, StageStats, shown
+from _readings import shown
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from spdl_torch.loader.fetching.samples import has_rows, is_read_at_once
-from spdl_torch.loader.stats.remarks import with_remarks_of
-from spdl_torch.observe.verdict.report import make_report
-from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
+from spdl_torch.loader.fetching.samples import has_rows
 
 LENGTH = 12
 TENSORS = {
@@ -237,29 +234,6 @@ def test_user_code_in_default_collate_draws_from_its_stream():
         assert epoch(0) == epoch(2)
     finally:
         del default_collate_fn_map[Number]
-
-
-@pytest.mark.parametrize(
-    ("ave_time", "num_tasks", "dataset", "is_advised"),
-    [
-        (5e-6, 5_000, TakesRows(), True),
-        (5e-6, 5_000, Subset(TakesRows(), [0]), True),
-        (5e-3, 5_000, TakesRows(), False),
-        (5e-6, 500, TakesRows(), False),
-        (5e-6, 5_000, TensorDataset(TENSORS["rows"]), False),
-    ],
-)
-def test_report_recommends_getitems_where_samples_are_short(
-    ave_time, num_tasks, dataset, is_advised
-):
-    """For a map-style dataset whose samples are made one by one, and take microseconds."""
-    tasks = TaskPerfStats(num_tasks, 0, ave_time, ave_time, ave_time, busy_time=9.0)
-    queue = QueuePerfStats(10.0, 0, 0.0, 0.0, 0.0)
-    fetch = StageStats("fetch", 1, tasks, queue, 0, 0.9, 0.0, 0.0)
-    measured = make_report(PipelineStats(10.0, 0.9, (fetch,)), pooled=("fetch", "collate"))
-    one_by_one = not is_read_at_once(dataset, default_collate)
-    (*_, remark) = ("", *with_remarks_of(dataset, measured, one_by_one=one_by_one).verdict.remarks)
-    assert ("__getitems__(indices)" in remark) == is_advised
 
 
 class Squared(TakesRows):

@@ -12,12 +12,12 @@ from fractions import Fraction
 
 import pytest
 import torch
-from _datasets import MapData, StreamData
+from _datasets import Made, MapData, Sized, StreamData
 from _inside import state_of
 from _lazy_device import backends  # noqa: F401
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, as_list
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset
+from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
 from spdl_torch.errors import PipelineFailure
 from spdl_torch.loader.backends.jobs import Epoch
@@ -35,16 +35,12 @@ none_or_one = pytest.mark.parametrize(
 )
 
 
-class Noisy(Dataset):
+class Noisy(Sized):
     """A sample is its index and a number that it draws; the bad ones draw, then fail."""
 
     def __init__(self, length, bad, *, error=ValueError):
-        self.length = length
-        self.bad = bad
-        self.error = error
-
-    def __len__(self):
-        return self.length
+        super().__init__(length)
+        self.bad, self.error = bad, error
 
     def __getitem__(self, index):
         drawn = torch.rand(()).item()
@@ -151,11 +147,8 @@ def test_single_samples_are_skipped_when_there_are_no_batches(workers, replace):
     assert [index for index, _ in loader] == ([0, 1, 4, 4, 4, 5] if replace else [0, 1, 4, 5])
 
 
-class BulkOnly(Dataset):
+class BulkOnly(Sized):
     """Has no way to ask for one sample but a batch of one."""
-
-    def __len__(self):
-        return 8
 
     def __getitems__(self, indices):
         if 5 in indices:
@@ -169,7 +162,7 @@ def test_bad_sample_is_found_when_the_dataset_takes_whole_batches_alone(workers,
     """__getitems__ without __getitem__ is asked for batches of one; the call that failed is not
     counted beside its samples. With one stream for each worker, too."""
     loader = DataLoader(
-        BulkOnly(), 4, collate_fn=as_list, on_error="skip", error_budget=9, rng=rng, **workers
+        BulkOnly(8), 4, collate_fn=as_list, on_error="skip", error_budget=9, rng=rng, **workers
     )
     assert list(loader) == [[0, 1, 2, 3], [4, 6, 7]]
     assert loader.skipped == [(5, "fetch", "ValueError: bad 5")]
@@ -253,17 +246,6 @@ def test_iterator_that_only_fails_ends_the_loop(workers):
 
 
 # What is never skipped
-
-
-@everywhere
-def test_error_of_collate_fn_is_raised(workers):
-    """It is the code's, not the data's."""
-
-    def collate(samples):
-        raise ValueError("ragged")
-
-    with pytest.raises(ValueError, match="ragged"):
-        list(skipping(MapData(4), collate_fn=collate, **workers))
 
 
 @everywhere
@@ -436,18 +418,12 @@ def test_error_does_not_keep_the_batch_alive():
     class Item:
         """Can be watched."""
 
-    class Data(Dataset):
-        """The second of three is bad."""
+    def sample(index):
+        if index == 1:
+            raise ValueError("bad 1")
+        return Item()
 
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            if index == 1:
-                raise ValueError("bad 1")
-            return Item()
-
-    loader = skipping(Data(), batch_size=3, num_workers=0)
+    loader = skipping(Made(sample, 3), batch_size=3, num_workers=0)
     batches = iter(loader)
     seen = [weakref.ref(item) for item in next(batches)]
     gc.collect()

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 import torch
+from _datasets import Made
 from _loader_helpers import ModelLoader, swap_batch_sampler
-from torch.utils.data import Dataset
 
 import spdl_torch
 
@@ -18,14 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-class Vectors(Dataset):
-    """Indices and vectors of them."""
-
-    def __len__(self):
-        return 13
-
-    def __getitem__(self, index):
-        return index, torch.full((3,), float(index))
+VECTORS = Made(lambda index: (index, torch.full((3,), float(index))), 13)
 
 
 class Forever:
@@ -116,7 +109,7 @@ def test_subclass_has_the_batches_of_torchs(subclass, options):
     epochs = []
     for base in (ModelLoader, spdl_torch.DataLoader):
         torch.manual_seed(0)
-        loader = subclass(base)(Vectors(), 4, **options)
+        loader = subclass(base)(VECTORS, 4, **options)
         epochs.append([])
         for number in range(3):
             if number == 2:

@@ -11,20 +11,18 @@ import threading
 import _warm
 import pytest
 import torch
+from _datasets import Made
 from _hooks import (
     KINDS,
-    Ending,
     Failing,
     FailingBatches,
     FailingBegin,
-    FailingGenerator,
     FailingInit,
     FailingParts,
     FailingPickle,
     FailingStates,
     FailingStream,
     Locked,
-    NoLength,
     Plain,
     error_of,
 )
@@ -216,14 +214,16 @@ def test_error_of_the_sampler_loses_no_batch(seat):
 @near
 @pytest.mark.parametrize("kind", NO_EXCEPTIONS)
 def test_whatever_a_sampler_raises_is_no_end(seat, kind):
-    """What is no Exception may be Ctrl-C in the middle of a request: the iterator is over, and the
-    loop hears of it."""
+    """What is no Exception may be Ctrl-C in the middle of a request: the iterator is over, the loop
+    hears of it, and the state stays in the middle of the epoch."""
     loader = seat.loader(range(8), batch_sampler=Draws([kind], 8), prefetch_factor=1)
     (first, last), batches = split(outcomes_of(iter(loader)))
     assert_kind(first, kind)
     assert "in the sampler (Draws)" in notes_of(first)
     assert batches == [[number] for number in range(len(batches))]
     assert type(last) is PipelineStopped
+    state = loader.state_dict()
+    assert (state["finished"], state["num_samples"]) == (False, len(batches))
 
 
 class Begun:
@@ -274,18 +274,18 @@ def test_error_of_a_samplers_beginning_is_raised_by_iter(seat):
             assert_kind(caught.value, kind)
 
 
-class Endless(torch.utils.data.Dataset):
-    """Has no length."""
+class NoLength(Failing):
+    """Its length raises."""
 
-    def __getitem__(self, index):
-        return index
+    def __len__(self):
+        raise Plain("no length")
 
 
 @near
 def test_error_of_a_length_is_raised(seat):
     """The sampler asks for it; of a dataset without one, or a class in place of an object, torch
     says so at the first batch, or at ``iter()``."""
-    for dataset in (Endless(), Failing):
+    for dataset in (torch.utils.data.Dataset(), Failing):
         with pytest.raises(TypeError, match=r"has no len\(\)(.|\n)*in the sampler"):
             list(seat.loader(dataset))
     with pytest.raises(Plain, match=r"no length(.|\n)*in the sampler"):
@@ -322,6 +322,15 @@ def test_index_that_cannot_be_sent_names_its_sampler(seat):
         list(loader)
 
 
+class FailingGenerator(torch.Generator):
+    """Raises where the loader asks for its state, from which the order follows."""
+
+    kind = "ordinary"
+
+    def get_state(self):
+        raise error_of(self.kind, "get_state")
+
+
 @near
 def test_error_of_a_generator_is_raised_by_iter(seat):
     """Again at the next ``iter()``; and what is no generator is refused with torch's words."""
@@ -337,18 +346,6 @@ def test_error_of_a_generator_is_raised_by_iter(seat):
     assert (type(ours), str(ours)) == (type(theirs), str(theirs))
 
 
-class Reused:
-    """A sampler of batches that yields one list, tensor or list of lists again and again."""
-
-    def __init__(self, batch, change):
-        self.batch, self.change = batch, change
-
-    def __iter__(self):
-        for number in range(4):
-            self.change(self.batch, number)
-            yield self.batch
-
-
 def pair(batch, number):
     batch[0], batch[1] = 2 * number, 2 * number + 1
 
@@ -357,14 +354,9 @@ def corners(batch, number):
     batch[0][0], batch[1][1] = number, 10 * number
 
 
-class Sums(torch.utils.data.Dataset):
-    """Takes numbers, or lists of them."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return int(torch.as_tensor(index).sum())
+def total(index):
+    """Of a number, or of lists of them."""
+    return int(torch.as_tensor(index).sum())
 
 
 @in_every_seat
@@ -372,9 +364,17 @@ def test_batch_has_the_indices_that_it_was_given_with(seat):
     """Whatever the sampler does to the list afterwards; torch's loader without workers is the
     oracle."""
     for batch, change in ([0, 0], pair), (torch.tensor([0, 0]), pair), ([[0, 0], [0, 0]], corners):
-        sampler = Reused(batch, change)
-        theirs = [each.tolist() for each in NONE.peer(Sums(), batch_sampler=sampler)]
-        assert [each.tolist() for each in seat.loader(Sums(), batch_sampler=sampler)] == theirs
+
+        def reused(batch=batch, change=change):
+            for number in range(4):
+                change(batch, number)
+                yield batch
+
+        sampler = Begun(reused)
+        theirs = [each.tolist() for each in NONE.peer(Made(total, 8), batch_sampler=sampler)]
+        assert [
+            each.tolist() for each in seat.loader(Made(total, 8), batch_sampler=sampler)
+        ] == theirs
 
 
 # -- beginnings and ends -----------------------------------------------------------------------
@@ -423,39 +423,10 @@ def test_worker_whose_iterable_cannot_begin_ends_the_epoch(seat, kinds):
         assert not any(isinstance(each, BaseException) for each in batches)
 
 
-@in_seats(FORKED)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_loop_that_goes_on_after_a_death_comes_to_an_end(seat, persistent):
-    """It has the error once, as with torch; nobody takes the epoch for a whole one."""
-    loader = seat.loader(Ending(["ordinary"] * 4, ""), persistent_workers=persistent)
-    batches = iter(loader)
-    *before, error = outcomes_of(batches)
-    assert all(isinstance(each, list) for each in before)
-    assert type(error) is RuntimeError
-    assert "ended by itself with exit code 3" in str(error)
-    assert type(error_by(lambda: next(batches))) is StopIteration
-    state = loader.state_dict()
-    assert not state["finished"]
-    assert state["num_samples"] == len(before)
-
-
-@in_every_seat
-def test_error_of_state_dict_is_the_callers_and_costs_no_batch(seat):
-    """``loader.state_dict()`` raises it; the loop gets its epoch."""
-    loader = seat.loader(FailingStates("locked", "state_dict"))
-    loader.state_dict()  # asks for states from now on
-    batches = iter(loader)
-    found = [next(batches).tolist()]
-    with pytest.raises(Locked, match=r"in FailingStates\.state_dict"):
-        loader.state_dict()
-    found += [batch.tolist() for batch in batches]
-    assert found == [[n] for n in range(4) for _ in range(max(1, seat.num_workers))]
-
-
 @in_every_seat
 def test_error_of_load_state_dict_is_the_users(seat):
     """At ``iter()``, or on workers at the first batch, with the field of the state in a note."""
-    loader = seat.loader(FailingStates("stop", "load_state_dict"))
+    loader = seat.loader(FailingStates())
     loader.state_dict()
     next(iter(loader))
     loader.load_state_dict(loader.state_dict())
@@ -534,23 +505,19 @@ class Level(ExceptionGroup):
     """A group of one's own."""
 
 
-class Kinds(torch.utils.data.Dataset):
+LEVELS = 200
+
+
+def failing_in_kind(index):
     """Sample 0 has an error with slots; sample 1 one that cannot be sent; sample 2 a task group in
     a task group in ..., which fails at every level and with a cause."""
-
-    LEVELS = 200
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        if index == 0:
-            raise Slotted("slotted", 7)
-        error = Locked("innermost")
-        for level in range(self.LEVELS if index == 2 else 0):
-            error = Level(f"level {level}", [ValueError(level), error])
-            error.__cause__ = KeyError(level)
-        raise error
+    if index == 0:
+        raise Slotted("slotted", 7)
+    error = Locked("innermost")
+    for level in range(LEVELS if index == 2 else 0):
+        error = Level(f"level {level}", [ValueError(level), error])
+        error.__cause__ = KeyError(level)
+    raise error
 
 
 def leaves_of(group):
@@ -569,7 +536,7 @@ def leaves_of(group):
 def test_error_keeps_what_can_be_sent(seat):
     """Arguments, attributes and slots; what cannot be sent from a process is named, and the text is
     the user's. Groups in groups come to some depth, and the errors of deeper ones all the same."""
-    slotted, locked, group = outcomes_of(iter(seat.loader(Kinds(), 1)))
+    slotted, locked, group = outcomes_of(iter(seat.loader(Made(failing_in_kind, 3), 1)))
     assert (type(slotted), str(slotted), slotted.code) == (Slotted, "slotted", 7)
     assert (type(locked), locked.args, locked.detail) == (Locked, ("innermost",), 17)
     if seat.are_processes:
@@ -580,7 +547,7 @@ def test_error_keeps_what_can_be_sent(seat):
     assert group.exceptions[1].message == "level 198"
     *others, innermost = leaves_of(group)
     assert (type(innermost), innermost.detail) == (Locked, 17)
-    assert [error.args for error in others] == [(n,) for n in reversed(range(Kinds.LEVELS))]
+    assert [error.args for error in others] == [(n,) for n in reversed(range(LEVELS))]
 
 
 OF_A_SCRIPT = """

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 from _at_call import AtCall
 from _covering import by_pairs
-from _datasets import IndexStream, Indices, RecordingSampler
+from _datasets import IndexStream, Indices
 from _gates import until
 from _inside import is_waiting
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
@@ -28,20 +28,6 @@ with_workers = in_seats(THREADS, FORKED)
 def step_of(seat):
     """To look at every place takes long where each look starts processes."""
     return 37 if seat.are_processes else 7 if seat.are_threads else 1
-
-
-@by_pairs(seat=[NONE, THREADS, FORKED], prefetch_factor=[1, 2], batch_size=[None, 2])
-def test_sampler_is_pulled_where_torch_pulls_it(seat, prefetch_factor, batch_size):
-    """By the loop alone: a fixed number at iter(), then one per batch, before it is handed over."""
-    pulls = []
-    for make in (seat.loader, seat.peer):
-        sampler = RecordingSampler(list(range(24)))
-        options = {"sampler": sampler, "prefetch_factor": prefetch_factor}
-        batches = iter(make(Indices(24), batch_size, **options))
-        pulls.append([sampler.pulled, *(sampler.pulled for _ in batches)])
-        assert sampler.threads == {threading.get_ident()}
-    assert pulls[0] == pulls[1]
-    assert pulls[0][0] == prefetch_factor * seat.num_workers * (batch_size or 1)
 
 
 @by_pairs(seat=[NONE, THREADS, FORKED], kind=[Indices, IndexStream])
@@ -72,7 +58,7 @@ def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     assert place > 10
 
 
-class TooLate(Exception):
+class TooLate(TimeoutError):
     """What a handler raises that limits the time of a loop, as many are written."""
 
 

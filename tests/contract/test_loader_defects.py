@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from _datasets import Indices, MapData
+from _datasets import Indices, Made, MapData
 from _gates import eager_switching
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -103,12 +103,6 @@ def test_attributes_of_a_copy_are_its_own(kind):
     assert type(getattr(copies[0], "parts", None)) is type(getattr(holder, "parts", None))
 
 
-def test_only_the_first_entry_of_a_dict_says_whether_it_holds_datasets():
-    """A table of millions of entries is not looked through."""
-    data = OneDict()
-    assert own_copy(Holder({"a": {}, "b": data}), threading.Lock()).parts["b"] is data
-
-
 class Opening(Indices):
     """Opens its file in each worker, collates with it, and keeps something between samples."""
 
@@ -199,28 +193,6 @@ def test_workers_copy_the_dataset_one_after_another():
         for _ in range(5):
             assert epoch_of(ThreadLoader(Copied(8), num_workers=4)) == expected
     assert not Copied.met
-
-
-class SharedOut(OneDict, IterableDataset):
-    """Notes its worker in itself; every item is what the note says when it is made."""
-
-    opened = threading.Barrier(2)
-
-    def __iter__(self):
-        self.me = get_worker_info().id
-        return iter(self._items())
-
-    def _items(self):
-        if threading.current_thread() is not threading.main_thread():
-            self.opened.wait(PATIENCE_SECONDS)  # both have noted themselves
-        for _ in range(4):
-            yield self.me
-
-
-def test_workers_with_one_dict_between_copies_are_torchs():
-    """Each worker's note is its own, as in worker processes."""
-    ours = batches_of(ThreadLoader(SharedOut(), num_workers=2))
-    assert ours == batches_of(torch_loader(SharedOut(), num_workers=2)) == [[0], [1]] * 4
 
 
 # -- workers that cannot start -----------------------------------------------------------------
@@ -341,33 +313,20 @@ class Key:
         raise RuntimeError("no text")
 
 
-class Raises(Indices):
-    """Fails for every index."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __getitem__(self, index):
-        raise self.error
-
-
-class RaisesBatches(Raises):
-    """The same for a whole batch."""
+class InBatches(Made):
+    """Whole batches in one call."""
 
     def __getitems__(self, indices):
-        raise self.error
+        return self.make(indices)
 
 
 # Made anew by each test: an error that was raised keeps the frames of the loop that it met.
 ERRORS = {
-    "whose text raises": lambda: (Raises(Mute()), {"batch_size": 3}),
-    "with notes that are none": lambda: (Raises(Noted()), {"batch_size": 3}),
-    "of an index that cannot be shown": lambda: (
-        Raises(KeyError("a")),
-        {"batch_size": None, "sampler": [Key()]},
-    ),
-    "of a slice": lambda: (RaisesBatches(KeyError("a")), {"batch_sampler": [slice(0, 4)]}),
-    "of a number": lambda: (RaisesBatches(KeyError("a")), {"batch_sampler": [7]}),
+    "whose text raises": (Made, Mute, {"batch_size": 3}),
+    "with notes that are none": (Made, Noted, {"batch_size": 3}),
+    "of an index that cannot be shown": (Made, KeyError, {"batch_size": None, "sampler": [Key()]}),
+    "of a slice": (InBatches, KeyError, {"batch_sampler": [slice(0, 4)]}),
+    "of a number": (InBatches, KeyError, {"batch_sampler": [7]}),
 }
 
 
@@ -384,18 +343,24 @@ def error_of(loader):
 @pytest.mark.parametrize("kind", ERRORS)
 def test_note_never_replaces_the_error(kind, num_workers):
     """The user's own object arrives, as torch's loader without workers raises it."""
-    data, options = ERRORS[kind]()
+    make, error, options = ERRORS[kind]
+    error = error()
+
+    def fail(_):
+        raise error
+
+    data = make(fail)
     ours = ThreadLoader(data, **options, num_workers=num_workers)
-    assert error_of(torch_loader(data, **options)) is data.error
-    assert error_of(ours) is data.error
-    if type(data) is Raises:
+    assert error_of(torch_loader(data, **options)) is error
+    assert error_of(ours) is error
+    if make is Made:
         skipping = ThreadLoader(
             data, **options, num_workers=num_workers, on_error="skip", error_budget=99
         )
         assert list(skipping) == []
         assert len(skipping.skipped) in (1, 12)
     # Its frames hold the loaders, which later tests would find among the live ones.
-    data.error.with_traceback(None)
+    error.with_traceback(None)
 
 
 # -- order does not matter ---------------------------------------------------------------------

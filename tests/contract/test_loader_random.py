@@ -16,13 +16,10 @@ from _datasets import Made
 from _loader_helpers import DataLoader, run_script, torch_loader
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
-    Dataset,
     DistributedSampler,
     IterableDataset,
-    Subset,
     get_worker_info,
 )
-from torchvision.transforms import v2
 
 from spdl_torch.loader.rng.keys import Purpose, StreamKey
 
@@ -33,53 +30,12 @@ pytestmark = [
 THREADS = {"num_workers": 3, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
 
-AUGMENT = v2.Compose(
-    [
-        v2.RandomResizedCrop(16, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ColorJitter(0.3, 0.3, 0.3),
-        v2.RandomErasing(p=0.5),
-    ]
-)
-
-
-class Augmented(Dataset):
-    """Random crops, flips, colours and boxes of a ramp."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        image = torch.arange(3 * 32 * 32, dtype=torch.int64).reshape(3, 32, 32) + index
-        return AUGMENT((image % 256).to(torch.uint8))
-
-
-class InOneCall(Augmented):
-    """The same through ``__getitems__``."""
-
-    sample_context = None
-
-    def __getitems__(self, indices):
-        samples = []
-        for position, index in enumerate(indices):
-            with self.sample_context(position):
-                samples.append(self[index])
-        return samples
-
 
 @pytest.fixture(params=["key", "unseen, then key"])
 def led_by(request, monkeypatch):
     """Draws are led by the dispatch key, or not seen at first."""
     _ways_of_draws.take(request.param, monkeypatch)
     return request.param
-
-
-def two_epochs(dataset, **options):
-    """Every batch of two shuffled epochs, and what the trainer draws afterwards."""
-    torch.manual_seed(7)
-    loader = DataLoader(dataset, 5, shuffle=True, **options)
-    batches = [batch for _ in range(2) for batch in loader]
-    return batches, torch.rand(3)
 
 
 def drawn(loader):
@@ -96,20 +52,6 @@ def three_draws(_=None):
     """A number from each library, as one tensor."""
     numbers = [torch.rand(()), random.random(), np.random.rand()]
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
-
-
-@pytest.mark.usefixtures("led_by")
-@pytest.mark.parametrize("kind", [Augmented, InOneCall])
-def test_augmentations_are_equal_for_any_number_of_workers(kind):
-    """torchvision's transforms give the same bits from 0, 2, 3 and 6 workers, of which one has no
-    batch; those of workers that persist are alike, too. torch's Subset passes the streams on."""
-    expected, trainer = two_epochs(Augmented())
-    for workers in (PROCESSES, {**THREADS, "num_workers": 6}):
-        got, after = two_epochs(Subset(kind(), range(24)), **workers)
-        assert all(map(torch.equal, got, expected))
-        assert torch.equal(after, trainer)
-    stay = [two_epochs(kind(), persistent_workers=True, **each)[0] for each in (THREADS, PROCESSES)]
-    assert all(map(torch.equal, *stay))
 
 
 @pytest.mark.parametrize("workers", [{}, THREADS], ids=["none", "threads"])
@@ -268,24 +210,19 @@ def test_thread_safe_generator_follows_the_samples_stream(workers):
     assert sorted(items) == sorted(expected)
 
 
-class FromWorkers(Dataset):
+def from_workers(_=None):
     """What each library draws, and the worker's seed."""
-
-    def __len__(self):
-        return 22
-
-    def __getitem__(self, index):
-        info = get_worker_info()
-        seed = 0 if info is None else info.seed
-        return three_draws(), torch.randperm(5), seed, named_draw()
+    info = get_worker_info()
+    seed = 0 if info is None else info.seed
+    return three_draws(), torch.randperm(5), seed, named_draw()
 
 
 class IterableFromWorkers(IterableDataset):
     """The same, 9 items from each worker."""
 
     def __iter__(self):
-        for index in range(9):
-            yield FromWorkers()[index]
+        for _ in range(9):
+            yield from_workers()
 
 
 def collate_and_draw(samples):
@@ -313,7 +250,7 @@ def flat(value):
     workers=[{}, THREADS, PROCESSES],
     init_fn=[None, seed_workers],
     dataset=[
-        pytest.param(FromWorkers(), id="map"),
+        pytest.param(Made(from_workers, 22), id="map"),
         pytest.param(IterableFromWorkers(), id="iterable"),
     ],
 )
@@ -339,9 +276,9 @@ def test_worker_streams_are_torchs_own(dataset, init_fn, workers):
 def test_worker_streams_are_replayable_when_seeded():
     """With a seed they are dealt out anew for every epoch, also on threads that live on."""
     options = {"seed": 4, "rng": "worker", **THREADS}
-    loader = DataLoader(FromWorkers(), 4, persistent_workers=True, **options)
+    loader = DataLoader(Made(from_workers, 22), 4, persistent_workers=True, **options)
     epochs = [[flat(batch[:2]) for batch in loader] for _ in range(2)]
-    again = DataLoader(FromWorkers(), 4, **options)
+    again = DataLoader(Made(from_workers, 22), 4, **options)
     assert [[flat(batch[:2]) for batch in again] for _ in range(2)] == epochs
     assert epochs[0] != epochs[1]
 
@@ -447,26 +384,6 @@ def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
     generator = torch.Generator().manual_seed(3)
     torch.empty((), dtype=torch.int64).random_(generator=generator)  # torch's base seed
     assert torch.equal(torch.cat(drawn), torch.rand(12, generator=generator))
-
-
-@pytest.mark.usefixtures("led_by")
-def test_trainer_draws_between_batches_from_its_own():
-    """With 0 workers the streams end where the batch does, and after an error too."""
-
-    def fail_at_5(index):
-        if index == 5:
-            raise ValueError("bad")
-        return torch.rand(1)
-
-    torch.manual_seed(3)
-    generator = torch.Generator().manual_seed(3)
-    iterator = iter(DataLoader(Made(fail_at_5), 1, generator=torch.Generator()))
-    for _ in range(5):
-        next(iterator)
-        assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
-    with pytest.raises(ValueError, match="bad"):
-        next(iterator)
-    assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
 
 
 @pytest.mark.usefixtures("led_by")

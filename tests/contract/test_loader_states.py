@@ -244,14 +244,6 @@ def test_source_of_a_pipeline_is_asked_when_somebody_wants_a_state():
     Source.num_asked = 0
     assert list(make()) == list(make(misfit=True)) == list(range(12))
     assert Source.num_asked == 0
-    dataset = make()
-    items, states = [], []
-    for item in dataset:
-        items.append(item)
-        states.append(dataset.state_dict())
-    for number in range(0, 12, 4):
-        again = resumed(make(), states[number])
-        assert list(again) == items[number + 1 :]
     assert_resume_exact(make)
     misfit = make(misfit=True)
     iterator = iter(misfit)
@@ -295,21 +287,6 @@ def test_dear_state_is_asked_for_now_and_then(monkeypatch):
     assert len(set(at)) == len(asked)
     own.ask(1001, ended=False, now=True)
     assert own.reached(1001, ended=False).num_after == 0
-
-
-def test_state_that_is_slow_once_is_asked_for_again(monkeypatch):
-    """The thread may have waited for a core: the next state is the object's own, not a count."""
-    clock = [0]
-    monkeypatch.setattr(own_state, "perf_counter_ns", lambda: clock[0])
-    dataset = Live()
-    dataset.state_dict = lambda: clock.__setitem__(0, clock[0] + costs.pop(0)) or {"given": []}
-    own = OwnState(iter(()), dataset, WorkerState())
-    costs, reached = [0, 40_000_000, 0, 0], []
-    for number in range(1, 5):
-        clock[0] += 1_000_000
-        own.ask(number, ended=False)
-        reached.append(own.reached(number, ended=False).num_after)
-    assert reached == [0, 0, 0, 0]
 
 
 def test_loader_and_copies_of_it_want_states_apart():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Rows
-from _isolation_data import RaggedStream
 from _seats import in_every_seat
+from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.fetching.odd_sample import odd_sample
@@ -83,6 +83,13 @@ def test_error_of_collating_names_the_part_that_torch_does_not_take(part, said):
         next(iter(loader))
     note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
     assert said in note
+
+
+class RaggedStream(IterableDataset):
+    """From the ninth item on no two have the same size, so that they cannot be stacked."""
+
+    def __iter__(self):
+        return (torch.zeros(1 + max(0, number - 8)) for number in range(12))
 
 
 def test_error_of_collating_names_the_items_of_an_iterable():

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from _datasets import Made
 from _seats import FORKED, NONE, THREADS, in_seats
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import Dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -20,17 +20,12 @@ class OnesForZeros(TorchFunctionMode):
         return (torch.ones if func is torch.zeros else func)(*args, **(kwargs or {}))
 
 
-class Looks(Dataset):
-    """Samples show the modes under which they are made."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        weight = torch.ones(2, 2, requires_grad=True)
-        product = weight @ weight
-        is_half = product.dtype is torch.bfloat16
-        return index, torch.zeros(1).item(), is_half, product.requires_grad, product.detach()
+def look(index: int) -> Any:
+    """A sample that shows the modes under which it is made."""
+    weight = torch.ones(2, 2, requires_grad=True)
+    product = weight @ weight
+    is_half = product.dtype is torch.bfloat16
+    return index, torch.zeros(1).item(), is_half, product.requires_grad, product.detach()
 
 
 MODES = {
@@ -46,7 +41,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_are_those_of_the_thread_that_begins_the_epoch(seat: Any, mode: Any) -> None:
     """As in torch's forked workers; what is made under inference mode can be used outside it."""
-    loader, peer = (make(Looks(), batch_size=2) for make in (seat.loader, seat.peer))
+    loader, peer = (make(Made(look, 8), batch_size=2) for make in (seat.loader, seat.peer))
     with MODES[mode]():
         batches, want = list(loader), list(peer)
     again = [batch for batch in loader if seat.num_workers]

@@ -14,12 +14,10 @@ from _datasets import (
     Indices,
     Live,
     LiveIterators,
-    MapData,
     Position,
     StatefulStream,
-    StreamData,
 )
-from _loader_helpers import DataLoader, epoch_of as events_of, frozen, resumed
+from _loader_helpers import DataLoader, frozen, resumed
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
@@ -37,19 +35,6 @@ def generator(seed=5):
 
 def epoch_of(loader):
     return [batch.tolist() for batch in loader]
-
-
-def test_the_trainer_s_generator_is_left_as_it_is():
-    """Going on in the middle of an epoch draws nothing from torch's global generator."""
-    torch.manual_seed(3)
-    loader = DataLoader(Drawn(12), batch_size=2, shuffle=True)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    before = torch.manual_seed(99).get_state()
-    again = resumed(DataLoader(Drawn(12), batch_size=2, shuffle=True), state)
-    assert epoch_of(again) == epoch_of(iterator)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_another_batch_size_goes_on_behind_the_same_sample():
@@ -163,17 +148,6 @@ def test_any_number_of_ranks_with_the_same_global_batch(kind, before, after, in_
         loader.load_state_dict(states[0])
         assert sampler.epoch == 3
     assert steps(others) == whole[2:]
-
-
-def test_naming_another_epoch_begins_it():
-    """A user who sets the sampler's epoch after a load means that epoch, from its beginning."""
-    sampler = DistributedSampler(range(12), num_replicas=1, rank=0)
-    loader = DataLoader(Indices(12), batch_size=4, sampler=sampler)
-    next(iter(loader))
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    sampler.set_epoch(1)
-    assert len(epoch_of(loader)) == 3
 
 
 @none_or_threads
@@ -371,39 +345,6 @@ def test_a_generator_that_was_there_must_be_there():
     again = resumed(DataLoader(Drawn(8), shuffle=True), loader.state_dict())
     with pytest.raises(ValueError, match=r"2 generator\(s\), this loader and its samplers have 1"):
         iter(again)
-
-
-def test_an_error_counts_as_handed_out():
-    """A loop that went on after a bad batch goes on after it when it resumes, too."""
-    data = MapData(8, bad={2: ValueError})
-    for workers in ({}, ON_THREADS):
-        loader = DataLoader(data, batch_size=2, **workers)
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(ValueError, match="2"):
-            next(iterator)
-        again = resumed(DataLoader(MapData(8), batch_size=2), loader.state_dict())
-        assert next(iter(again))["y"].tolist() == [4, 5]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_an_error_of_an_iterable_is_behind_what_comes_next(num_workers, batch_size):
-    """It goes on after its bad item, and so does a loader that resumes there."""
-
-    def make():
-        data = StreamData(8, {3: KeyError})
-        workers = {"num_workers": 1, "isolation": "thread"} if num_workers else {}
-        return DataLoader(data, batch_size=batch_size, **workers)
-
-    loader = make()
-    batches = iter(loader)
-    for _ in range(3 // (batch_size or 1)):
-        next(batches)
-    with pytest.raises(KeyError, match="bad 3"):
-        next(batches)
-    again = resumed(make(), loader.state_dict())
-    assert events_of(again) == [frozen(batch) for batch in batches]
 
 
 def test_ctrl_c_in_a_sample_leaves_its_batch_to_be_made_again():

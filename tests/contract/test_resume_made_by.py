@@ -282,24 +282,6 @@ def test_indices_of_another_rank_are_not_compared():
     assert len(list(loader)) == 4
 
 
-def test_a_sampler_that_is_shorter_now_is_refused_as_that():
-    """A generator function, whose length nobody knows."""
-
-    class Counts:
-        def __init__(self, length):
-            self.length = length
-
-        def __iter__(self):
-            return iter(range(self.length))
-
-    state = state_of(NONE, rows(), {"batch_size": 4, "sampler": Counts(24)}, num_batches=3)
-    loader = resumed(DataLoader(rows(), 4, sampler=Counts(6)), state)
-    with pytest.raises(
-        ValueError, match=r"after 12 samples, but the sampler \(Counts\) gives only 6"
-    ):
-        iter(loader)
-
-
 def test_a_damaged_origin_is_refused_by_name():
     """As every other field."""
     state = state_of(NONE, rows(), shuffled())
@@ -336,28 +318,3 @@ def test_a_pipelines_state_says_whose_it_is():
         other.load_state_dict(state)
         with pytest.warns(UserWarning, match=f"PipelineDataset.load_state_dict: .*{what}"):
             list(other)
-
-
-class Sizeless:
-    """A source of unknown length, for an event loop."""
-
-    def __init__(self, length):
-        self.length = length
-
-    async def __aiter__(self):
-        for number in range(self.length):
-            yield number
-
-
-@pytest.mark.parametrize("ops", [[], [lambda number: number if number % 2 else None]])
-def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(ops):
-    """Skipped in the source, or made again to be thrown away."""
-    dataset = pipeline(Sizeless(12), *ops)
-    items = iter(dataset)
-    for _ in range(5):
-        next(items)
-    state = dataset.state_dict()
-    items.close()
-    dataset = resumed(pipeline(Sizeless(3), *ops), state)
-    with pytest.raises(ValueError, match=r"makes 5 item\(s\) of .* but it ended after \d\."):
-        list(dataset)

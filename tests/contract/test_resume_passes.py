@@ -125,42 +125,9 @@ def test_workers_that_are_new_in_each_epoch_go_on_with_the_passes(kind, isolatio
     assert batches(run) == expected[1]
 
 
-class Drawing:
-    """A source that keeps the state of its generator alone."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(3)
-
-    def __iter__(self):
-        yield from torch.randperm(8, generator=self.generator).tolist()
-
-    def state_dict(self):
-        return {"generator": self.generator.get_state().tolist()}
-
-    def load_state_dict(self, state):
-        self.generator.set_state(torch.tensor(state["generator"], dtype=torch.uint8))
-
-
 def shuffling_loader():
     """A loader as a source, whose order follows from its generator."""
     return DataLoader(range(8), None, shuffle=True, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.mark.parametrize("source", [Drawing, shuffling_loader])
-@pytest.mark.parametrize("num_passes", [1, 2])
-def test_source_of_a_pipeline_keeps_its_state_from_pass_to_pass(source, num_passes):
-    """A state of a pass whose end the loop has seen has it as well."""
-
-    def make():
-        return PipelineDataset(PipelineBuilder().add_source(source()).pipe(int).add_sink())
-
-    whole, run, again = make(), make(), make()
-    passes = [list(whole) for _ in range(4)]
-    assert passes[0] != passes[1] != passes[2]
-    for _ in range(num_passes):
-        list(run)
-    again.load_state_dict(run.state_dict())
-    assert [list(again), list(again)] == passes[num_passes : num_passes + 2]
 
 
 def odd(number):

@@ -163,25 +163,6 @@ def test_sampler_that_was_not_asked_yet_has_the_state_that_it_was_given():
     assert plain(resumed(loader(), stored(second))) == plain(begun) == plain(batches)
 
 
-def test_items_that_an_iterable_lacks_are_counted_from_its_state_on():
-    """Without workers it is the same object, and has gone on since; a state that is asked for now
-    and then has the items since beside it."""
-    for dataset in (Walk(12), WalkWithState(12)):
-        loader = DataLoader(dataset, batch_size=2)
-        batches = iter(loader)
-        next(batches)
-        state, name, count = stored(loader), "num_items", 2
-        if type(dataset) is Walk:
-            list(batches)
-        else:
-            name, count = "num_after", 38
-            state["workers"][0] |= {"num_items": 40, "num_after": 38}
-        loader.load_state_dict(state)
-        match = rf"workers\[0\]\.{name}: resuming makes {count} item"
-        with pytest.raises(ValueError, match=match):
-            iter(loader)
-
-
 # -- out of order ------------------------------------------------------------------------------
 
 

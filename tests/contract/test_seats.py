@@ -19,6 +19,7 @@ from _datasets import (
     BadRows,
     BatchRows,
     Broken,
+    Drawing,
     OwnPlaceStream,
     PlacedStream,
     Rows,
@@ -248,13 +249,10 @@ def test_resumed_epoch_skips_what_is_left_of_it(seat):
     assert [sample.key for sample in second.skipped] == [8, 11, 14]
 
 
-class Opening(Dataset):
+class Opening(Rows):
     """Opens something at its first sample; each sample names it."""
 
     opened = None
-
-    def __len__(self):
-        return LENGTH
 
     def __getitem__(self, index):
         self.opened = self.opened or uuid.uuid4().hex
@@ -265,7 +263,7 @@ class Opening(Dataset):
 @both_lives
 def test_what_a_worker_opens_stays_open_as_long_as_it(seat, persistent):
     """From epoch to epoch, if it persists; then it opens nothing again."""
-    loader = seat.loader(Opening(), BATCH, collate_fn=as_list, persistent_workers=persistent)
+    loader = seat.loader(Opening(LENGTH), BATCH, collate_fn=as_list, persistent_workers=persistent)
     first, second, third = (set(itertools.chain(*loader)) for _ in range(3))
     if persistent:
         assert len(first | second | third) <= seat.num_workers
@@ -273,11 +271,8 @@ def test_what_a_worker_opens_stays_open_as_long_as_it(seat, persistent):
         assert not second & third
 
 
-class Informed(Dataset):
+class Informed(Rows):
     """Its samples are what ``get_worker_info()`` says where they are made."""
-
-    def __len__(self):
-        return LENGTH
 
     def __getitem__(self, index):
         info = get_worker_info()
@@ -289,8 +284,8 @@ class Informed(Dataset):
 def test_workers_are_told_what_torch_tells_them(seat, rng):
     """Number, seed, and their own dataset. Which worker makes which batch is torch's turn where
     the streams belong to workers."""
-    torchs = list(seat.peer(Informed(), collate_fn=as_list, generator=seeded(9)))
-    ours = list(seat.loader(Informed(), collate_fn=as_list, generator=seeded(9), rng=rng))
+    torchs = list(seat.peer(Informed(LENGTH), collate_fn=as_list, generator=seeded(9)))
+    ours = list(seat.loader(Informed(LENGTH), collate_fn=as_list, generator=seeded(9), rng=rng))
     assert get_worker_info() is None
     if rng == "worker":
         assert ours == torchs
@@ -298,25 +293,20 @@ def test_workers_are_told_what_torch_tells_them(seat, rng):
     assert len(ours) == len(torchs)
 
 
-class DrawnElsewhere(Dataset):
-    """Threads that it starts draw from the process's own generator of Python."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        found = []
-        thread = threading.Thread(target=lambda: found.append(random.random()))
-        thread.start()
-        thread.join()
-        return found
+def drawn_elsewhere():
+    """What a thread draws from the process's own generator of Python."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(random.random()))
+    thread.start()
+    thread.join()
+    return found
 
 
 def test_threads_of_a_dataset_draw_in_a_process_as_in_torchs():
     """No stream of a sample is theirs; the process is seeded as torch seeds its workers'."""
     options = {"collate_fn": as_list, "num_workers": 1}
     torchs, ours = (
-        list(make(DrawnElsewhere(), generator=seeded(9), **options))
+        list(make(Drawing(drawn_elsewhere, 3), generator=seeded(9), **options))
         for make in (FORKED.peer, FORKED.loader)
     )
     assert ours == torchs

@@ -260,13 +260,6 @@ KINDS = (*MAP_STYLE, *ITERABLE)
 # -- samples of several types, and bad ones
 
 
-class Bad(Exception):
-    """An exception that cannot be rebuilt from its text."""
-
-    def __init__(self, code: int, where: str) -> None:
-        super().__init__(code, where)
-
-
 def item_of(index: int) -> dict[str, Any]:
     """The sample every dataset here has at ``index``."""
     return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}

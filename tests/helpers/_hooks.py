@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-import torch
-from _forks import end_at_once
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 
@@ -121,15 +119,12 @@ class Failing(Dataset):
 
     def __getitem__(self, index):
         self.raise_at(index, "__getitem__")
-        kinds = {"__reduce__": Refusing, "__del__": Leaving}
-        return kinds[self.where](self, index) if self.where in kinds else index
+        return Part(self, index) if self.where in ("__reduce__", "__del__") else index
 
     def collate(self, samples):
         self.raise_at(samples[0], "collate_fn")
-        kinds = {"pin_memory": Pinning, "to": Moving}
-        if self.where in kinds:
-            return kinds[self.where](self, samples[0])
-        return default_collate(samples)
+        moves = self.where in ("pin_memory", "to")
+        return Part(self, samples[0]) if moves else default_collate(samples)
 
 
 class FailingBatches(Failing):
@@ -162,49 +157,26 @@ class _Items:
         return number
 
 
-class _Part:
-    """A sample or batch of such a dataset."""
+class Part:
+    """A sample or batch of such a dataset, which pickles, ends, pins or moves itself, or raises."""
 
     def __init__(self, dataset, index):
         self.dataset, self.index = dataset, index
 
     def __reduce__(self):
-        return int, (self.index,)
-
-    def __int__(self):
-        return self.index
-
-
-class Refusing(_Part):
-    """Its pickling raises."""
-
-    def __reduce__(self):
         self.dataset.raise_at(self.index, "__reduce__")
-        return super().__reduce__()
-
-
-class Leaving(_Part):
-    """It raises as it is freed."""
+        moves = self.dataset.where in ("pin_memory", "to")
+        return (Part, (self.dataset, self.index)) if moves else (int, (self.index,))
 
     def __del__(self):
         self.dataset.raise_at(self.index, "__del__")
 
-
-class Pinning(_Part):
-    """A batch that pins itself, or raises."""
-
-    def __reduce__(self):
-        return type(self), (self.dataset, self.index)
+    def __int__(self):
+        return self.index
 
     def pin_memory(self):
         self.dataset.raise_at(self.index, "pin_memory")
-        return self.index
-
-
-class Moving(_Part):
-    """A batch that moves itself, or raises."""
-
-    __reduce__ = Pinning.__reduce__
+        return self.index if self.dataset.where == "pin_memory" else self
 
     def to(self, device, **options):
         self.dataset.raise_at(self.index, "to")
@@ -238,32 +210,17 @@ class FailingParts(IterableDataset):
         return iter(range(3))
 
 
-class Ending(Failing):
-    """One sample ends its process."""
-
-    def __getitem__(self, index):
-        if index == 4:
-            end_at_once(3)
-        return index
-
-
 class FailingStates(IterableDataset):
-    """Its ``state_dict`` or ``load_state_dict`` raises."""
-
-    def __init__(self, kind, where):
-        self.kind, self.where = kind, where
+    """Its ``load_state_dict`` raises."""
 
     def __iter__(self):
         return iter(range(4))
 
     def state_dict(self):
-        if self.where == "state_dict":
-            raise error_of(self.kind, self.where)
         return {"next": 0}
 
     def load_state_dict(self, state):
-        if self.where == "load_state_dict":
-            raise error_of(self.kind, self.where)
+        raise error_of("stop", "load_state_dict")
 
 
 class FailingInit:
@@ -282,19 +239,3 @@ class FailingPickle(Failing):
 
     def __reduce__(self):
         raise error_of(self.kinds[0], "__reduce__")
-
-
-class FailingGenerator(torch.Generator):
-    """Raises where the loader asks for its state, from which the order follows."""
-
-    kind = "ordinary"
-
-    def get_state(self):
-        raise error_of(self.kind, "get_state")
-
-
-class NoLength(Failing):
-    """Its length raises."""
-
-    def __len__(self):
-        raise Plain("no length")

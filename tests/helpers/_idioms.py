@@ -36,11 +36,6 @@ def samples_of(batch):
     return list(zip(*map(samples_of, batch), strict=True))
 
 
-def listed(batch):
-    """The same of a list of samples."""
-    return [_plain(each) for each in batch]
-
-
 def _plain(value):
     if isinstance(value, torch.Tensor | np.ndarray):
         value = value.tolist()

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from _idioms import NUMBERS, PAIRS, Idiom, N, Samples, decode, idiom, listed, simple
+from _idioms import NUMBERS, PAIRS, Idiom, N, Samples, decode, idiom, simple
 from _idioms_files import written
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -42,26 +42,6 @@ def shuffled_then_divided(folder):
             return decode(self.files)[number::num_workers]
 
     return Idiom(dataset=Shuffled(), epochs=[NUMBERS])
-
-
-@idiom
-def start_and_end_of_torchs_docs(folder):
-    """torch's own example: each worker sets ``start`` and ``end`` of its copy."""
-
-    class Range(IterableDataset):
-        def __init__(self):
-            self.start, self.end = 0, N
-
-        def __iter__(self):
-            return map(decode, range(self.start, self.end))
-
-    def divide(worker):
-        info = get_worker_info()
-        size = N // info.num_workers
-        info.dataset.start = worker * size
-        info.dataset.end = info.dataset.start + size
-
-    return Idiom(dataset=Range(), options={"worker_init_fn": divide}, epochs=[NUMBERS])
 
 
 # -- transforms that keep what they drew -----------------------------------------------------
@@ -256,18 +236,6 @@ def sample_changes_its_tensor(folder):
 
     rows = [(number + 1, number + 1) for number in range(N)]
     return Idiom(dataset=Changing(), epochs=[rows] * 3)
-
-
-@idiom
-def loop_changes_a_list(folder):
-    """A list of samples, each changed in place by the loop."""
-    return Idiom(
-        dataset=Tensors(),
-        options={"collate_fn": list},
-        epochs=[PAIRS] * 2,
-        samples=listed,
-        use=lambda batch: [sample.zero_() for sample in batch],
-    )
 
 
 # -- the trainer and the workers' datasets ---------------------------------------------------

@@ -4,19 +4,12 @@ import contextlib
 import decimal
 import gc
 import io
-import locale
-import logging
 import multiprocessing
 import os
-import random
 import signal
-import socket
-import sys
-import tempfile
 import threading
 import warnings
 
-import numpy as np
 import torch
 from _idioms import NUMBERS, Idiom, N, Samples, decode, idiom, simple
 from torch.utils.data import IterableDataset, get_worker_info
@@ -31,8 +24,6 @@ def reset():
     SHARD = (0, 1)
     os.environ.pop("SPDL_TEST_SHARD", None)
     decimal.getcontext().prec = 28
-    np.seterr(over="warn")
-    torch.set_grad_enabled(True)
     vars(LOCAL).clear()
 
 
@@ -107,60 +98,6 @@ def precision_of_decimals(folder):
     return Idiom(dataset=DigitsOfProgram())
 
 
-class OverflowIsAnError(Samples):
-    """A sample that is found to be out of range by numpy."""
-
-    def value(self, index):
-        try:
-            np.array([3e38], np.float32) * np.float32(10)
-        except FloatingPointError:
-            return index
-        except RuntimeWarning:
-            pass
-        return -1
-
-
-@idiom
-def errors_of_numpy(folder):
-    """The program has said that they be raised."""
-    np.seterr(over="raise")
-    return Idiom(dataset=OverflowIsAnError())
-
-
-class Weighted(Samples):
-    """Samples made with a parameter of a model."""
-
-    def __init__(self):
-        self.weight = torch.ones(1, requires_grad=True)
-
-    def value(self, index):
-        return -1 if (self.weight * index).requires_grad else index
-
-
-@idiom
-def grad_mode_of_program(folder):
-    """The program does not train."""
-    torch.set_grad_enabled(False)
-    return Idiom(dataset=Weighted())
-
-
-class KeptForThread(Samples):
-    """What ``__init__`` leaves for its thread, whose copy a worker is."""
-
-    def __init__(self):
-        self.local = threading.local()
-        self.local.offset = 3
-
-    def value(self, index):
-        return index + self.local.offset - 3
-
-
-@idiom
-def thread_local_of_program(folder):
-    """There in torch's workers where they are forked."""
-    return Idiom(dataset=KeptForThread())
-
-
 @simple
 class FolderOfSample(Samples):
     """Relative paths, in a folder that is changed to."""
@@ -232,36 +169,12 @@ SETTINGS = {
         lambda: torch.set_deterministic_debug_mode("warn"),
         torch.are_deterministic_algorithms_enabled,
     ),
-    "num_threads": (lambda: torch.set_num_threads(3), lambda: torch.get_num_threads() == 3),
-    "sharing_strategy": (
-        lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
-        lambda: torch.multiprocessing.get_sharing_strategy() == "file_system",
-    ),
     "working_directory": (lambda: os.chdir("/"), lambda: os.getcwd() == "/"),
     "environment": (
         lambda: os.environ.__setitem__("OMP_NUM_THREADS", "1"),
         lambda: os.environ["OMP_NUM_THREADS"] == "1",
     ),
-    "import_path": (lambda: sys.path.insert(0, "/x"), lambda: sys.path[0] == "/x"),
-    "temporary_folder": (
-        lambda: setattr(tempfile, "tempdir", os.path.realpath("/var/tmp")),
-        lambda: tempfile.gettempdir() == os.path.realpath("/var/tmp"),
-    ),
-    "socket_timeout": (
-        lambda: socket.setdefaulttimeout(7),
-        lambda: socket.getdefaulttimeout() == 7,
-    ),
-    "locale": (
-        lambda: locale.setlocale(locale.LC_NUMERIC, "C.UTF-8"),
-        lambda: locale.setlocale(locale.LC_NUMERIC) == "C.UTF-8",
-    ),
     "gc": (gc.disable, lambda: not gc.isenabled()),
-    "seed": (lambda: random.seed(0), lambda: random.random() < 1),
-    "stdout": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: print("x") is None),
-    "logging": (
-        lambda: (logging.root.addHandler(logging.NullHandler()), logging.disable(logging.INFO)),
-        lambda: not logging.getLogger("x").isEnabledFor(logging.INFO),
-    ),
     "warnings_filters": (
         lambda: warnings.simplefilter("ignore"),
         lambda: warnings.warn("ignored", stacklevel=1) is None,
@@ -296,7 +209,7 @@ def setting(*names):
 
 @idiom
 def worker_sets_its_process(folder):
-    """torch's settings, folders, what is printed, garbage collection and a seed."""
+    """torch's settings, its folder, its environment, warnings and garbage collection."""
     return setting(*(name for name in SETTINGS if name != "signal_handlers"))
 
 

@@ -47,11 +47,6 @@ def is_waiting(iterator):
     return crew_of(iterator)._epoch.outlet.counters().get_wait[1] == 1
 
 
-def shift_of(source):
-    """The jobs of worker threads in the running epoch."""
-    return crew_of(source)._shift
-
-
 def children_of(source):
     """The worker processes, by number."""
     return crew_of(source).children

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import random
 import subprocess
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 import torch.library
 from _forks import end_at_once
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset
 
 
 class Coded(Exception):
@@ -42,56 +41,6 @@ class Images(Dataset):
     def __getitem__(self, index):
         draws = torch.tensor([random.random(), np.random.rand()], dtype=torch.float64)
         return {"image": image_of(index), "index": index, "name": f"#{index}", "draws": draws}
-
-
-class Failing(Images):
-    """Raises where ``bad`` says so."""
-
-    def __init__(self, bad, length=12):
-        super().__init__(length)
-        self.bad = bad
-
-    def __getitem__(self, index):
-        if index in self.bad:
-            kind = self.bad[index]
-            if kind is KeyError:
-                raise Coded(index, "here") from KeyError(f"key {index}")
-            raise kind(index, "here")
-        return super().__getitem__(index)
-
-
-class Sized(Dataset):
-    """A sample of ``sizes[index]`` floats, all of them ``index``."""
-
-    def __init__(self, sizes):
-        self.sizes = sizes
-
-    def __len__(self):
-        return len(self.sizes)
-
-    def __getitem__(self, index):
-        return torch.full((self.sizes[index],), float(index))
-
-
-class WhoAmI(Dataset):
-    """Tells where it runs."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        info = get_worker_info()
-        return os.getpid(), os.getppid(), threading.current_thread().name, info.num_workers, info.id
-
-
-class Leaving(Dataset):
-    """A sample is the number of objects that collections of garbage pass over in its process."""
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return gc.get_freeze_count()
 
 
 class Noting(Dataset):
@@ -183,16 +132,11 @@ def _refuse():
     raise ValueError("this file is not mounted here")
 
 
-class Settings(Dataset):
-    """Shows the environment, the rank and the default dtype of its process."""
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        distributed = torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if distributed else os.environ.get("RANK")
-        return os.environ.get("SPDL_TORCH_TEST"), rank and int(rank), torch.get_default_dtype()
+def settings(_index):
+    """The environment, the rank and the default dtype of the process."""
+    distributed = torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else os.environ.get("RANK")
+    return os.environ.get("SPDL_TORCH_TEST"), rank and int(rank), torch.get_default_dtype()
 
 
 class Holder(Dataset):
@@ -211,23 +155,6 @@ class Holder(Dataset):
 def as_list(samples):
     """Keep samples apart."""
     return samples
-
-
-class Ragged(Dataset):
-    """From the ninth sample on no two have the same size, so that they cannot be stacked."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.zeros(1 + max(0, index - 8))
-
-
-class RaggedStream(IterableDataset):
-    """The same one after the other."""
-
-    def __iter__(self):
-        return map(Ragged().__getitem__, range(12))
 
 
 class Contents(Holder):

@@ -47,17 +47,6 @@ class ThreadLoader(DataLoader):
         super().__init__(*args, isolation=isolation, **options)
 
 
-class MixedLoader(DataLoader):
-    """A loader for tests that have to hold in both places: an odd number of workers are threads, an
-    even number live where the default puts them, which is in processes for most test datasets."""
-
-    def __init__(self, *args: Any, isolation: Any = None, **options: Any) -> None:
-        number = options.get("num_workers", 0)
-        if isolation is None:
-            isolation = "thread" if number != "auto" and number % 2 else "auto"
-        super().__init__(*args, isolation=isolation, **options)
-
-
 def as_list(batch: Any) -> Any:
     """Keep samples apart and untouched: a collate function that does nothing."""
     return batch

@@ -21,14 +21,22 @@ import torch
 from _datasets import MapData, StreamData
 from _folders import PHOTOGRAPHS
 from _gates import Boom
-from _loader_helpers import MixedLoader as DataLoader, assert_threads_end, loader_threads
+from _loader_helpers import assert_threads_end, loader_threads
 from _stages import KINDS, Plan, add
 
+import spdl_torch
 from spdl_torch.errors import DecodeError, PipelineFailure
 from spdl_torch.io import load_image_batch, load_npz
 from spdl_torch.pipeline import PipelineBuilder
 
 NUM_READINGS = 100
+
+
+def DataLoader(dataset, *args, num_workers, **options):
+    """A loader: an odd number of workers are threads, an even number live where the default puts
+    them, in processes."""
+    options["isolation"] = "thread" if num_workers % 2 else "auto"
+    return spdl_torch.DataLoader(dataset, *args, num_workers=num_workers, **options)
 
 
 def pictures():

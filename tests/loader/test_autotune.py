@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -309,20 +309,3 @@ def test_option_of_auto_is_refused_when_out_of_range(options, match):
     """The message names it and what was given."""
     with pytest.raises((TypeError, ValueError), match=f"PerfParams.auto: {re.escape(match)}"):
         PerfParams.auto(**options)
-
-
-def test_noisy_windows_are_looked_at_longer():
-    """No judgement rests on one window if half of that is chance."""
-    model = Model([ModelStage("slow", 0.05, at_most=3)], counts={"slow": 2})
-    tuner = Tuner(Bounds(threads=32, cores=1000), warm_up=0)
-    steps = []
-    for _ in range(14):
-        window = replace(model.window(), noise=0.6)
-        step = tuner.step(window)
-        model.counts.update(step.counts)
-        steps.append((dict(step.counts), [d.reason for d in step.decisions]))
-        if tuner.is_settled:
-            break
-    more, less, nothing = ({"slow": 3}, []), {"slow": 2}, ({}, [])
-    assert steps == [more, nothing, nothing, (less, ["noise"]), ({}, ["noise"])]
-    assert tuner.is_settled

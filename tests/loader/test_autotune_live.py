@@ -17,7 +17,6 @@ from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of, no_thread_left
 from _tuners import RandomTuner, at_random
-from torch.utils.data import Dataset
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
@@ -38,14 +37,9 @@ def auto(options):
     return PerfParams.auto(**options).loader_options()["num_workers"]
 
 
-class Augmented(Dataset):
-    """Draws from all three generators."""
-
-    def __len__(self):
-        return 150
-
-    def __getitem__(self, index):
-        return torch.tensor([index, random.random(), torch.rand(()).item()], dtype=torch.float64)
+AUGMENTED = Made(
+    lambda n: torch.tensor([n, random.random(), torch.rand(()).item()], dtype=torch.float64), 150
+)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,7 @@ class Augmented(Dataset):
         (BulkData(151), {"drop_last": True}),
         (MapData(150, dict.fromkeys(range(0, 150, 9), ValueError)), {"on_error": "skip"}),
         (
-            Augmented(),
+            AUGMENTED,
             {"seed": 3, "shuffle": True, "persistent_workers": True, "prefetch_factor": 5},
         ),
     ],
@@ -79,13 +73,13 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, at_random):
 def test_epoch_that_was_tuned_resumes_at_the_next_batch(at_random):
     """The state says nothing of the workers, so tuning does not matter to it."""
     options = {"batch_size": 2, "seed": 1, "shuffle": True}
-    loader = DataLoader(Augmented(), num_workers=auto(at_random), **options)
+    loader = DataLoader(AUGMENTED, num_workers=auto(at_random), **options)
     batches = iter(loader)
     for _ in range(20):
         next(batches)
     state = loader.state_dict()
     rest = [batch.tolist() for batch in batches]
-    fresh = DataLoader(Augmented(), num_workers=2, **options)
+    fresh = DataLoader(AUGMENTED, num_workers=2, **options)
     fresh.load_state_dict(state)
     assert [batch.tolist() for batch in fresh] == rest
 

@@ -16,7 +16,7 @@ from _isolated import children, release_what_has_ended
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
 from _tuners import at_random
-from test_autotune_live import Augmented, auto
+from test_autotune_live import AUGMENTED, auto
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from spdl_torch.loader.backends.processes import process as child_process
@@ -46,7 +46,7 @@ def test_batches_are_those_of_any_fixed_number(options, at_random):
     release_what_has_ended()
     before = num_fds()
     torch.manual_seed(5)
-    dataset = Subset(Augmented(), range(40))
+    dataset = Subset(AUGMENTED, range(40))
     loader = DataLoader(dataset, num_workers=auto(at_random), **options)
     assert is_tuned(loader)
     found, numbers = rows(loader), {decision.to_count for decision in loader.decisions}
@@ -143,7 +143,7 @@ def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
 
 def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog):
     """The log says so, and the others go on."""
-    loader = DataLoader(Augmented(), num_workers=auto({"num_cores": 1, "max_threads": 6}))
+    loader = DataLoader(AUGMENTED, num_workers=auto({"num_cores": 1, "max_threads": 6}))
     batches = iter(loader)
     resize(batches, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 import multiprocessing
@@ -12,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from _datasets import Made
 from _lazy_device import backends, machine
 from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
 from _videos import KINDS, write_video
@@ -28,10 +28,7 @@ from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
-from spdl_torch.loader.backends import transfer_stage
-from spdl_torch.loader.backends.processes import processes
 from spdl_torch.loader.backends.processes.shared_memory import Slab
-from spdl_torch.loader.fetching.collating import collate_into
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left"]
@@ -99,42 +96,10 @@ def test_batches_that_are_held_never_share_memory(most_pieces, steps):
     assert locker.locked == {}
 
 
-def test_second_batch_of_a_size_is_made_in_one_piece():
-    """The first one cannot know how many tensors follow; small ones go another way, and all where
-    no memory can be locked."""
+def test_nothing_is_made_where_no_memory_can_be_locked():
+    """It is packed as other tensors are."""
     memory = BatchMemory(Locker(most_bytes=0), 4)
     assert [made(memory, [SMALL_BYTES]) for _ in range(2)] == [[None]] * 2
-    memory, sizes = BatchMemory(Locker(), 4), [3 * SMALL_BYTES, 10, SMALL_BYTES]
-    first = made(memory, sizes)
-    assert [each is None for each in first] == [False, True, True]
-    second = made(memory, sizes)
-    assert [each is None for each in second] == [False, True, False]
-    assert second[0].untyped_storage().data_ptr() == second[2].untyped_storage().data_ptr()
-
-
-def test_pages_are_there_before_they_are_locked():
-    """The driver would find them under its lock, which every launch of a kernel needs. A control:
-    memory that is just mapped has none."""
-    found = []
-
-    class Looking(Locker):
-        def lock_pages(self, address, num_bytes):
-            found.append(num_resident(address, num_bytes))
-            return super().lock_pages(address, num_bytes)
-
-    size = 3 * SMALL_BYTES
-    made(BatchMemory(Looking(), 1), [size])
-    Region(mmap.mmap(-1, size), Looking())
-    assert found == [size // mmap.PAGESIZE, 0]
-
-
-def num_resident(address, num_bytes):
-    """How many pages of a mapping are in memory."""
-    pages = (ctypes.c_ubyte * (num_bytes // mmap.PAGESIZE))()
-    assert (
-        ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), pages) == 0
-    )
-    return sum(page & 1 for page in pages)
 
 
 def test_piece_is_free_once_its_copy_is_done(backends):
@@ -152,17 +117,12 @@ def test_piece_is_free_once_its_copy_is_done(backends):
 # -- loaders ---------------------------------------------------------------------------------------
 
 
-class Frames(Dataset):
-    """Samples with two large tensors, an array, and what is not a tensor."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        rng = np.random.default_rng(index)
-        clip = torch.from_numpy(rng.integers(0, 256, (2, 64, 65, 3), dtype=np.uint8))
-        flow = rng.random((3, 64, 64), dtype=np.float32)
-        return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index, "name": str(index)}
+def frames(index):
+    """A sample with two large tensors, an array, and what is not a tensor."""
+    rng = np.random.default_rng(index)
+    clip = torch.from_numpy(rng.integers(0, 256, (2, 64, 65, 3), dtype=np.uint8))
+    flow = rng.random((3, 64, 64), dtype=np.float32)
+    return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index, "name": str(index)}
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +176,7 @@ def rows(_):
 
 
 DATA = {
-    "collate": lambda _: Frames(),
+    "collate": lambda _: Made(frames, 12),
     "kernel": pictures,
     "floats": floats,
     "clips": lambda _: Clips(),
@@ -306,23 +266,6 @@ def test_large_tensors_of_processes_leave_from_where_the_child_made_them(
     assert copied_by_children.value == (0 if kind in WHOLE else 2)
 
 
-@pytest.mark.parametrize("kind", ["as it was made", "in another order", "of another memory"])
-def test_rows_of_a_batch_are_stacked_only_where_they_do_not_lie_side_by_side(kind):
-    """The rows of what was made as one are that one, with torch's values and strides."""
-    memory = BatchMemory(Locker(), 3)
-    memory.begin()
-    room = memory.room(6 * SMALL_BYTES)
-    whole = room if kind != "of another memory" else torch.empty_like(room)
-    whole = whole.view(torch.float32).view(6, 4, -1)
-    samples = list(whole.copy_(torch.rand(whole.shape)).unbind())
-    if kind == "in another order":
-        samples = samples[::-1]
-    expected = torch.stack(samples)
-    found = collate_into(memory)(samples)
-    assert same(found, expected)
-    assert (found.data_ptr() == whole.data_ptr()) == (kind == "as it was made")
-
-
 def test_loop_gets_no_view_of_the_memory_of_a_collate_function_of_its_own(backends, folder):
     """From an array in pinned memory the loop could begin copies that nobody waits for."""
     loader = DataLoader(pictures(folder), 4, num_workers=2, device="cuda", collate_fn=as_arrays)
@@ -388,40 +331,6 @@ def test_all_pinned_memory_of_a_loader_is_bounded(one_intra_op_thread, backends,
         assert (large[:, ::997] == index % 251).all()
         assert (small[:, ::997] == index % 251).all()
         assert 0 < sum(machine().locked.values()) <= bound
-
-
-@BOUNDS
-def test_pinned_memory_of_equal_batches_has_their_exact_size(backends, most, options):
-    """Not a byte more for any of them, of two tensors each."""
-    data = Sizes(24)
-    data.sizes = [(1 << 19) + (3 << 12)] * 24
-    size = data.sizes[0] + (1 << 16)
-    for _ in DataLoader(data, 1, device="cuda", **options):
-        locked = list(machine().locked.values())
-        assert max(locked) <= size
-        assert sum(locked) <= most * size
-    assert max(locked) == size
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_slabs_of_all_processes_share_one_bound(backends, most, monkeypatch):
-    """Those beyond it are packed; batches are the same, and nothing stays locked."""
-    monkeypatch.setattr(processes, "most_regions", lambda *_: most)
-    monkeypatch.setattr(transfer_stage, "most_regions", lambda *_: most)
-    locked, lock = [], LimitedLocker.lock_pages
-
-    def noting(locker, address, num_bytes):
-        is_locked = lock(locker, address, num_bytes)
-        locked.append(len(locker._permits))
-        return is_locked
-
-    monkeypatch.setattr(LimitedLocker, "lock_pages", noting)
-    data = Sizes(24)
-    options = {"num_workers": 2, "isolation": "process", "prefetch_factor": 4, **FORKED}
-    for index, (large, _) in enumerate(DataLoader(data, 1, device="cuda", **options)):
-        assert (large[:, ::997] == index % 251).all()
-    assert locked
-    assert max(locked) <= max(0, most - 1)
 
 
 def test_region_is_locked_once_there_is_room():

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spdl_torch import DataLoader
 from spdl_torch.machine.garbage import Collections
@@ -115,34 +114,3 @@ def test_runs_are_noted_once_with_what_python_says_of_them():
     gc.collect()
     assert collections.taken() == []
     assert not collections.is_noting
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(["began", "ended", "info"]), max_size=6), st.integers(1, 3))
-def test_runs_after_any_loss_are_whole(lost, count):
-    """Ctrl-C may come in the middle of taking one; noting may begin or end in the middle of one."""
-    collections = Collections()
-    gc.disable()
-    try:
-        collections.begin()
-        for generation in (0, 1, 2, 0):
-            gc.collect(generation)
-        parts = {
-            "began": collections._began,
-            "ended": collections._ended,
-            "info": collections._infos,
-        }
-        for part in lost:
-            if parts[part]:
-                parts[part].popleft()
-        for _ in range(9):
-            collections.taken()
-        expected = [generation % 3 for generation in range(count)]
-        for generation in expected:
-            gc.collect(generation)
-        found = [each for _ in range(9) for each in collections.taken()]
-    finally:
-        collections.end()
-        gc.enable()
-    assert [each.info["generation"] for each in found] == expected
-    assert all(each.began_ns <= each.ended_ns for each in found)

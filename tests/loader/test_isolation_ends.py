@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
-import re
 import signal
 import textwrap
-from functools import partial
 from multiprocessing import util
 
 import _spawned
@@ -16,15 +15,17 @@ import _warm
 import psutil
 import pytest
 from _at_call import AtCall
+from _datasets import Drawing
 from _folders import HELPERS
 from _forks import found_in_fork
 from _gates import is_running, shared_memory_of, until
-from _inside import are_up, children_of, doing_in, pids_of
-from _isolated import children, isolated, nothing_left, served
-from _isolation_data import Images, Leaving, Noting, Waiting
-from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
+from _inside import children_of, doing_in, pids_of
+from _isolated import isolated, nothing_left, served
+from _isolation_data import Images, Noting, Waiting
+from _loader_helpers import PATIENCE_SECONDS
 from torch.utils.data import DataLoader as TorchLoader
 
+from spdl_torch import DataLoader
 from spdl_torch.loader.backends.processes import worker_process
 
 __all__ = ["nothing_left"]
@@ -37,7 +38,7 @@ pytestmark = [
 
 def test_child_does_not_collect_what_it_shares_with_its_server():
     """It would copy the memory."""
-    (num_frozen,) = served(Leaving(), num_workers=1)
+    (num_frozen,) = served(Drawing(gc.get_freeze_count, 1), num_workers=1)
     assert num_frozen.item() > 100_000
 
 
@@ -71,19 +72,6 @@ def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
     assert found[0] == found[1]
 
 
-def test_child_can_be_joined_when_it_is_gone():
-    """At exit multiprocessing joins, on its own thread, the children of a moment ago."""
-    batches = iter(isolated(Images(40), 4))
-    next(batches)
-    workers = children()
-    until(partial(are_up, batches))  # one that is not is killed
-    del batches
-    assert_threads_end()
-    for child in workers:
-        child.join()
-    assert [child.exitcode for child in workers] == [0, 0]
-
-
 @pytest.fixture
 def held_child(tmp_path):
     """Three children, one of which is at sample 4, and will not get past it: an iterator that has
@@ -101,18 +89,6 @@ def held_child(tmp_path):
 
     yield begin
     os.kill(begun[0], signal.SIGKILL)
-
-
-def test_timeout_names_what_the_child_with_the_batch_does(held_child):
-    """Of several children, that one alone."""
-    batches, _ = held_child(timeout=3)
-    with pytest.raises(RuntimeError, match="timed out after 3 seconds") as caught:
-        next(batches)
-    message = (
-        r"(?s)Waiting for batch 4.*Busy threads:.*worker-\d, batch 4.*sample index 4.*_isolation_"
-    )
-    assert re.search(message, str(caught.value))
-    assert "None of its threads is at work" not in str(caught.value)
 
 
 def test_child_that_does_not_answer_hides_no_other(held_child, monkeypatch):
@@ -137,15 +113,19 @@ def test_child_that_does_not_answer_hides_no_other(held_child, monkeypatch):
     assert rows == set(children_of(batches))
 
 
-def test_forked_process_leaves_the_children_alone():
-    """They are the parent's: at the fork's end multiprocessing would end them, and an iterator
-    there says what it lacks."""
-    batches = iter(isolated(Images(), 4))
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_process_leaves_the_workers_alone(isolation):
+    """They are the parent's: at the fork's end multiprocessing would end them. An iterator there
+    says what it lacks, and a new one works."""
+    loader = DataLoader(Images(), 4, num_workers=2, isolation=isolation)
+    batches = iter(loader)
     next(batches)
     assert found_in_fork(util._exit_function) is None
     found = found_in_fork(lambda: next(batches))
     ended = "PipelineStopped: DataLoader: its workers did not follow into a forked process"
     assert found.startswith(ended)
+    assert found_in_fork(lambda: len(list(loader))) == 6
     assert len(list(batches)) == 5
 
 
@@ -241,31 +221,6 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
         return
     assert done.returncode == 1
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_children_run_the_script_at_the_same_time_however_large_the_dataset(method, tmp_path):
-    """Each waits there for the other, which is not kept from it until this one has its dataset."""
-    file = tmp_path / "program.py"
-    file.write_text(
-        textwrap.dedent(f"""
-            import pathlib, threading, uuid
-            from spdl_torch import DataLoader
-
-            if __name__ == "__main__":
-                loader = DataLoader([bytes(1 << 22)] * 4, num_workers=2, isolation="process",
-                                    multiprocessing_context={method!r})
-                assert sum(map(len, loader)) == 4
-            else:
-                folder = pathlib.Path({str(tmp_path)!r})
-                (folder / f"{{uuid.uuid4()}}.here").touch()
-                while len(list(folder.glob("*.here"))) < 2:
-                    threading.Event().wait(0.01)
-        """),
-        encoding="utf-8",
-    )
-    done = _warm.run([file], timeout=50, forks=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def roles_seen_by_a_handler(place):

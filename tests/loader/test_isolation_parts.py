@@ -15,8 +15,6 @@ import pytest
 import torch
 from _forks import found_in_fork
 from _inside import regions_of
-from _isolated import isolated, num_mapped_slabs
-from _isolation_data import Images
 from hypothesis import given, settings, strategies as st
 from torchvision import tv_tensors
 
@@ -219,27 +217,6 @@ def test_batch_that_gets_no_further_gives_its_slab_back():
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("is_made_there", [True, False])
-def test_slabs_have_the_exact_size_of_equal_batches(is_made_there):
-    """Whether they are made there or copied there; where batches grow, an eighth more at most."""
-    sizes = [9 * LARGE_BYTES + 128, 10 * LARGE_BYTES]
-    writer = SlabWriter()
-    for _ in range(3):
-        writer.begin()
-        rooms = [writer.room(size) if is_made_there else None for size in sizes]
-        batch = [
-            torch.zeros(size, dtype=torch.uint8) if room is None else room
-            for room, size in zip(rooms, sizes, strict=True)
-        ]
-        writer.pack(batch)
-        taken = writer.slab.size
-        del rooms, batch
-    assert taken == sum(sizes)
-    writer.pack(torch.zeros(sum(sizes) + 1, dtype=torch.uint8))
-    grown = writer.slab.size
-    assert sum(sizes) < grown <= sum(sizes) * 9 / 8 + LARGE_BYTES
-
-
 def test_slab_that_the_child_views_is_not_written_again():
     """A dataset may keep samples that were made in it, or pass them on once more."""
     passage, kept, places = Passage(), [], []
@@ -291,30 +268,6 @@ def test_child_is_seeded_without_reading_a_source(limit):
         return list(linecache.cache), torch.initial_seed(), getattr(sys, "tracebacklimit", None)
 
     assert found_in_fork(seeded) == ([], 2**40 + 3, limit)
-
-
-class Unpicklable(int):
-    """An index that cannot be sent."""
-
-    def __reduce__(self):
-        raise ZeroDivisionError
-
-
-def test_indices_that_cannot_be_sent_cost_no_memory():
-    """The slabs that would have been reported free with them are reported all the same."""
-    order = [[Unpicklable(0)] if number % 2 and number > 4 else [number] for number in range(80)]
-    batches = iter(isolated(Images(80), batch_sampler=order, num_workers=1, prefetch_factor=2))
-    found, num_errors, most = [], 0, 0
-    while True:
-        try:
-            found.append(next(batches)["index"].item())
-            most = max(most, num_mapped_slabs())
-        except ZeroDivisionError:
-            num_errors += 1
-        except StopIteration:
-            break
-    assert (found, num_errors) == ([0, 1, 2, 3, *range(4, 80, 2)], 38)
-    assert most <= 4
 
 
 # -- the wire --------------------------------------------------------------------------------

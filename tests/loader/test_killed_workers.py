@@ -11,11 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from _datasets import Made
+import torch
+from _datasets import Drawing, Made
 from _gates import num_fds, until
 from _inside import are_up, children_of, crew_of
 from _isolated import bits, children, epochs_of, isolated, nothing_left, release_what_has_ended
-from _isolation_data import Crashing, Images, Sized, WhoAmI, as_list
+from _isolation_data import Crashing, Images
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from torch.utils.data import IterableDataset
 
@@ -62,17 +63,6 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog):
     assert "killed" in str(loader.report())
     assert epochs_of(loader, 1) == expected[1:]
     assert "killed" not in str(loader.report())
-
-
-def test_batches_of_a_child_that_something_else_kills_are_made_again():
-    """While it works or waits, by a signal that the system or a person sends."""
-    expected = epochs_of(DataLoader(Images(), 2, seed=1), 1)[0]
-    found = []
-    for number, batch in enumerate(isolated(Images(), 2, **REPLACED)):
-        if number in (0, 4):
-            os.kill(children()[0].pid, signal.SIGKILL)
-        found.append(bits(batch))
-    assert found == expected
 
 
 @pytest.fixture
@@ -123,17 +113,6 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
     assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
 
 
-def test_log_of_a_killed_child_without_batches_says_so(caplog):
-    """Nothing is made again then, and no number is given."""
-    batches = iter(isolated(Images(40), 4, prefetch_factor=1, **REPLACED))
-    killed = children_of(batches)[1]
-    until(lambda: are_up(batches) and not killed.jobs)
-    os.kill(killed.pid, signal.SIGKILL)
-    until(lambda: len(children()) == 1)
-    assert len(list(batches)) == 10
-    assert " its place; it had no batch to make." in caplog.text
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_batch_that_always_kills_its_child_is_an_error(caplog, method):
     """After the second child, be it a new one or another, with the indices of the batch; asked
@@ -176,23 +155,27 @@ def test_child_whose_work_depends_on_its_past_is_not_replaced(rng, tmp_path):
     ],
 )
 def test_death_of_the_only_child_is_an_error(how, message):
-    """It says how and how to go on; after it the epoch is over."""
-    batches = iter(isolated(Crashing(how), 1, num_workers=1))
+    """It says how and how to go on; after it the epoch is over, and nobody takes it for a whole
+    one."""
+    loader, had = isolated(Crashing(how), 1, num_workers=1), []
+    batches = iter(loader)
     with pytest.raises(RuntimeError, match=rf"the worker process \(pid \d+\) {message}"):
-        list(batches)
+        had.extend(batches)
     assert next(batches, None) is None
+    state = loader.state_dict()
+    assert (state["finished"], state["num_samples"]) == (False, len(had))
 
 
 def test_loader_has_a_new_child_when_the_old_one_was_killed():
     """Also one with persistent workers; its error comes first."""
-    loader = isolated(WhoAmI(), 1, num_workers=1, collate_fn=as_list, persistent_workers=True)
+    loader = isolated(Drawing(os.getpid, 8), num_workers=1, persistent_workers=True)
     batches = iter(loader)
-    pid = next(batches)[0][0]
+    pid = next(batches).item()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
         list(batches)
     del batches
-    again = [batch[0][0] for batch in loader]
+    again = [batch.item() for batch in loader]
     assert len(again) == 8
     assert pid not in again
 
@@ -200,7 +183,7 @@ def test_loader_has_a_new_child_when_the_old_one_was_killed():
 def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
     """The trainer may open no more files, so it cannot map what the child has written. The child
     is told to end, and not waited for until it is killed."""
-    batches = iter(isolated(Sized([1] * 4 + [50_000] * 8), 1, num_workers=1))
+    batches = iter(isolated(Made(lambda n: torch.zeros(1 if n < 4 else 50_000), 12), num_workers=1))
     next(batches)  # up to two more are on their way, small ones
     (child,) = children()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,8 +4,6 @@ import itertools
 import json
 import random
 import re
-import signal
-import threading
 from contextlib import suppress
 from functools import partial
 
@@ -18,38 +16,14 @@ from _at_call import AtCall
 from _datasets import IndexStream, Indices
 from _folders import HELPERS
 from _gates import quiet_log
-from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
+from _loader_helpers import assert_threads_end
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng.dispatch import is_led
 from spdl_torch.loader.rng.patches import of_thread
-from spdl_torch.machine.starting import start
 from spdl_torch.pipeline import PipelineStopped
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def test_thread_that_was_started_runs_whatever_happens_to_the_wait():
-    """As Python's own: it can be waited for, asked, started once and joined."""
-    gate, entered = threading.Event(), threading.Event()
-
-    def run():
-        entered.set()
-        assert gate.wait(PATIENCE_SECONDS)
-
-    thread = threading.Thread(target=run)
-    with pytest.raises(RuntimeError, match="cannot join thread before it is started"):
-        thread.join()
-    start(thread)
-    assert thread.is_alive()
-    assert thread.ident is not None
-    assert entered.wait(PATIENCE_SECONDS)
-    assert thread in threading.enumerate()
-    with pytest.raises(RuntimeError, match="threads can only be started once"):
-        thread.start()
-    gate.set()
-    thread.join()
-    assert not thread.is_alive()
 
 
 def test_ctrl_c_while_the_first_loader_begins_costs_nothing_later():
@@ -59,33 +33,6 @@ def test_ctrl_c_while_the_first_loader_begins_costs_nothing_later():
     report = json.loads(done.stdout)
     assert report["tried"] >= 10
     assert report["bad"] == []
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 1, "isolation": "thread", "prefetch_factor": 1}]
-)
-def test_ctrl_c_in_the_sampler_is_no_end(options):
-    """A generator that it ends gives no more indices: the loop is told, and the state stays in the
-    middle of the epoch."""
-
-    def indices():
-        yield from ([0], [1], [2])
-        raise KeyboardInterrupt("in the sampler")
-
-    class Order:
-        def __iter__(self):
-            return indices()
-
-    loader = DataLoader(range(9), batch_sampler=Order(), **options)
-    iterator, batches = iter(loader), []
-    with pytest.raises(KeyboardInterrupt, match="in the sampler"):
-        batches.extend(batch.tolist() for batch in iterator)
-    assert batches == [[0], [1], [2]][: len(batches)]
-    for _ in range(2):
-        with pytest.raises(PipelineStopped, match="when a batch was asked for"):
-            next(iterator)
-    state = loader.state_dict()
-    assert (state["finished"], state["num_samples"]) == (False, len(batches))
 
 
 class Draws(Indices):
@@ -298,27 +245,3 @@ def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
     )
     assert len(list(count)) >= 3
     assert_threads_end()
-
-
-def test_timeout_that_a_handler_raises_ends_the_iterator():
-    """It is not taken for the end of a wait, after which the loop would wait on."""
-    asked = threading.Event()
-
-    class Alarmed(Indices):
-        def __getitem__(self, index):
-            assert asked.wait(PATIENCE_SECONDS)
-            signal.raise_signal(signal.SIGALRM)
-            return super().__getitem__(index)
-
-    def alarm(*_):
-        raise TimeoutError("the program's own")
-
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        batches = iter(DataLoader(Alarmed(1), num_workers=1, isolation="thread"))
-        with pytest.raises(TimeoutError, match="the program's own"):
-            next(batches, asked.set())
-        with pytest.raises(PipelineStopped, match="ended this iterator"):
-            next(batches)
-    finally:
-        signal.signal(signal.SIGALRM, before)

@@ -12,14 +12,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from spdl_torch.loader.backends.processes.dataset_pickle import find_unpicklable
 from spdl_torch.objects.kinds import is_immutable
 from spdl_torch.objects.members import (
     Unfinished,
-    is_leaf,
     members,
     reachable,
-    slots_of,
     text_of,
     walk,
 )
@@ -242,28 +239,3 @@ def test_no_method_of_an_object_is_called(kind):
     assert any(each is part for each in found)
     assert any(each is other for each in found)
     assert any(each is part for each in reachable([value], 99, 9))
-
-
-def test_slots_that_are_not_set_are_left_out():
-    """And private names are found under the name that Python gives them."""
-    value = Slotted()
-    assert slots_of(value) == {}
-    value.private([1])
-    assert slots_of(value) == {"_Slotted__private": [1]}
-
-
-def test_part_that_cannot_be_pickled_is_named_where_it_lies():
-    """Be it a key, an entry of a set, or an attribute of a dictionary."""
-    call = closure(1, 2)
-    names = Names()
-    names.kept = call
-    for part, text in (({call: 1}, "list({})[0]"), ({call}, "list({})[0]"), (names, "{}.kept")):
-        found = find_unpicklable(Calls([part]), "dataset")
-        assert found == (text.format("dataset.part[0]"), call)
-
-
-@given(graphs())
-def test_leaf_has_no_members(graph):
-    """So nobody has to ask."""
-    for value in graph:
-        assert not is_leaf(value) or not list(members(value, code=True))

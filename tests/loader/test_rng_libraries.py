@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from _datasets import Drawing
 from _loader_helpers import library
-from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng.owned import OwnedGenerators
@@ -52,19 +52,6 @@ class Monai:
         return torch.as_tensor(self.compose(self.volume)).double().clone()
 
 
-class Transformed(Dataset):
-    """64 samples of one input."""
-
-    def __init__(self, transform):
-        self.transform = transform
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return self.transform()
-
-
 @pytest.mark.parametrize("isolation", ["thread", "auto"])
 @pytest.mark.parametrize("transform", [Albumentations, Monai])
 @pytest.mark.parametrize("own_seed", [3, None])
@@ -74,7 +61,7 @@ def test_every_sample_draws_its_own_numbers(transform, own_seed, isolation):
     """
     expected = []
     for num_workers in (0, 1, 2, 8):
-        dataset = Transformed(transform(own_seed))
+        dataset = Drawing(transform(own_seed), 64)
         assert OwnedGenerators(dataset)
         loader = DataLoader(
             *(dataset, 8),

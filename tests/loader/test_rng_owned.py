@@ -2,10 +2,7 @@
 
 import copy
 import functools
-import gc
 import random
-import sys
-from collections import deque
 
 import numpy as np
 import pytest
@@ -39,36 +36,6 @@ class Draws:
         return generator.random()
 
 
-class Slotted(Draws):
-    """The same without a ``__dict__``."""
-
-    __slots__ = ("generator",)
-
-
-class Steps(list):
-    """A list of transforms with a generator of its own."""
-
-    def __init__(self, generator):
-        super().__init__([len])
-        self.draw = Draws(generator)
-
-    def __call__(self):
-        return self.draw()
-
-
-class NamedSteps(dict):
-    """The same with names, and with slots."""
-
-    __slots__ = ("draw",)
-
-    def __init__(self, generator):
-        super().__init__(first=len)
-        self.draw = Draws(generator)
-
-    def __call__(self):
-        return self.draw()
-
-
 KINDS = {
     "random": lambda seed: random.Random(seed),
     "pcg64": lambda seed: np.random.default_rng(seed),
@@ -88,9 +55,6 @@ PLACES = {
     "partial": lambda generator: {"draw": functools.partial(Draws.__call__, Draws(generator))},
     "method": lambda generator: {"draw": Draws(generator).__call__},
     "named": lambda generator: {"steps": {"first": Draws(generator)}},
-    "slots": lambda generator: {"transform": Slotted(generator)},
-    "list with attributes": lambda generator: {"transform": Steps(generator)},
-    "dict with attributes": lambda generator: {"transform": NamedSteps(generator)},
 }
 
 
@@ -144,7 +108,7 @@ def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_generator_is_found_where_datasets_keep_it(place):
-    """In transforms, in lists of them, in partials, methods, dicts and slots."""
+    """In transforms, in lists and dicts of them, in partials and methods."""
     dataset = Owner(PLACES[place](np.random.default_rng(3)))
     assert len(OwnedGenerators(dataset).found) == 1
     expected = epochs(dataset)
@@ -272,59 +236,6 @@ def test_search_that_ends_early_says_so_once(depth, caplog, monkeypatch):
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == (depth > 2_000)
     assert all("stopped after 2000 objects" in text and "Keep" in text for text in warned)
-
-
-class Plain(Dataset):
-    """Attributes of many kinds; no generator among them unless it is given one."""
-
-    def __init__(self, **more):
-        self.rows, self.names, self.steps = torch.arange(12.0), ["a"] * 999, [len, {"x": (1,)}]
-        vars(self).update(more) if more else None
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return self.rows[index]
-
-
-def has_dict(value):
-    """Whether the object's ``__dict__`` has been made: then it, not its values, is referred to."""
-    return not any(each is value.rows for each in gc.get_referents(value))
-
-
-@pytest.mark.skipif(
-    has_dict(Plain()) or sys.version_info >= (3, 13), reason="this Python does not make a __dict__"
-)
-def test_dataset_without_generators_keeps_its_quick_attributes():
-    """Python 3.11 and 3.12 read attributes more slowly once somebody asked for ``__dict__``. A
-    loader without workers does not, nor does its report."""
-    dataset = Plain()
-    loader = DataLoader(dataset, 4)
-    assert len(list(loader)) == 3
-    loader.report()
-    assert not has_dict(dataset)
-    vars(dataset)
-    assert has_dict(dataset), "the check sees it"
-
-
-@pytest.mark.parametrize(
-    "hold",
-    [
-        lambda draws: deque([draws]),
-        lambda draws: {draws: 0.5},
-        lambda draws: {draws},
-        lambda draws: np.array([draws, None], dtype=object),
-    ],
-    ids=["deque", "key", "set", "array"],
-)
-def test_generator_is_found_in_whatever_holds_objects(hold):
-    """A choice of transforms with their probabilities has them as keys; also beside a thousand
-    other attributes."""
-    draws = Draws(random.Random(1))
-    many = {f"x{number}": number for number in range(999)}
-    ((_, found),) = OwnedGenerators(Plain(**many, steps=hold(draws))).found
-    assert found is draws.generator
 
 
 def test_seeds_of_two_generators_and_two_purposes_differ():

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-import torch
+from _datasets import Indices
 from _inside import tuning_of
 from _readings import reading, stage
 from _seats import in_every_seat
@@ -18,7 +18,6 @@ from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
 from spdl_torch.io._cache.store import Store
 from spdl_torch.loader import user_warnings
-from spdl_torch.loader.backends.activity import Activity, begin_job, take_part, workers_at_rest
 from spdl_torch.loader.backends.jobs import SharedJob
 from spdl_torch.loader.dealing import Given
 from spdl_torch.loader.stats.stats import EpochStats
@@ -140,37 +139,6 @@ def test_ring_grows_while_somebody_reads_it():
     assert lost == 0
 
 
-def test_fork_waits_for_a_job_that_began_before_it():
-    """A job is noted under a lock that the fork takes as well, so that neither misses the other."""
-    activity, job = Activity(), Given(0, [0], 0, False, 0)
-    take_part(activity)
-    began, may_end = threading.Event(), threading.Event()
-
-    def work():
-        begin_job(activity, job)
-        began.set()
-        may_end.wait()
-        activity.job = None
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    began.wait()
-    with activity.lock:  # held by a worker that notes its job: the fork waits for it
-        seen = []
-        forker = threading.Thread(target=lambda: seen.append(at_rest(activity)))
-        forker.start()
-        may_end.set()
-        worker.join()
-    forker.join()
-    assert seen == [True]
-
-
-def at_rest(activity):
-    """Whether no job is under way within the block."""
-    with workers_at_rest():
-        return activity.job is None
-
-
 HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
 """Training waits for threads that wait themselves, as for a GIL."""
 
@@ -229,21 +197,12 @@ def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, cap
 MANY = 2_000
 
 
-class Broken(torch.utils.data.Dataset):
-    """Of two samples one fails."""
-
-    def __len__(self):
-        return MANY
-
-    def __getitem__(self, index):
-        if index % 2:
-            raise ValueError(index)
-        return index
+HALF_BAD = Indices(MANY, range(1, MANY, 2))
 
 
 def test_skipped_samples_are_read_while_the_loop_goes_on():
     """By a recording, on a thread of its own; what is read is a beginning of what there is."""
-    loader = DataLoader(Broken(), batch_size=8, on_error="skip", error_budget=1.0)
+    loader = DataLoader(HALF_BAD, batch_size=8, on_error="skip", error_budget=1.0)
     loop = threading.Thread(target=lambda: [None for _ in loader])
     loop.start()
     while loop.is_alive():
@@ -255,7 +214,7 @@ def test_skipped_samples_are_read_while_the_loop_goes_on():
 
 def test_decisions_are_read_while_others_are_made():
     """Of tuning, on whichever thread asks: at most the last thousand, without one twice."""
-    loader = DataLoader(Broken(), num_workers="auto")
+    loader = DataLoader(HALF_BAD, num_workers="auto")
     decided, numbers = tuning_of(loader).decisions, SharedCounter()
     with beside(lambda: decided.append(next(numbers))):
         for _ in range(MANY):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import pytest
 from _forks import found_in_fork
@@ -93,21 +92,3 @@ def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
     with handlers_deferred():
         assert found_in_fork(child) == (True, [signal.SIGUSR1])
     assert handlers() == before
-
-
-def test_other_threads_have_nothing_to_defer(heard):
-    """Python runs handlers on the main thread, whatever another one does."""
-    entered, left = threading.Event(), threading.Event()
-
-    def block():
-        with handlers_deferred():
-            entered.set()
-            left.wait()
-
-    thread = threading.Thread(target=block)
-    thread.start()
-    entered.wait()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert heard == [signal.SIGUSR1]
-    left.set()
-    thread.join()

@@ -7,14 +7,13 @@ import logging
 import re
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from _datasets import GatedData
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
-from spdl_torch.engine import stacks, stall
+from spdl_torch.engine import stall
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -179,9 +178,3 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
     opener.join()
     assert "Busy threads: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
     assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text
-
-
-def test_files_named_in_stacks_exist():
-    """Renaming one would bring the package's own frames back into the stacks that users read."""
-    named = {*stacks.OURS, *stacks.WAITING}
-    assert sorted(path for path in named if not Path(path).exists()) == []
