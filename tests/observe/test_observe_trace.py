@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import random
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count
-from operator import attrgetter
 
 import pytest
 import torch
@@ -24,13 +24,10 @@ from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
 from spdl_torch.observe import (
     Probes,
     Profile,
-    Report,
     SQLiteStatsWriter,
     make_report,
     merge_ranks,
     merge_with_torch,
-    recorders,
-    report_of_file,
 )
 from spdl_torch.observe.trace.chrome_trace import (
     Program,
@@ -39,28 +36,24 @@ from spdl_torch.observe.trace.chrome_trace import (
     microseconds,
     nanoseconds,
 )
-from spdl_torch.pipeline import (
-    PipelineBuilder,
-    QueuePerfStats,
-    TaskPerfStats,
-)
+from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
-CLOCK = TwoClocks(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_789)
+CLOCK = TwoClocks(perf_ns=5_000_000_000, system_ns=1_800_000_000_123_456_739)
 MS = 1_000_000
 
 
-def stage_stats(name, **figures):
-    """A stage of a report; its figures are odd numbers, to see that they come back."""
-    tasks = TaskPerfStats(10, 1, 0.03, 0.2, 0.3, 4.0, 0.03, 0.05, 5.6)
-    queue = QueuePerfStats(4.0, 9, 0.01, 0.02, 1 / 3, get_wait_time=4.0)
-    shares = {"busy_ratio": 0.7, "wait_in_ratio": 0.2, "wait_out_ratio": 0.1}
-    content = {"concurrency": 2, "tasks": tasks, "queue": queue, "num_dropped": 3, **shares}
-    return StageStats(name=name, **{**content, **figures})
-
-
 def report_with(wait=0.3, stages=("decode", "collate")):
-    """A report of 4 s."""
-    stats = PipelineStats(4.0, wait, tuple(map(stage_stats, stages)))
+    """A report of 4 s; its figures are odd numbers, to see that they come back."""
+    content = {
+        "tasks": TaskPerfStats(10, 1, 0.03, 0.2, 0.3, 4.0, 0.03, 0.05, 5.6),
+        "queue": QueuePerfStats(4.0, 9, 0.01, 0.02, 1 / 3, get_wait_time=4.0),
+        "concurrency": 2,
+        "num_dropped": 3,
+        "busy_ratio": 0.7,
+        "wait_in_ratio": 0.2,
+        "wait_out_ratio": 0.1,
+    }
+    stats = PipelineStats(4.0, wait, tuple(StageStats(name=name, **content) for name in stages))
     return make_report(stats.totals(), Probes(gil_seconds=1e-4, num_cores=2), pooled=("collate",))
 
 
@@ -83,15 +76,15 @@ def small_timeline(number=0, start=0.0):
     first = turn(t, t + 1, t + 6, t + 6, 0, 0, cpu_ns=2 * MS, num_before=1, num_after=1)
     second = turn(t, t + 2, t + 7, t + 9, 1, 1, cpu_ns=MS, num_before=0, num_after=2)
     steps = [turn(t, t + 6, t + 9, t + 9, 0, num_before=1), turn(t + 9, t + 9, t + 12, t + 12, 1)]
-    part = Part("read", round((t + 2) * MS), round((t + 4) * MS), MS // 2)
+    part = Part("read", round((t + 3) * MS), round((t + 5) * MS), MS // 2)
     return Timeline(
         "DataLoader",
         number,
         CLOCK,
         (
             row("source", 0, source, role="source"),
-            row("decode", 1, [first], parts=(part,)),
-            row("decode", 1, [second], replica=1, num_lost=5),
+            row("decode", 1, [first]),
+            row("decode", 1, [second], replica=1, parts=(part,), num_lost=5),
             row("consumer", 2, steps, role="consumer"),
         ),
         (QueueTrack(0, "source→decode", 4), QueueTrack(1, "decode→consumer", 2)),
@@ -105,22 +98,34 @@ def trace_of(*timelines, **options):
     return chrome_trace(timelines, report_with(), **content)
 
 
+def profile_with(*timelines, rank=0):
+    """A profile with a report; by default of the small timeline."""
+    return Profile(report_with(), timelines or (small_timeline(),), rank)
+
+
 def events_of(trace, phase, **fields):
     """Events of a phase, with these fields."""
     found = [e for e in trace["traceEvents"] if e["ph"] == phase]
     return [e for e in found if all(e.get(key) == value for key, value in fields.items())]
 
 
+def turns_in(trace):
+    """The slices that show a turn's work."""
+    return [e for e in events_of(trace, "X") if e["name"] in ("Process", "Training Step")]
+
+
+def number_of(event):
+    """The item or the batch of a slice."""
+    return event["args"].get("item", event["args"].get("batch"))
+
+
 def names_of_rows(trace):
     """Names by (pid, tid), in the order in which they are shown."""
-    order, named = {}, {}
-    for event in events_of(trace, "M"):
-        key = event["pid"], event.get("tid")
-        if event["name"] == "thread_sort_index":
-            order[key] = event["args"]["sort_index"]
-        elif event["name"] == "thread_name":
-            named[key] = event["args"]["name"]
-    return {key: named[key] for key in sorted(named, key=order.__getitem__)}
+    order = events_of(trace, "M", name="thread_sort_index")
+    order = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in order}
+    names = events_of(trace, "M", name="thread_name")
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in names}
+    return {key: names[key] for key in sorted(names, key=order.__getitem__)}
 
 
 def ways_of(trace):
@@ -128,10 +133,7 @@ def ways_of(trace):
     rows, ways = names_of_rows(trace), {}
     for event in events_of(trace, "X"):
         if "bind_id" in event:
-            stop = (
-                rows[event["pid"], event["tid"]],
-                *(v for k, v in event["args"].items() if k in ("item", "batch")),
-            )
+            stop = rows[event["pid"], event["tid"]], number_of(event)
             ways.setdefault(event["bind_id"], []).append(stop)
     return list(ways.values())
 
@@ -140,55 +142,35 @@ def ways_of(trace):
 
 
 def test_turn_becomes_three_slices():
-    """Waiting, work, waiting; times are of the system's clock, to 1/8 us; the consumer steps."""
+    """Waiting, work with its part, waiting; times are of the system's clock, to 1/8 us, and CPU
+    time; the consumer steps."""
     trace = trace_of(small_timeline())
     rows = {name: key for key, name in names_of_rows(trace).items()}
     assert list(rows) == ["source", "decode[0]", "decode[1]", "consumer"]
     pid, tid = rows["decode[1]"]
     slices = events_of(trace, "X", pid=pid, tid=tid)
-    assert [(e["name"], e["dur"]) for e in slices] == [
-        ("Wait on Input Queue", 2000.0),
-        ("Process", 5000.0),
-        ("Wait on Output Queue", 2000.0),
+    assert [(e["name"], e["dur"], e.get("tdur")) for e in slices] == [
+        ("Wait on Input Queue", 2000.0, None),
+        ("Process", 5000.0, 1000.0),
+        ("read", 2000.0, 500.0),
+        ("Wait on Output Queue", 2000.0, None),
     ]
     start_ns = trace["baseTimeNanoseconds"] + nanoseconds(slices[1]["ts"])
     assert abs(start_ns - CLOCK.system(2 * MS)) <= 63
-    assert slices[1]["tdur"] == 1000.0
     assert slices[1]["args"] == {"item": 1, "thread id": 4001}
     steps = events_of(trace, "X", pid=pid, tid=rows["consumer"][1])
     assert [e["name"] for e in steps] == ["Wait on Input Queue", "Training Step", "Training Step"]
     assert steps[1]["args"]["batch"] == 0
-    assert "tdur" not in steps[1]
-
-
-def test_part_is_inside_of_its_turn():
-    """With its own CPU time; one that sticks out, or has no turn, is left out and counted."""
-    timeline = small_timeline()
-    decode = timeline.rows[1]
-    bad = (Part("late", 5 * MS, 7 * MS, 0), Part("early", 0, MS // 2, 0))
-    rows = (*timeline.rows[:1], replace(decode, parts=(*decode.parts, *bad)), *timeline.rows[2:])
-    trace = trace_of(replace(timeline, rows=rows))
-    (part,) = events_of(trace, "X", name="read")
-    assert (part["dur"], part["tdur"]) == (2000.0, 500.0)
-    assert not events_of(trace, "X", name="late") + events_of(trace, "X", name="early")
-    assert check_trace(trace).num_left_out == 2
-
-
-def test_outcome_is_named_when_nothing_was_passed_on():
-    """In the args of the slice."""
-    for outcome, word in ((Outcome.DROPPED, "dropped"), (Outcome.FAILED, "failed")):
-        only = row("decode", 1, [turn(0, 1, 2, 2, 7, outcome=outcome)])
-        (event,) = events_of(trace_of(Timeline("Pipeline", 0, CLOCK, (only,))), "X", name="Process")
-        assert event["args"] == {"item": 7, "thread id": 4001, "outcome": word}
+    (failure,) = events_of(trace, "i")
+    assert failure["args"] == {"where": "x.jpg", "share": "nan"}, "what JSON has not is a text"
 
 
 def test_counter_follows_a_queue_when_its_length_changes():
     """Read when a turn is done, on both sides of it; equal readings in a row are one."""
     trace = trace_of(small_timeline())
-    counters = events_of(trace, "C")
     origin = CLOCK.system(0) - trace["baseTimeNanoseconds"]
     seen = {}
-    for event in counters:
+    for event in events_of(trace, "C"):
         moment = round((nanoseconds(event["ts"]) - origin) / MS)
         seen.setdefault(event["name"], []).append((moment, event["args"]["items"]))
     assert seen == {
@@ -206,22 +188,13 @@ def test_flow_follows_the_last_sample_of_a_batch():
     assert ways_of(trace) == [[("fetch[1]", 1), ("consumer", 0)]]
 
 
-def test_instant_has_its_details():
-    """Those that JSON does not have are given as text."""
-    (event,) = events_of(trace_of(small_timeline()), "i")
-    assert (event["name"], event["s"]) == ("failure", "p")
-    assert event["args"] == {"where": "x.jpg", "share": "nan"}
-
-
 def test_rows_are_shared_by_epochs_unless_they_overlap():
     """The same thread of the next epoch continues its row."""
     trace = trace_of(small_timeline(start=100), small_timeline(), small_timeline(start=105))
-    assert list(names_of_rows(trace).values()) == [
-        "source",
-        *("decode[0]", "decode[0] (2)"),
-        *("decode[1]", "decode[1] (2)"),
-        *("consumer", "consumer (2)"),
-    ]
+    names = ("source", "decode[0]", "decode[1]", "consumer")
+    shown = [each for name in names for each in (name, f"{name} (2)")]
+    shown.remove("source (2)")
+    assert list(names_of_rows(trace).values()) == shown
     assert check_trace(trace).num_flows == 6
 
 
@@ -258,7 +231,6 @@ def test_last_seconds_leave_out_what_ended_before():
     names = [e["name"] for e in events_of(trace, "X", cat="consumer")]
     assert names == ["Wait on Input Queue", "Training Step", "Training Step"]
     assert not events_of(trace, "X", cat="source")
-    assert check_trace(trace).num_lost == 5
 
 
 @given(st.sampled_from([0, 1_800_000_000 * 10**9, 7_900_000 * 10**9]), st.integers(0, 10**12))
@@ -281,64 +253,61 @@ def runs(draw):
     start, num_stages = draw(st.integers(0, 10**15)), draw(st.integers(1, 3))
     arrivals, rows, queues = [start] * draw(st.integers(0, 12)), [], []
     for position in range(num_stages + 1):
-        is_last = position == num_stages
-        threads = 1 if is_last else draw(st.integers(1, 3))
-        free, passed = [start] * threads, []
-        turns, parts = [[] for _ in range(threads)], [[] for _ in range(threads)]
-        for number, arrival in enumerate(sorted(arrivals)):
-            thread = min(range(threads), key=free.__getitem__)
-            since = free[thread]
+        is_last, number = position == num_stages, itertools.count()
+        threads = [([], []) for _ in range(1 if is_last else draw(st.integers(1, 3)))]
+        for arrival in sorted(arrivals):
+            turns, parts = min(threads, key=lambda each: each[0][-1].done_ns if each[0] else start)
+            since = turns[-1].done_ns if turns else start
             started = max(since, arrival)
             ended = started + dice.randrange(longest)
             done = ended if is_last else ended + dice.choice([0, dice.randrange(longest)])
-            free[thread] = done
             lost = dice.random() < 0.1 and not is_last
             outcome = dice.choice([Outcome.DROPPED, Outcome.FAILED]) if lost else Outcome.PASSED
             cpu, depths = dice.choice([-1, ended - started]), dice.choices(range(-1, 4), k=2)
-            one = Turn(since, started, ended, done, cpu, number, -1, *depths, outcome)
-            if not lost:
-                passed.append((done, thread, len(turns[thread])))
-            turns[thread].append(one)
+            times = since, started, ended, done
+            turns.append(Turn(*times, cpu, next(number), -1, *depths, outcome))
             middle = dice.randint(started, ended)
-            parts[thread] += [Part("half", started, middle, -1), Part("all", started, ended, 5)]
-        for output, (_, thread, index) in enumerate(sorted(passed)):
-            turns[thread][index] = replace(turns[thread][index], output=output)
-        for thread in range(threads):
-            kept = {"parts": tuple(parts[thread]), "num_lost": dice.randrange(3)}
-            role = "consumer" if is_last else "stage"
-            own = tuple(turns[thread])
-            rows.append(Row(f"s{position}", position, thread, role, thread, own, **kept))
-        if not is_last:
-            queues.append(QueueTrack(position, f"q{position}", 2))
-        arrivals = [done for done, _, _ in passed]
+            parts += [Part("half", started, middle, -1), Part("all", started, ended, 5)]
+        passed = [t for turns, _ in threads for t in turns if t.outcome is Outcome.PASSED]
+        passed.sort(key=lambda each: each.done_ns)
+        outputs = {each.number: output for output, each in enumerate(passed)}
+        role = "consumer" if is_last else "stage"
+        for n, (turns, parts) in enumerate(threads):
+            own = tuple(replace(each, output=outputs.get(each.number, -1)) for each in turns)
+            kept = {"parts": tuple(parts), "num_lost": dice.randrange(3)}
+            rows.append(Row(f"s{position}", position, n, role, n, own, **kept))
+        queues += [] if is_last else [QueueTrack(position, f"q{position}", 2)]
+        arrivals = [each.done_ns for each in passed]
     instants = (Instant(start + dice.randrange(10 * longest), "gc", {"generation": 2}),)
     clock = TwoClocks(start + dice.randrange(10**9), draw(st.integers(10**18, 2 * 10**18)))
     number = draw(st.integers(0, 2))
     return Timeline("Pipeline", number, clock, tuple(rows), tuple(queues), instants)
 
 
-@given(st.lists(runs(), min_size=1, max_size=3), st.integers(0, 5000))
-@settings(max_examples=60, deadline=None)
-def test_trace_can_be_shown_for_any_run(timelines, rank):
-    """Slices nest, arrows have both ends, time goes forward, and every task is there."""
-    trace = trace_of(*timelines, rank=rank)
-    summary = check_trace(json.loads(json.dumps(trace, allow_nan=False)))
-    turns = [one for t in timelines for r in t.rows for one in r.turns]
-    shown = [e for e in events_of(trace, "X") if e["name"] in ("Process", "Training Step")]
-    assert len(shown) == len(turns)
-    assert summary.num_lost == sum(r.num_lost for t in timelines for r in t.rows)
-    assert summary.num_left_out == sum(len(parts_outside(r)) for t in timelines for r in t.rows)
-    assert summary.num_instants == len(timelines)
-
-
 def parts_outside(row):
     """Parts of no length at a turn's end are not inside of it; but a consumer's next turn, which
     begins with its wait, may have them.
     """
-    begin = attrgetter("since_ns" if row.role == "consumer" else "started_ns")
-    return [
-        p for p in row.parts if not any(begin(t) <= p.started_ns < t.ended_ns for t in row.turns)
-    ]
+    begins = [t.since_ns if row.role == "consumer" else t.started_ns for t in row.turns]
+    inside = [(begin, t.ended_ns) for begin, t in zip(begins, row.turns, strict=True)]
+    return [p for p in row.parts if not any(a <= p.started_ns < b for a, b in inside)]
+
+
+@given(st.lists(runs(), min_size=1, max_size=3), st.integers(0, 5000))
+@settings(max_examples=60, deadline=None)
+def test_trace_can_be_shown_for_any_run(timelines, rank):
+    """Slices nest, arrows have both ends, time goes forward, and every task is there with its
+    outcome, if nothing was passed on."""
+    trace = trace_of(*timelines, rank=rank)
+    summary = check_trace(json.loads(json.dumps(trace, allow_nan=False)))
+    assert {(e["pid"], e["tid"]) for e in events_of(trace, "X")} == names_of_rows(trace).keys()
+    rows = [each for timeline in timelines for each in timeline.rows]
+    words = {Outcome.DROPPED: "dropped", Outcome.FAILED: "failed"}
+    turns = Counter((each.number, words.get(each.outcome)) for r in rows for each in r.turns)
+    assert Counter((number_of(e), e["args"].get("outcome")) for e in turns_in(trace)) == turns
+    assert summary.num_lost == sum(each.num_lost for each in rows)
+    assert summary.num_left_out == sum(len(parts_outside(each)) for each in rows)
+    assert summary.num_instants == len(timelines)
 
 
 @given(runs())
@@ -357,19 +326,14 @@ def test_flow_reaches_the_training_step_for_any_run(timeline):
 def test_cap_keeps_the_latest(timeline, most):
     """No more events than asked for; what is left out ended before all that is kept."""
     trace = trace_of(timeline, max_events=most)
-    summary = check_trace(trace)
-    kept = [e for e in trace["traceEvents"] if e["ph"] != "M"]
-    assert len(kept) <= most
-    everything = check_trace(trace_of(timeline))
+    summary, everything = check_trace(trace), check_trace(trace_of(timeline))
+    assert sum(e["ph"] != "M" for e in trace["traceEvents"]) <= most
     assert summary.num_slices + summary.num_instants + summary.num_left_out == (
         everything.num_slices + everything.num_instants + everything.num_left_out
     )
-    shown = {
-        (e["tid"], e["args"].get("item", e["args"].get("batch"))) for e in events_of(trace, "X")
-    }
+    num_turns = len(turns_in(trace))
+    assert len({(e["tid"], number_of(e)) for e in events_of(trace, "X")}) == num_turns
     turns = sorted((one.done_ns for r in timeline.rows for one in r.turns), reverse=True)
-    num_turns = sum(e["name"] in ("Process", "Training Step") for e in events_of(trace, "X"))
-    assert len(shown) == num_turns
     if 0 < num_turns < len(turns):
         assert turns[num_turns - 1] > turns[num_turns]
 
@@ -401,21 +365,15 @@ def test_statistics_are_numbers_per_stage():
     assert statistics["total"]["wait_seconds"] == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize(("wait", "is_bounded"), [(0.3, True), (1.0, False)])
-def test_report_comes_back_from_a_dict(wait, is_bounded):
-    """Also where the gain is infinite, which JSON does not have."""
-    report = report_with(wait, stages=("decode",))
-    assert math.isfinite(report.verdict.gain) == is_bounded
-    assert Report.from_dict(json.loads(json.dumps(report.as_dict(), allow_nan=False))) == report
-    keys = {"verdict", "stats", "probes", "placements", "predictions"}
-    assert set(json.loads(report.as_json())) == keys
-
-
-@pytest.mark.parametrize("name", ["x.json", "run.1.b/deep/x.y.json.gz"])
-def test_profile_comes_back_from_its_trace(name, tmp_path, monkeypatch):
-    """For any name with such an ending, also with dots elsewhere, given relative to here."""
+@pytest.mark.parametrize(
+    ("name", "wait", "is_bounded"), [("x.json", 0.3, True), ("r.1.b/deep/x.y.json.gz", 1.0, False)]
+)
+def test_profile_comes_back_from_its_trace(name, wait, is_bounded, tmp_path, monkeypatch):
+    """For any name with such an ending, also with dots elsewhere, given relative to here; and where
+    the gain is infinite, which JSON does not have."""
     monkeypatch.chdir(tmp_path)
-    profile = Profile(report_with(), (small_timeline(),), rank=3)
+    profile = Profile(report_with(wait, stages=("decode",)), (small_timeline(),), rank=3)
+    assert math.isfinite(profile.report().verdict.gain) == is_bounded
     path = profile.write_trace(f"./{name}")
     assert path.is_file()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -424,75 +382,19 @@ def test_profile_comes_back_from_its_trace(name, tmp_path, monkeypatch):
     assert (loaded.report(), loaded.rank) == (profile.report(), 3)
     assert loaded.statistics() == profile.statistics()
     assert str(loaded) == str(profile.report())
-    again = loaded.write_trace("again.json")
-    assert check_trace(again) == check_trace(path)
+    assert check_trace(loaded.write_trace("again.json")) == check_trace(path)
     with pytest.raises(ValueError, match="can only be written whole"):
         loaded.write_trace("again.json", last_seconds=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "complaint"),
-    [
-        (".", {}, "this is a folder"),
-        ("x.json.bz2", {}, r"compressed by gzip alone: end the name in \.gz"),
-        ("x.json", {"last_seconds": 0}, "last_seconds must be"),
-        ("x.json", {"max_events": 0}, "max_events must be"),
-    ],
-)
-def test_write_trace_refuses_what_is_no_trace(name, options, complaint, tmp_path, monkeypatch):
-    """No name promises another format, and no limit makes an empty file."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=complaint):
-        Profile(report_with(), (small_timeline(),)).write_trace(name, **options)
-    assert not list(tmp_path.iterdir())
-
-
-def test_write_trace_leaves_the_old_file_when_it_fails(tmp_path):
-    """A reader sees the old trace or the new one, never a part."""
-    profile = Profile(report_with(), (small_timeline(),))
-    path = profile.write_trace(tmp_path / "x.json")
-    before = path.read_bytes()
-    broken = replace(small_timeline(), instants=(Instant(MS, object()),))
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        Profile(report_with(), (broken,)).write_trace(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_profile_of_a_statistics_file_has_figures_and_no_trace(tmp_path):
-    """Its report is that of the file."""
-    path = tmp_path / "run.db"
-    with SQLiteStatsWriter(path) as writer:
-        builder = PipelineBuilder().add_source(range(20)).pipe(str, name="decode").add_sink()
-        with (pipeline := builder.build(**recorders(writer.log))).auto_stop():
-            assert len(list(pipeline)) == 20
-    profile = Profile.load(path)
-    assert profile.report() == report_of_file(path)
-    assert profile.statistics()["decode"]["num_tasks"] == 20
+def test_write_trace_refuses_what_would_be_no_trace(tmp_path):
+    """No limit makes an empty file, and sums alone show nothing."""
+    for name in ("last_seconds", "max_events"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            profile_with().write_trace(tmp_path / "x.json", **{name: 0})
     with pytest.raises(ValueError, match="holds sums and no single tasks"):
-        profile.write_trace(tmp_path / "x.json")
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "the file is empty"),
-        (b"{", "not a trace in JSON"),
-        (b"\x1f\x8b123", "not a trace in JSON"),
-        (b'{"a": 1}', "no list of 'traceEvents'"),
-        (b'{"traceEvents": []}', "not one that spdl_torch wrote"),
-        (b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}', "format is 2"),
-        (b'{"traceEvents": [], "spdlTorch": {"formatVersion": 1, "profiles": [1]}}', "damaged"),
-    ],
-)
-def test_load_refuses_what_it_cannot_read(content, complaint, tmp_path):
-    """And says why, with the file's name."""
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"x\.json: .*{complaint}"):
-        Profile.load(path)
-    with pytest.raises(FileNotFoundError, match="missing"):
-        Profile.load(tmp_path / "missing.json")
+        Profile(report_with()).write_trace(tmp_path / "x.json")
+    assert not list(tmp_path.iterdir())
 
 
 # --- merged --------------------------------------------------------------------------------------
@@ -512,18 +414,16 @@ def test_merge_with_torch_lays_both_on_one_clock(tmp_path):
     """torch's events stay as they are; ours are at their time, on rows of their own."""
     clock = torch_trace(tmp_path / "torch.json.gz")
     timeline = replace(small_timeline(start=clock.perf_ns / MS), clock=clock)
-    ours = Profile(report_with(), (timeline,)).write_trace(tmp_path / "ours.json")
+    ours = profile_with(timeline).write_trace(tmp_path / "ours.json")
     path = merge_with_torch(ours, tmp_path / "torch.json.gz", tmp_path / "both.json.gz")
 
-    both = content_of(path)
-    torchs = content_of(tmp_path / "torch.json.gz")
+    both, torchs = content_of(path), content_of(tmp_path / "torch.json.gz")
     size = len(torchs["traceEvents"])
-    assert both["traceEvents"][:size] == torchs["traceEvents"]
-    assert {key: both[key] for key in torchs if key != "traceEvents"} == {
-        key: value for key, value in torchs.items() if key != "traceEvents"
-    }
-    (span,) = (e for e in torchs["traceEvents"] if e.get("name") == "train_step" and e["ph"] == "X")
     own = both["traceEvents"][size:]
+    assert {key: both[key] for key in torchs} | {
+        "traceEvents": both["traceEvents"][:size]
+    } == torchs
+    (span,) = events_of(torchs, "X", name="train_step")
     start = min(e["ts"] for e in own if "ts" in e)
     assert abs(span["ts"] - start) < 1e6  # the same second, not the same decade
     exact = both["baseTimeNanoseconds"] + nanoseconds(start)
@@ -540,19 +440,22 @@ def test_merge_with_torch_lays_both_on_one_clock(tmp_path):
 @given(runs())
 @settings(max_examples=20)
 def test_merge_with_a_trace_that_counts_from_1970(tmp_path_factory, timeline):
-    """As those of old releases of torch: neighbours still meet, and all slices are there."""
+    """As those of old releases of torch: neighbours still meet, and all slices are there, with ids
+    that nothing else has."""
     folder = tmp_path_factory.mktemp("old")
-    ours = Profile(report_with(), (timeline,)).write_trace(folder / "ours.json")
-    (folder / "torch.json").write_text('{"traceEvents": []}')
-    both = merge_with_torch(ours, folder / "torch.json", folder / "both.json")
-    assert check_trace(both).num_slices == check_trace(ours).num_slices
+    ours = profile_with(timeline).write_trace(folder / "ours.json")
+    event = {"ph": "X", "name": "theirs", "pid": 2**30, "tid": 2**30 + 1, "ts": 0, "dur": 1}
+    (folder / "torch.json").write_text(json.dumps({"traceEvents": [event]}))
+    both = check_trace(merge_with_torch(ours, folder / "torch.json", folder / "both.json"))
+    assert (both.num_slices, both.num_others) == (check_trace(ours).num_slices, 1)
 
 
-def write_ranks(folder, ranks=(0, 1, 2)):
-    """A file for each rank; rank n starts n ms later."""
-    for rank, number in zip(ranks, count(), strict=False):
-        timeline = small_timeline(start=number)
-        Profile(report_with(), (timeline,), rank).write_trace(folder / f"rank{number}.json.gz")
+def write_ranks(folder):
+    """A file for each of three ranks; rank n starts n ms later."""
+    return [
+        profile_with(small_timeline(start=n), rank=n).write_trace(folder / f"rank{n}.json.gz")
+        for n in range(3)
+    ]
 
 
 def starts_of(path):
@@ -564,35 +467,37 @@ def starts_of(path):
     return [starts[pid] for pid in sorted(starts)]
 
 
+def shape_of(path):
+    """Ranks, rows and arrows of a trace that can be shown."""
+    summary = check_trace(path)
+    return summary.ranks, summary.num_rows, summary.num_flows
+
+
 def test_merge_ranks_lays_a_folder_on_one_clock(tmp_path):
     """Each rank has rows and arrows of its own; what is not a trace of ours is passed over."""
     write_ranks(tmp_path)
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
     (tmp_path / "broken.json").write_text("{")
     path = merge_ranks(tmp_path, tmp_path / "all.json")
-    summary = check_trace(path)
-    assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0, 1, 2), 12, 6)
+    assert shape_of(path) == ((0, 1, 2), 12, 6)
     first, second, third = starts_of(path)
     assert (second - first, third - second) == (MS, MS)
-    assert check_trace(merge_ranks(tmp_path, path)) == summary  # the merged one is passed over
+    assert shape_of(merge_ranks(tmp_path, path)) == ((0, 1, 2), 12, 6), "the merged one passed over"
     with pytest.raises(ValueError, match="holds 3 profiles"):
         Profile.load(path)
     again = [tmp_path / "rank0.json.gz"] * 2  # two processes of one rank
-    summary = check_trace(merge_ranks(again, tmp_path / "two.json"))
-    assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0,), 8, 4)
+    assert shape_of(merge_ranks(again, tmp_path / "two.json")) == ((0,), 8, 4)
 
 
 def test_merge_ranks_shifts_a_clock_that_is_known_to_differ(tmp_path):
     """By the seconds given for the rank."""
-    write_ranks(tmp_path)
-    paths = sorted(tmp_path.iterdir())
+    paths = write_ranks(tmp_path)
     path = merge_ranks(paths, tmp_path / "all.json", offsets={1: -0.5, 2: 0.25})
     first, second, third = starts_of(path)
     assert (second - first, third - first) == (MS - 500 * MS, 2 * MS + 250 * MS)
     check_trace(path)
-    with pytest.raises(
-        ValueError, match=r"for ranks \[7\], and the traces are of ranks \[0, 1, 2\]"
-    ):
+    message = r"for ranks \[7\], and the traces are of ranks \[0, 1, 2\]"
+    with pytest.raises(ValueError, match=message):
         merge_ranks(paths, path, offsets={7: 1.0})
 
 
@@ -602,25 +507,37 @@ def test_merge_ranks_shifts_a_clock_that_is_known_to_differ(tmp_path):
 def test_command_merges_ranks_and_torch(tmp_path, capsys):
     """Several files, a folder, with torch's trace or without; the path is printed."""
     (tmp_path / "ranks").mkdir()
-    write_ranks(tmp_path / "ranks")
+    files = [*map(str, write_ranks(tmp_path / "ranks"))]
     torch_trace(tmp_path / "torch.json")
-    out, files = str(tmp_path / "all.json"), sorted(map(str, (tmp_path / "ranks").iterdir()))
-    for arguments in ([*files], [os.path.join(tmp_path, "ranks")]):
-        for more in ([], ["--torch", str(tmp_path / "torch.json")]):
-            assert main(["trace", *arguments, "-o", out, *more]) == 0
-            assert capsys.readouterr().out == f"{out}\n"
-            summary = check_trace(out)
-            assert (summary.ranks, summary.num_others > 0) == ((0, 1, 2), bool(more))
-    assert main(["trace", files[0], "--torch", str(tmp_path / "torch.json"), "-o", out]) == 0
-    assert check_trace(out).ranks == (0,)
+    out, more = str(tmp_path / "all.json"), ["--torch", str(tmp_path / "torch.json")]
+    for arguments in (files, [os.path.dirname(files[0])], [*files, *more], [files[0], *more]):
+        assert main(["trace", *arguments, "-o", out]) == 0
+        assert capsys.readouterr().out == f"{out}\n"
+        summary = check_trace(out)
+        ranks = (0,) if arguments[0] == files[0] and files[1] not in arguments else (0, 1, 2)
+        assert (summary.ranks, summary.num_others > 0) == (ranks, "--torch" in arguments)
+
+
+BAD = {
+    "brace.json": b"{",
+    "zip.json": b"\x1f\x8b123",
+    "no-list.json": b'{"a": 1}',
+    "later.json": b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}',
+    "folder/other.json": b'{"traceEvents": []}',
+}
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["missing.json"], "trace missing.json does not exist"),
+        (["brace.json"], "brace.json: not a trace in JSON"),
+        (["zip.json"], "zip.json: not a trace in JSON"),
+        (["no-list.json"], "no-list.json: not a Chrome trace: it has no list of 'traceEvents'"),
+        (["later.json"], "later.json: its format is 2"),
         (["a.json", "b.json"], "name it with -o"),
         (["a.json", "-o", "."], "this is a folder"),
+        (["a.json", "-o", "x.json.bz2"], "compressed by gzip alone: end the name in .gz"),
         (["a.json", "--torch", "b.json"], "--torch merges two traces"),
         (["run.db"], "run.db: a statistics file, not a trace. Read it with"),
         (["folder", "-o", "x.json"], "spdl-torch trace: folder: there is no trace in it"),
@@ -632,6 +549,7 @@ def test_command_says_what_it_cannot_do(arguments, complaint, capsys, tmp_path, 
     monkeypatch.chdir(tmp_path)
     SQLiteStatsWriter("run.db").shutdown()
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "other.json").write_text('{"traceEvents": []}')
+    for name, content in BAD.items():
+        (tmp_path / name).write_bytes(content)
     assert main(["trace", *arguments]) == 2
     assert complaint in capsys.readouterr().err
