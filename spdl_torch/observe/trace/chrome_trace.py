@@ -14,7 +14,6 @@ The details follow from how the viewers read them:
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import socket
 from collections import deque
@@ -81,12 +80,6 @@ class Program:
     def __len__(self) -> int:
         return len(self.spans) + len(self.counts)
 
-    def since(self, cutoff: float) -> Program:
-        """Return the events without those that had ended by then."""
-        spans = tuple(span for span in self.spans if span.ended_ns > cutoff)
-        counts = tuple(count for count in self.counts if count.time_ns > cutoff)
-        return Program(self.name, spans, counts)
-
 
 class Stop(NamedTuple):
     """A stop of an item on its way through the stages: a turn, and the slice of its work."""
@@ -120,29 +113,30 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """Return a trace as :meth:`Profile.write_trace` writes it; ``timelines``: of one process."""
     program, timelines = program or Program(), sorted(timelines, key=_start_of)
-    size = len(program) + sum(map(_size, timelines))
-    cutoff = _cutoff(timelines, program, last_seconds, max_events)
-    program, timelines = program.since(cutoff), [_since(each, cutoff) for each in timelines]
-    num_left_out = size - len(program) - sum(map(_size, timelines))
-
+    cutoff, num_left_out = _cutoff(timelines, program, last_seconds, max_events)
+    timelines = [_since(each, cutoff) for each in timelines]
+    counts = [count for count in program.counts if count.time_ns > cutoff]
     spans: dict[int, list[Span]] = {}  # by thread: those that no row has yet
     for span in program.spans:
-        spans.setdefault(span.thread_id, []).append(span)
-    pipelines = {each.pipeline_number: each.pipeline for each in timelines}
+        if span.ended_ns > cutoff:
+            spans.setdefault(span.thread_id, []).append(span)
+
     ids = itertools.count(FIRST_ID)
-    processes = {number: _Process(ids) for number in sorted(pipelines)}
+    title = f"{program.name or 'Data pipeline'} · rank {rank}"
+    pipelines = {each.pipeline_number: each.pipeline for each in timelines}
+    processes = {
+        number: _Process(ids, f"{title} · {name} {number}" if len(pipelines) > 1 else title)
+        for number, name in sorted(pipelines.items())
+    }
     ways: list[list[Stop]] = []
     for timeline in timelines:
         ways += processes[timeline.pipeline_number].add(timeline, spans)
     _add_flows(ways, ids)
-    titles = [f"{program.name or 'Data pipeline'} · rank {rank}"] * len(processes)
-    if len(processes) > 1:
-        titles = [f"{titles[0]} · {pipelines[number]} {number}" for number in processes]
     shown = [*processes.values()]
-    if program.counts or any(spans.values()):
-        shown.append(_Process(ids))
-        shown[-1].add_program([span for those in spans.values() for span in those], program.counts)
-        titles.append(f"{program.name or 'Program'} · rank {rank}")
+    left = [span for those in spans.values() for span in those]
+    if left or counts:
+        shown.append(_Process(ids, f"{program.name or 'Program'} · rank {rank}"))
+        shown[-1].add_program(left, counts)
 
     events = [event for each in shown for event in each.events]
     # One clock for all: two readings differ at least by the time that they take.
@@ -150,9 +144,8 @@ def chrome_trace(
     base = _count_from_base(events, max(clocks, key=attrgetter("perf_ns")))
     events.sort(key=itemgetter("ts"))  # stable: an enclosing slice stays before those inside it
     heads = []
-    for index, (process, title) in enumerate(zip(shown, titles, strict=True)):
-        # Above the processes of others.
-        heads += process.header(title, rank * _PROCESSES_PER_RANK + index - FIRST_ID)
+    for index, process in enumerate(shown):  # above the processes of others
+        heads += process.header(rank * _PROCESSES_PER_RANK + index - FIRST_ID)
     profile = {
         "rank": rank,
         "host": socket.gethostname(),
@@ -179,25 +172,27 @@ def _start_of(timeline: Timeline) -> int:
 
 def _cutoff(
     timelines: Sequence[Timeline], program: Program, last_seconds: float | None, max_events: int
-) -> float:
-    """Return the time before which events are left out, by ``last_seconds`` and ``max_events``."""
-    ends = [(span.ended_ns, 1) for span in program.spans]
-    ends += [(count.time_ns, 1) for count in program.counts]
+) -> tuple[float, int]:
+    """Return the time before which events are left out, by ``last_seconds`` and ``max_events``, and
+    their number."""
+    ends = [(span.ended_ns, 1, 0) for span in program.spans]
+    ends += [(count.time_ns, 1, 0) for count in program.counts]
     for timeline in timelines:
-        ends += [(instant.time_ns, 1) for instant in timeline.instants]
+        ends += [(instant.time_ns, 1, 0) for instant in timeline.instants]
         for row in timeline.rows:
             # Its slices, and a reading of the queues on both sides.
-            ends += [(turn.done_ns, _num_slices(turn) + 2) for turn in row.turns]
-            ends += [(part.ended_ns, 1) for part in row.parts]
-    if not ends:
-        return -math.inf
+            ends += [(turn.done_ns, _num_slices(turn), 2) for turn in row.turns]
+            ends += [(part.ended_ns, 1, 0) for part in row.parts]
     ends.sort(reverse=True)
-    cutoff = -math.inf if last_seconds is None else ends[0][0] - last_seconds * 1e9
-    for end, weight in ends:
-        max_events -= weight
+    cutoff = -math.inf
+    if ends and last_seconds is not None:
+        cutoff = ends[0][0] - last_seconds * 1e9
+    for end, num_slices, num_readings in ends:
+        max_events -= num_slices + num_readings
         if max_events < 0:
-            return max(cutoff, end)
-    return cutoff
+            cutoff = max(cutoff, end)
+            break
+    return cutoff, sum(number for end, number, _ in ends if end <= cutoff)
 
 
 def _since(timeline: Timeline, cutoff: float) -> Timeline:
@@ -209,12 +204,6 @@ def _since(timeline: Timeline, cutoff: float) -> Timeline:
         rows.append(replace(row, turns=turns, parts=parts))
     instants = tuple(instant for instant in timeline.instants if instant.time_ns > cutoff)
     return replace(timeline, rows=tuple(rows), instants=instants)
-
-
-def _size(timeline: Timeline) -> int:
-    """Return the number of slices and instants."""
-    slices = (sum(map(_num_slices, row.turns)) + len(row.parts) for row in timeline.rows)
-    return sum(slices) + len(timeline.instants)
 
 
 def _num_slices(turn: Turn) -> int:
@@ -249,6 +238,7 @@ class _Process:
     """
 
     ids: Iterator[int]
+    title: str
     events: list[Event] = field(default_factory=list)
     num_left_out: int = 0
     """Parts that are inside of no turn."""
@@ -274,7 +264,12 @@ class _Process:
             stops[row.stage_number] += self._add_turns(row, contents)
         self._add_lengths(timeline)
         for instant in timeline.instants:
-            self._add_instant(instant.name, instant.time_ns, _plain(dict(instant.details)))
+            # JSON has neither NaN nor infinity.
+            details = {
+                key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in instant.details.items()
+            }
+            self._add_instant(instant.name, instant.time_ns, details)
         return _ways(stops)
 
     def add_program(self, spans: Iterable[Span], counts: Iterable[Count]) -> None:
@@ -295,11 +290,11 @@ class _Process:
                 name, details = f"{count.name} is not finite", {"value": str(count.value)}
                 self._add_instant(name, count.time_ns, details, category="program")
 
-    def header(self, title: str, sort_index: int) -> list[Event]:
+    def header(self, sort_index: int) -> list[Event]:
         """Return the events that name the process and its rows, and order them."""
         rows = [row for _, row in sorted(self._rows.items())]
         first = rows[0][1] if rows else self.pid
-        facts: list[tuple[str, int, Event]] = [("process_name", first, {"name": title})]
+        facts: list[tuple[str, int, Event]] = [("process_name", first, {"name": self.title})]
         facts.append(("process_sort_index", first, {"sort_index": sort_index}))
         for index, (name, tid) in enumerate(rows):
             facts.append(("thread_name", tid, {"name": name}))
@@ -438,18 +433,6 @@ def _contents_of(
             else:
                 outside.append(each)
     return contents, [*outside, *left]
-
-
-def _plain(details: dict[str, Any]) -> dict[str, Any]:
-    """Return details with the text of each value that strict JSON does not have."""
-    plain = {}
-    for key, value in details.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            value = str(value)
-        plain[key] = value
-    return plain
 
 
 # --- arrows --------------------------------------------------------------------------------------
