@@ -29,7 +29,6 @@ NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 22, 3, 2
 TAILS = ("drop", "pad", "uneven")
 LOADERS = {"torch": torch_data.DataLoader, "ours": spdl_torch.DataLoader}
 GLOBAL_BATCH, NUM_STEPS = 8, 6
-NAMES = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 
 
 def sampler_of(data, **options):
@@ -62,9 +61,7 @@ def write(folder, rank, value):
 
 def join_group():
     """A group of processes that does not wait for ever."""
-    store = os.environ.get("RANKS_STORE")  # else torchrun's variables say where to meet
-    size = {} if store is None else {name: int(os.environ[v]) for name, v in NAMES.items()}
-    dist.init_process_group("gloo", init_method=store, timeout=timedelta(seconds=40), **size)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=40))
     dist.barrier()  # gloo fails where another one is gone before all are connected
     return dist.get_rank(), dist.get_world_size()
 

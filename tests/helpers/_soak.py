@@ -19,9 +19,9 @@ from time import monotonic
 
 import torch
 from _datasets import MapData, StreamData
-from _folders import PHOTOGRAPHS
 from _gates import Boom
 from _loader_helpers import assert_threads_end, loader_threads
+from _pictures import KINDS as MADE
 from _stages import KINDS, Plan, add
 
 import spdl_torch
@@ -39,14 +39,7 @@ def DataLoader(dataset, *args, num_workers, **options):
     return spdl_torch.DataLoader(dataset, *args, num_workers=num_workers, **options)
 
 
-def pictures():
-    """Real photographs where they are, pictures made for other tests elsewhere."""
-    found = sorted(PHOTOGRAPHS.glob("*/*"))[:16]
-    if found:
-        return [path.read_bytes() for path in found]
-    from _pictures import KINDS as MADE
-
-    return [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
+PICTURES = [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
 
 
 class Broken(Exception):
@@ -124,7 +117,7 @@ def pipelines(state):
 
 
 def images(state):
-    names = state["pictures"]
+    names = PICTURES
     for number in range(2):
         load_image_batch(names[number::2], width=64, height=64)
     with suppress(DecodeError):
@@ -175,7 +168,7 @@ def main():
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     loader = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
-    state = {"survivor": loader, "pictures": pictures()}
+    state = {"survivor": loader}
     for activity in ACTIVITIES:
         activity(state)
     gc.collect()

@@ -18,7 +18,8 @@ from spdl_torch.__main__ import main
 from spdl_torch.run.ending import _edit
 from spdl_torch.run.loaders import Site
 
-SQUARES = """
+PROGRAMS = {
+    "data.py": """
     import torch
     from torch.utils.data import Dataset
 
@@ -39,9 +40,8 @@ SQUARES = """
                 model(batch).square().mean().backward()
                 optimizer.step()
         return [p.tolist() for p in model.parameters()]
-"""
-
-SCRIPT = """
+""",
+    "script.py": """
     import os, sys
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
@@ -61,37 +61,43 @@ SCRIPT = """
         print(type(__builtins__), type(__loader__))
         print(sys.modules["__main__"].Mine is Mine)
         sys.exit(3)
-"""
-
-MODULE = """
+""",
+    "package/__main__.py": """
     import sys
     import torch.utils.data as data
     from .data import Squares, train
 
     print(__name__, __package__, __spec__.name, sys.argv)
     print(train(data.DataLoader(Squares(), 4, num_workers=2)))
-"""
-
-FOLDER = """
+""",
+    "app/__main__.py": """
     import sys
     from words import fail
 
     print(__name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0])
     fail()
-"""
+""",
+    "words.py": """
+    def fail():
+        raise ValueError("of the program")
+""",
+    "let_go.py": """
+    import sys
+    from data import Squares
+    from torch.utils.data import DataLoader
 
-FAILING = """
+    loader = DataLoader(Squares(), 4)
+    print(len(list(loader)))
+    before = set(sys.modules)
+    del loader
+    print(sorted(set(sys.modules) - before))
+""",
+    "package/failing.py": """
     from .words import fail
 
     fail()
-"""
-
-WORDS = """
-    def fail():
-        raise ValueError("of the program")
-"""
-
-CHILDREN = """
+""",
+    "children.py": """
     import multiprocessing, os
     from torch.utils.data import DataLoader
     from data import Squares, train
@@ -109,9 +115,8 @@ CHILDREN = """
         if not os.fork():
             raise SystemExit
         os.wait()
-"""
-
-REFUSED = """
+""",
+    "refused.py": """
     import os, signal
     from torch.utils.data import DataLoader, IterDataPipe
 
@@ -126,9 +131,8 @@ REFUSED = """
     except ValueError as error:
         print(error)
     os.kill(os.getpid(), signal.SIGINT)
-"""
-
-LIBRARIES = """
+""",
+    "libraries.py": """
     import lightning
     import torch
     from accelerate import Accelerator
@@ -159,9 +163,8 @@ LIBRARIES = """
     print(model.linear.weight.tolist())
     print(*Accelerator(cpu=True).prepare(DataLoader(Squares(), 4)))
     print(*StatefulDataLoader(Squares(), 4))
-"""
-
-FOR_TWO_SECONDS = """
+""",
+    "long.py": """
     import sys, time
     from data import Squares
     from torch.utils.data import DataLoader, IterDataPipe
@@ -183,21 +186,8 @@ FOR_TWO_SECONDS = """
             began = began or time.perf_counter()
             if time.perf_counter() - began > 1.1:
                 break
-"""
-
-LET_GO = """
-    import sys
-    from data import Squares
-    from torch.utils.data import DataLoader
-
-    loader = DataLoader(Squares(), 4)
-    print(len(list(loader)))
-    before = set(sys.modules)
-    del loader
-    print(sorted(set(sys.modules) - before))
-"""
-
-RANKS = """
+""",
+    "ranks.py": """
     import torch, torch.distributed as dist
     from data import Squares
     from torch.utils.data import DataLoader, DistributedSampler
@@ -210,30 +200,18 @@ RANKS = """
     if dist.get_rank() == 0:
         print(batch.sum().item())
     dist.destroy_process_group()
-"""
+""",
+}
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder with the programs."""
-    (tmp_path / "package").mkdir()
-    (tmp_path / "app").mkdir()
-    for name, text in {
-        "data.py": SQUARES,
-        "package/data.py": SQUARES,
-        "script.py": SCRIPT,
-        "package/__main__.py": MODULE,
-        "app/__main__.py": FOLDER,
-        "app/words.py": WORDS,
-        "let_go.py": LET_GO,
-        "package/failing.py": FAILING,
-        "package/words.py": WORDS,
-        "children.py": CHILDREN,
-        "refused.py": REFUSED,
-        "libraries.py": LIBRARIES,
-        "long.py": FOR_TWO_SECONDS,
-        "ranks.py": RANKS,
-    }.items():
+    programs = {**PROGRAMS, "package/data.py": PROGRAMS["data.py"]}
+    for place in ("app", "package"):
+        programs[f"{place}/words.py"] = programs["words.py"]
+    for name, text in programs.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text))
     return tmp_path
 
@@ -298,11 +276,12 @@ def test_module_trains_the_same(folder):
     assert sites(err) == ["package/__main__.py:7"]
 
 
-@pytest.mark.parametrize("name", ["./app/", "app.zip"])
-def test_folder_and_archive_do_the_same(name, folder):
-    """Those with a __main__.py; of one that fails, the traceback is its own."""
+@pytest.mark.parametrize("words", [("./app/",), ("app.zip",), ("-m", "package.failing")])
+def test_program_that_fails_shows_its_own_traceback(words, folder):
+    """A folder or an archive with a __main__.py, and a module: runpy's frames are as little the
+    program's as ours."""
     shutil.make_archive(str(folder / "app"), "zip", folder / "app")
-    status, python_err, err = both_ways(folder, name, "--lr", "1", start=start_cold)
+    status, python_err, err = both_ways(folder, *words, "--lr", "1", start=start_cold)
     assert status == 1
     assert err.splitlines() == [x for x in python_err.splitlines() if "frozen runpy" not in x]
 
@@ -311,13 +290,6 @@ def test_nothing_is_imported_when_a_loader_goes(folder):
     """Python drops what ``__del__`` raises: Ctrl-C would be lost for as long as that takes."""
     status, _, _ = both_ways(folder, "let_go.py")
     assert status == 0
-
-
-def test_module_that_fails_shows_its_own_traceback(folder):
-    """runpy's frames are as little the program's as ours."""
-    status, python_err, err = both_ways(folder, "-m", "package.failing", start=start_cold)
-    assert status == 1
-    assert err.splitlines() == [x for x in python_err.splitlines() if "frozen runpy" not in x]
 
 
 def test_children_load_with_ours_and_report_once(folder):

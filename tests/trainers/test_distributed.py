@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import tempfile
 from contextlib import ExitStack
 from subprocess import STDOUT
 
@@ -58,16 +57,8 @@ def end_all_of(program):
         os.killpg(program.pid, signal.SIGKILL)
 
 
-def run_ranks(world, *command):
-    """Run ranks as torchrun would, without it: it has a test of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        shared = {"RANKS_STORE": f"file://{folder}/store", "WORLD_SIZE": world}
-        each = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(world)]
-        run_together([(command, {k: str(v) for k, v in rank.items()}) for rank in each])
-
-
-def run_ranks_of_torchrun(world, *command, preload=()):
-    """Run ranks that find what torchrun gives them."""
+def run_ranks(world, *command, preload=()):
+    """Run ranks that find what torchrun gives them, without it: it has a test of its own."""
     with _torchrun.environments(world) as each:
         run_together([(command, environment) for environment in each], preload)
 
@@ -243,7 +234,7 @@ def test_lightning_evaluates_each_sample_once(lightning_ranks, key, length):
 def test_fabric_shares_out_once(tmp_path):
     """Its own sampler where there is none, and nothing where each rank has its part already."""
     pytest.importorskip("lightning")
-    run_ranks_of_torchrun(2, PROGRAM, "fabric", tmp_path, preload=["lightning"])
+    run_ranks(2, PROGRAM, "fabric", tmp_path, preload=["lightning"])
     ranks = seen_by_ranks(tmp_path, 2)
     for loader in ("plain", "our sampler", "pipeline"):
         for epoch in range(NUM_EPOCHS):
@@ -259,7 +250,7 @@ def accelerate_ranks(tmp_path_factory):
     """What two ranks of Accelerate saw."""
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("accelerate")
-    run_ranks_of_torchrun(2, PROGRAM, "accelerate", folder, preload=["accelerate"])
+    run_ranks(2, PROGRAM, "accelerate", folder, preload=["accelerate"])
     return seen_by_ranks(folder, 2)
 
 
