@@ -6,12 +6,9 @@ of 2 MiB have one entry each; memory that nobody uses needs none.
 """
 
 import ctypes
-import os
 import platform
 import re
 import sys
-
-from _forks import fork
 
 _LARGE_PAGE = 2 * 2**20
 _MADV_COLLAPSE = 25  # Linux 6.1: make large pages of these addresses now
@@ -49,23 +46,3 @@ def _memory_of_its_own():
         first = -(-begin // _LARGE_PAGE) * _LARGE_PAGE
         if end - first >= _LARGE_PAGE:
             yield first, (end - first) // _LARGE_PAGE * _LARGE_PAGE
-
-
-def main():
-    """Print what a fork takes before and after, in milliseconds of CPU time."""
-    import torchvision  # noqa: F401  # as many pages as a test has, at least
-
-    def fork_ms(count=20):
-        before = os.times()
-        for _ in range(count):
-            os.waitpid(fork(int), 0)
-        after = os.times()
-        return 1000 * (sum(after[:4]) - sum(before[:4])) / count
-
-    before = fork_ms()
-    make_cheap_to_fork()
-    print(f"a fork: {before:.1f} ms, {fork_ms():.1f} ms in large pages")
-
-
-if __name__ == "__main__":
-    main()
