@@ -269,7 +269,7 @@ class _Process:
                 key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in instant.details.items()
             }
-            self._add_instant(instant.name, instant.time_ns, details)
+            self._add_instant(instant.name, "instant", instant.time_ns, details)
         return _ways(stops)
 
     def add_program(self, spans: Iterable[Span], counts: Iterable[Count]) -> None:
@@ -284,21 +284,20 @@ class _Process:
             # JSON has neither NaN nor infinity: an event shows where they begin.
             if math.isfinite(count.value):
                 not_finite.discard(count.name)
-                self._add_count(count.name, count.time_ns, {"value": count.value})
+                self._add_count(count.name, count.time_ns, value=count.value)
             elif count.name not in not_finite:
                 not_finite.add(count.name)
-                name, details = f"{count.name} is not finite", {"value": str(count.value)}
-                self._add_instant(name, count.time_ns, details, category="program")
+                name, value = f"{count.name} is not finite", {"value": str(count.value)}
+                self._add_instant(name, "program", count.time_ns, value)
 
     def header(self, sort_index: int) -> list[Event]:
         """Return the events that name the process and its rows, and order them."""
         rows = [row for _, row in sorted(self._rows.items())]
         first = rows[0][1] if rows else self.pid
         facts: list[tuple[str, int, Event]] = [("process_name", first, {"name": self.title})]
-        facts.append(("process_sort_index", first, {"sort_index": sort_index}))
-        for index, (name, tid) in enumerate(rows):
-            facts.append(("thread_name", tid, {"name": name}))
-            facts.append(("thread_sort_index", tid, {"sort_index": index}))
+        facts += [("process_sort_index", first, {"sort_index": sort_index})]
+        facts += [("thread_name", tid, {"name": name}) for name, tid in rows]
+        facts += [("thread_sort_index", tid, {"sort_index": n}) for n, (_, tid) in enumerate(rows)]
         return [
             {"ph": "M", "name": name, "pid": self.pid, "tid": tid, "args": args}
             for name, tid, args in facts
@@ -353,15 +352,13 @@ class _Process:
         self, tid: int, role: str, name: str, start: int, end: int, cpu_ns: int, args: Event
     ) -> Event:
         """Add a slice; ``cpu_ns``: -1 = unknown."""
-        event: Event = {"ph": "X", "name": name, "cat": role, "pid": self.pid, "tid": tid}
-        event |= {"ts": start, "dur": end}
+        event = self._add("X", name, tid, cat=role, ts=start, dur=end)
         if name in (WAIT_IN, WAIT_OUT):
             event["cname"] = "grey"
         if cpu_ns >= 0:
             event["tdur"] = microseconds(cpu_ns)
         if args:
             event["args"] = args
-        self.events.append(event)
         return event
 
     def _add_lengths(self, timeline: Timeline) -> None:
@@ -390,18 +387,17 @@ class _Process:
                 name = _numbered(name, self._lane((name,), readings[0][0], readings[-1][0]))
             for (_, before), (time_ns, length) in itertools.pairwise([(0, -1), *readings]):
                 if length != before:
-                    self._add_count(name, time_ns, {"items": length})
+                    self._add_count(name, time_ns, items=length)
 
-    def _add_count(self, name: str, time_ns: int, values: Event) -> None:
-        event = {"ph": "C", "name": name, "pid": self.pid, "tid": self.pid}
-        self.events.append({**event, "ts": time_ns, "args": values})
+    def _add_count(self, name: str, time_ns: int, **value: float) -> None:
+        self._add("C", name, self.pid, ts=time_ns, args=value)
 
-    def _add_instant(
-        self, name: str, time_ns: int, details: Any, category: str = "instant"
-    ) -> None:
-        event: Event = {"ph": "i", "name": name, "cat": category, "s": "p"}
-        event |= {"pid": self.pid, "tid": self.pid, "ts": time_ns, "args": details}
-        self.events.append(event)
+    def _add_instant(self, name: str, category: str, time_ns: int, details: Event) -> None:
+        self._add("i", name, self.pid, cat=category, s="p", ts=time_ns, args=details)
+
+    def _add(self, phase: str, name: str, tid: int, **content: Any) -> Event:
+        self.events.append({"ph": phase, "name": name, "pid": self.pid, "tid": tid, **content})
+        return self.events[-1]
 
 
 def _numbered(name: str, lane: int) -> str:
