@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torchvision
+from _datasets import Divided, Made, SafeIndices
 from _readings import reading, stage
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from torchvision import transforms
 
 from spdl_torch import DataLoader, ImageFolder
@@ -28,27 +29,11 @@ def action_for(dataset, num_calls=1000, **changes):
     return with_remarks_of(dataset, report, one_by_one=False).verdict.action
 
 
-class Noisy(Dataset):
-    """Numbers, with a random part where ``noise`` is."""
-
-    thread_safe = True
-
-    def __init__(self, noise=None):
-        self.noise = noise
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        sample = torch.tensor(float(index))
-        return sample if self.noise is None else self.noise(sample)
-
-
-class AtOnce(Noisy):
-    """The same, with whole batches in one call."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
+def at_once(make):
+    """Samples that a function makes, whole batches in one call."""
+    dataset = Made(make, 8)
+    dataset.__getitems__ = lambda indices: [dataset[index] for index in indices]
+    return dataset
 
 
 class WithoutLength(Dataset):
@@ -58,25 +43,18 @@ class WithoutLength(Dataset):
         return index
 
 
-class Stream(IterableDataset):
-    """Samples without an index."""
-
-    def __iter__(self):
-        return iter(range(8))
-
-
-def add_noise(sample):
+def noisy(index):
     """Draw a random number."""
-    return sample + torch.rand(())
+    return index + torch.rand(())
 
 
 def test_cache_is_advised_in_the_form_that_works_for_random_samples():
     """Around the dataset itself it would raise."""
-    assert action_for(Noisy(add_noise)).endswith(f"less work for each item{AT_ONCE_OR_CACHED}.")
-    assert action_for(AtOnce(add_noise), num_calls=100).endswith(f"for each item{CACHED}.")
+    assert action_for(Made(noisy, 8)).endswith(f"less work for each item{AT_ONCE_OR_CACHED}.")
+    assert action_for(at_once(noisy), num_calls=100).endswith(f"for each item{CACHED}.")
     with pytest.raises(ValueError, match=r"Pass the random part as cached\(\.\.\., transform="):
-        list(cached(Noisy(add_noise)))
-    for dataset in (cached(Noisy(), transform=add_noise), AtOnce(add_noise)):
+        list(cached(Made(noisy, 8)))
+    for dataset in (cached(Made(float, 8), transform=noisy), at_once(noisy)):
         assert sum(len(batch) for batch in DataLoader(dataset, batch_size=4)) == 8
 
 
@@ -84,8 +62,8 @@ def test_no_cache_is_advised_where_cached_refuses_the_dataset():
     """A stream has no indices to read at once either."""
     assert action_for(WithoutLength()).endswith(f"less work for each item{AT_ONCE}.")
     assert action_for(WithoutLength(), num_calls=100).endswith("less work for each item.")
-    assert action_for(Stream()).endswith("less work for each item.")
-    for dataset in (WithoutLength(), Stream()):
+    assert action_for(Divided(8)).endswith("less work for each item.")
+    for dataset in (WithoutLength(), Divided(8)):
         with pytest.raises(TypeError, match="expected a map-style dataset"):
             cached(dataset)
 
@@ -111,7 +89,7 @@ def test_torchvisions_image_folder_is_told_of_ours(tmp_path):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_persistent_workers_are_not_advised_where_they_are_on(persistent, monkeypatch):
     """Longer epochs are."""
-    loader = DataLoader(Noisy(), num_workers=1, persistent_workers=persistent)
+    loader = DataLoader(SafeIndices(8), num_workers=1, persistent_workers=persistent)
     list(loader)
     starting = make_report(
         reading(0.5, stage("fetch", busy=0.1)), Probes(), pooled=("fetch", "collate")

@@ -175,26 +175,19 @@ def fill_until_killed(folder, seed, ready):
     signal.pause()
 
 
-def kill_while_filling(folder, seed):
-    """Kill the child in one of its puts."""
-    reading, writing = os.pipe()
-    child = forked.Process(target=fill_until_killed, args=(folder, seed, writing))
-    child.start()
-    os.close(writing)
-    left = random.Random(seed).randrange(1, NUM_KILLED)
-    while left:
-        left -= len(os.read(reading, left))
-    child.kill()
-    child.join()
-    os.close(reading)
-    assert child.exitcode == -signal.SIGKILL
-
-
 def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
     """Of processes that fill one store, one after the other; what was there stays."""
     most = 0
     for seed in range(15):
-        kill_while_filling(str(tmp_path), seed)
+        reading, writing = os.pipe()
+        result, pid = start_program(fill_until_killed, str(tmp_path), seed, writing)
+        left = random.Random(seed).randrange(1, NUM_KILLED)
+        while left:
+            left -= len(os.read(reading, left))
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        for descriptor in (reading, writing, result):
+            os.close(descriptor)
         store = Store(str(tmp_path))
         found = {number: store.get(number) for number in range(NUM_KILLED)}
         kept = {number: content for number, content in found.items() if content is not None}
@@ -260,19 +253,16 @@ def test_nearly_full_disk_is_left_alone_and_named(tmp_path, caplog, monkeypatch)
     )
 
 
-def put_rows(store, rows):
-    """Keep rows of 300 bytes; return whether all had room."""
-    return all(store.put(number, content_of(number, 300)) for number in rows)
-
-
 def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path):
     """However many there are, and however many processes wrote before: these have ended."""
     number = 1000
+
+    def put_rows(store, first):
+        return all(store.put(n, content_of(n, 300)) for n in range(first, 4 * number, 4))
+
     for _ in range(2):
         store = Store(str(tmp_path))
-        programs = [
-            start_program(put_rows, store, range(first, 4 * number, 4)) for first in range(4)
-        ]
+        programs = [start_program(put_rows, store, first) for first in range(4)]
         assert all(map(output_of, programs))
     assert len([*tmp_path.glob("*.data")]) <= 4
     assert len([*tmp_path.iterdir()]) <= 2 * 4 + 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -11,7 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
-import torch
+from _datasets import Made
 from _inside import kept_by
 
 from spdl_torch.data import cached
@@ -22,17 +21,12 @@ from spdl_torch.io._cache.store import Store
 NOBODY = 65534
 
 
-class Rows(torch.utils.data.Dataset):
+def rows():
     """Samples that anybody can check."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return f"row {index}"
+    return Made("row {}".format, 3)
 
 
-SAMPLES = [Rows()[index] for index in range(3)]
+SAMPLES = ["row 0", "row 1", "row 2"]
 
 
 # -- damage ----------------------------------------------------------------------------------------
@@ -40,7 +34,7 @@ SAMPLES = [Rows()[index] for index in range(3)]
 
 def filled(folder):
     """A cache of two of the three samples, and the path of its own folder."""
-    dataset = cached(Rows(), folder, version=1)
+    dataset = cached(rows(), folder, version=1)
     assert [dataset[0], dataset[1]] == SAMPLES[:2]
     return dataset, Path(kept_by(dataset).folder)
 
@@ -68,11 +62,11 @@ def count_served(folder, name, values, *, in_use):
         for each, whole in wholes.items():
             each.write_bytes(whole)
         if in_use:
-            dataset = cached(Rows(), folder, version=1)
+            dataset = cached(rows(), folder, version=1)
             [dataset[index] for index in range(2)]
         name.write_bytes(damaged)
         if not in_use:
-            dataset = cached(Rows(), folder, version=1)
+            dataset = cached(rows(), folder, version=1)
         for _ in range(2):
             assert [dataset[index] for index in range(3)] == SAMPLES
         assert dataset.loading_remarks()
@@ -108,7 +102,7 @@ def test_damaged_content_is_made_anew_for_all_who_read_it(tmp_path, caplog):
     damaged = bytearray(data.read_bytes())
     damaged[-1] ^= 1
     data.write_bytes(damaged)
-    first, second = (cached(Rows(), tmp_path, version=1) for _ in range(2))
+    first, second = (cached(rows(), tmp_path, version=1) for _ in range(2))
     for each in (first, second):
         assert [each[index] for index in range(3)] == SAMPLES
     assert first.loading_counts() == {"cache/found": 1, "cache/missing": 2}
@@ -218,16 +212,6 @@ def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@contextlib.contextmanager
-def umask(mask):
-    """Run the block with this umask."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 MASKS = [("folder", 0), ("folder", 0o022), ("memory", 0), ("memory", 0o022), ("memory", 0o177)]
 
 
@@ -235,9 +219,12 @@ MASKS = [("folder", 0), ("folder", 0o022), ("memory", 0), ("memory", 0o022), ("m
 def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, monkeypatch):
     """Its folders have mode 0700, its files 0600."""
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
-    with umask(mask):
-        dataset = cached(Rows(), cache if cache == "memory" else tmp_path / cache, version=1)
+    before = os.umask(mask)
+    try:
+        dataset = cached(rows(), cache if cache == "memory" else tmp_path / cache, version=1)
         assert [dataset[index] for index in range(3)] == SAMPLES
+    finally:
+        os.umask(before)
     own = Path(kept_by(dataset).folder)
     assert [mode_of(folder) for folder in (own, own.parent)] == [0o700, 0o700]
     assert {mode_of(file) for file in own.iterdir()} == {0o600}
@@ -251,7 +238,7 @@ def test_memory_has_another_name_where_its_own_is_taken(make, tmp_path, monkeypa
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
     root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"
     make(root)
-    dataset = cached(Rows())
+    dataset = cached(rows())
     assert [dataset[index] for index in range(3)] == SAMPLES
     own = Path(kept_by(dataset).folder)
     assert own.parent == tmp_path / f"{root.name}-1"
@@ -268,7 +255,7 @@ def test_memory_is_refused_where_all_its_names_are_taken(tmp_path, monkeypatch):
     a_file(root)
     a_file(tmp_path / f"{root.name}-1")
     with pytest.raises(ValueError, match=rf"cache: {root}-1 is refused: .*Remove it"):
-        cached(Rows())
+        cached(rows())
 
 
 def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkeypatch, caplog):
@@ -281,7 +268,7 @@ def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkey
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "mkdir", refused)
-    dataset = cached(Rows())
+    dataset = cached(rows())
     assert [dataset[index] for index in range(3)] == SAMPLES
     assert "cache memory: not used: " in caplog.text
     assert "is not used" in dataset.loading_remarks()[0]

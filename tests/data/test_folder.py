@@ -1,6 +1,5 @@
 """ImageFolder: torchvision's samples, in one call a batch where the transform is a recipe."""
 
-import contextlib
 import pickle
 
 import numpy as np
@@ -13,12 +12,12 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision import datasets, transforms as v1
 from torchvision.transforms import v2
 
+import spdl_torch
+from spdl_torch.data import mix
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_loader
 from spdl_torch.io._image import kernel
-from spdl_torch.loader.rng.keys import StreamKey
-from spdl_torch.loader.rng.streams import SampleContexts, SampleStreams, contexts_of_part
 
 SIZES = [(75, 100), (100, 75), (60, 60), (30, 90), (20, 20), (300, 200)]
 
@@ -190,32 +189,6 @@ def test_target_transform_and_own_getitem_count_in_batches(root):
     assert dataset.__getitems__([0, 1]).collated[0].dtype == torch.uint8
 
 
-@pytest.mark.parametrize("name", ["train, v1", "erasing", "own function before"])
-def test_sample_context_gives_each_sample_its_stream(root, name):
-    """With a stream for each sample, a batch's samples do not depend on one another."""
-    states = {}
-
-    @contextlib.contextmanager
-    def stream(k):
-        outside = torch.get_rng_state()
-        if k in states:
-            torch.set_rng_state(states[k])
-        else:
-            torch.manual_seed(100 + k)
-        yield
-        states[k] = torch.get_rng_state()
-        torch.set_rng_state(outside)
-
-    dataset = ImageFolder(root, EVERY[name])
-    indices = [4, 9, 1]
-    expected = []
-    for k, index in enumerate(indices):
-        torch.manual_seed(100 + k)
-        expected.append(dataset[index])
-    dataset.sample_context = stream
-    assert_same(dataset.__getitems__(indices), expected)
-
-
 @pytest.mark.parametrize(("size", "ratio"), [((1, 400), (4, 5)), ((400, 1), (0.2, 0.25))])
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_box_without_a_pixel_is_black_as_pillows(tmp_path, size, ratio, suffix):
@@ -242,34 +215,25 @@ def kernel_runs(request, monkeypatch):
     assert kernel.is_compiled() == (request.param == "compiled")
 
 
-def images_of(dataset, indices, streams, key, place):
-    """The images of a loader's batch, which begins at that place of the epoch."""
-    streams.begin(key, place)
-    return dataset.__getitems__(indices).collated[0]
+def images_of(dataset, sampler, batch_size, seed=3):
+    """All images of a loader's epoch."""
+    options = {"num_workers": 2, "isolation": "thread", "seed": seed}
+    loader = spdl_torch.DataLoader(dataset, batch_size, sampler=sampler, **options)
+    return torch.cat([images for images, _ in loader])
 
 
 @pytest.mark.usefixtures("kernel_runs")
-@pytest.mark.parametrize("place", [0, 3])
-@pytest.mark.parametrize("name", RANDOM)
-def test_seeds_of_a_batch_draw_what_its_contexts_draw(root, name, place):
-    """A loader's batch from the seeds of its samples, and entered one by one."""
-    streams = SampleStreams(5)
-    dataset, contexts = ImageFolder(root, EVERY[name]), SampleContexts(streams)
-    indices, part = [4, 9, 1, 0, 11, 6], [5, 1, 2]
-    with streams:
-        for context, taken in (
-            (contexts, indices),
-            (contexts_of_part(contexts, part), [indices[each] for each in part]),
-            (contexts_of_part(contexts_of_part(contexts, part), [1]), [indices[part[1]]]),
-        ):
-            dataset.sample_context = context
-            found = [images_of(dataset, taken, streams, StreamKey(77), place)]
-            dataset.sample_context = lambda k, context=context: context(k)
-            found += [
-                images_of(dataset, taken, streams, StreamKey(seed), place) for seed in (77, 78)
-            ]
-            assert torch.equal(found[0], found[1])
-            assert len(taken) == 1 or not torch.equal(found[1], found[2])
+@pytest.mark.parametrize("name", [*RANDOM, "erasing", "own function before"])
+def test_batches_have_the_bits_of_single_samples(root, name):
+    """Each sample draws from its own stream, in whole batches, one call for each folder of a
+    mixture, and one by one."""
+    folder = ImageFolder(root, EVERY[name])
+    mixture = mix({"a": folder, "b": ImageFolder(root, EVERY[name])}, {"a": 2, "b": 1}, stop="all")
+    assert mixture.__getitems__ is not None
+    for dataset, sampler in ((folder, None), (mixture, mixture.sampler())):
+        singles = images_of(dataset, sampler, 1)
+        assert torch.equal(images_of(dataset, sampler, 5), singles)
+        assert not torch.equal(images_of(dataset, sampler, 5, seed=4), singles)
 
 
 def test_in_torch_dataloader(root):

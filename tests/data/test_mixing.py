@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
-import torchvision.transforms.v2 as transforms
 from _datasets import Indices
 from _inside import placement_of
 from _readings import html_in_notebook, shown
 from hypothesis import given, settings, strategies as st
-from PIL import Image
 
 import spdl_torch
 from spdl_torch.data import MixedSource, cached, mix, pack
@@ -311,38 +309,10 @@ def test_figures_of_nested_datasets_are_in_snapshot_file_and_report(tmp_path):
     assert f"mixture: a {seen['a']}" in html_in_notebook(report)
 
 
-def test_batches_of_image_folders_have_the_bits_of_single_samples(tmp_path):
-    """One call for each folder in a batch, with the random stream of each sample."""
-    for number in range(9):
-        path = tmp_path / f"root_{number % 2}" / "class" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        noise = np.random.default_rng(number).integers(0, 256, (12, 10, 3), np.uint8)
-        Image.fromarray(noise).save(path)
-    crops = transforms.Compose([transforms.RandomResizedCrop(6), transforms.ToImage()])
-    folders = {n: spdl_torch.ImageFolder(str(tmp_path / f"root_{n}"), crops) for n in "01"}
-
-    def epoch(batch_size):
-        mixture = mix(folders, {"0": 2, "1": 1}, seed=1, stop="all")
-        assert mixture.__getitems__ is not None
-        loader = spdl_torch.DataLoader(
-            mixture,
-            batch_size=batch_size,
-            sampler=mixture.sampler(),
-            num_workers=2,
-            isolation="thread",
-            seed=2,
-        )
-        return torch.cat([images for images, _ in loader])
-
-    singles = epoch(1)
-    assert epoch(5).equal(singles)
-    assert not torch.equal(singles[:1], singles[1:2])
-    assert mix({"a": range(3)}).__getitems__ is None
-
-
 def test_error_of_a_source_names_source_and_sample():
     """The user's own exception, with a note."""
     sources = {"good": Indices(3), "bad": Indices(1, bad=[0])}
+    assert mix(sources).__getitems__ is None
     with pytest.raises(ValueError, match="bad 0") as raised:
         list(mix(sources, stop="all", shuffle=False))
     assert "in sample 0 of the source 'bad'" in raised.value.__notes__

@@ -213,18 +213,14 @@ def same(one, other):
     return one == other
 
 
-def plain(value):
-    """A value as Python's own types."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def test_rows_and_batches_are_what_pyarrow_reads(kinds):
     """By value, in any order, also what Arrow cannot take rows of; a batch is what torch makes of
     its rows, where it makes anything."""
     expected = pa.concat_tables(map(pq.read_table, sorted(kinds.iterdir()))).to_pylist()
     source = Parquet(kinds)
     rows = list(source)
-    assert [{name: plain(value) for name, value in row.items()} for row in rows] == expected
+    plain = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows]
+    assert plain == expected
     assert all(same(source[place], row) for place, row in enumerate(rows))
     assert all(same(source[place - len(rows)], row) for place, row in enumerate(rows))
     assert all(map(same, source.__getitems__([13, 0, 7]), [rows[13], rows[0], rows[7]]))

@@ -22,12 +22,6 @@ from spdl_torch.data.sources._index import scan_tar
 from spdl_torch.errors import DecodeError
 from spdl_torch.pipeline import PipelineBuilder
 
-
-def joined(lists):
-    """All items, in order."""
-    return list(chain.from_iterable(lists))
-
-
 ALL = [f"{n:06d}" for n in range(sum(SIZES))]
 
 
@@ -148,7 +142,7 @@ def test_loader_shuffles_everything(shards, options):
     def epoch(**options):
         order = torch.Generator().manual_seed(3)
         loader = DataLoader(shards, 4, True, generator=order, collate_fn=keys, **options)
-        return joined(loader)
+        return list(chain.from_iterable(loader))
 
     assert epoch(**options) == epoch()
     assert sorted(epoch()) == ALL

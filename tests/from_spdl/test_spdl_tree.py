@@ -88,16 +88,13 @@ def test_tree_is_spdl_s():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_name_of_spdl_s_is_here_or_left_out_on_purpose(module):
-    """And no other; of each that is left out, the error says what to do instead."""
+    """And no other."""
     peer, ours = pair(module)
     public = {name for name in peer.__all__ if not name.startswith("_")}
     assert set(ours.__all__) <= public
     assert all(hasattr(ours, name) for name in ours.__all__)
     left_out = set(LEFT_OUT.get(ours.__name__, ())) - {"config"}
     assert public - set(ours.__all__) == left_out
-    for name in left_out:
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'. [A-Zt].*\\."):
-            getattr(ours, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'nonesuch'$"):
         _ = ours.nonesuch
 

@@ -150,15 +150,6 @@ def test_nothing_depends_on_what_is_installed(data, decoders, scaled):
 
 
 @needs_library
-def test_whole_pictures_are_left_to_the_batch_kernel(regions):
-    """Without a crop, or with one that takes nearly everything, there is nothing to save."""
-    content = KINDS["4:2:0"]
-    load_image_batch([content], width=9, height=9)
-    load_image(content, 9, 9, crop=lambda h, w: Crop(3, 3, h - 6, w - 6))
-    assert regions == []
-
-
-@needs_library
 def test_libjpeg_turbo_decodes_whole_pictures_where_torchvision_cannot(regions):
     """It is found there, too, and decodes without the GIL."""
     find = libjpeg_turbo.find_library.__wrapped__

@@ -63,9 +63,7 @@ def reader_of(**options):
     ("name", "expected"),
     [
         ("s3://bucket/key", True),
-        ("memory://a", True),
         ("zip://a.txt::s3://bucket/b.zip", True),
-        ("simplecache::http://host/a", True),
         ("simplecache::/data/a.jpg", True),
         ("ab::c.jpg", False),
         ("std::vector.jpg", False),

@@ -54,11 +54,6 @@ def root(tmp_path_factory):
     return folder
 
 
-def passed(image):
-    """An image as it is."""
-    return image
-
-
 @pytest.mark.parametrize(
     "steps",
     [
@@ -70,7 +65,7 @@ def passed(image):
 @pytest.mark.parametrize("cache", [None, "memory"])
 def test_transforms_get_the_images_of_torchvision(root, steps, cache):
     """Mode, size and info, alone and behind what runs on a whole batch."""
-    steps = transforms.Compose([*steps, passed])
+    steps = transforms.Compose([*steps, lambda image: image])
     ours = ImageFolder(root, steps, cache=cache)
     batch = ours.__getitems__(range(len(ours)))
     for k, (expected, _) in enumerate(datasets.ImageFolder(root, steps)):

@@ -9,10 +9,6 @@ import pytest
 from spdl_torch.pipeline import PipelineBuilder, cache_iterator
 
 
-def plus(item):
-    return item + 1
-
-
 @pytest.mark.parametrize(
     ("count", "options", "expected"),
     [
@@ -32,7 +28,9 @@ def test_cache_iterator_gives_the_first_items_again(count, options, expected):
 @pytest.mark.parametrize("delete_src", [True, False])
 def test_cache_iterator_lets_go_of_its_source(delete_src):
     """So that a pipeline's threads end while only kept items are given."""
-    pipeline = PipelineBuilder().add_source(range(100)).pipe(plus).add_sink().build()
+    pipeline = (
+        PipelineBuilder().add_source(range(100)).pipe(lambda item: item + 1).add_sink().build()
+    )
     gone = weakref.ref(pipeline)
     items = cache_iterator(pipeline, 2, delete_src=delete_src)
     del pipeline

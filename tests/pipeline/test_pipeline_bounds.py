@@ -24,19 +24,23 @@ ORDERS = ["completion", "input"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("concurrency", [1, 2, 4])
-def test_exactly_concurrency_calls_run_at_once(concurrency, order):
-    """With items in plenty, `concurrency` calls run and never one more, ordered or not."""
+@pytest.mark.parametrize(("concurrency", "in_pool"), [(1, 0), (2, 0), (4, 0), (2, 8)])
+def test_exactly_concurrency_calls_run_at_once(concurrency, in_pool, order):
+    """With items in plenty, `concurrency` calls run and never one more, ordered or not; also on an
+    executor of more threads."""
     op, source = GatedOp(), CountingSource(40)
-    with pipeline_of(source, op, concurrency=concurrency, output_order=order).auto_stop() as p:
-        op.wait_started(concurrency)
-        # The source is stuck when it has filled its queue and holds one more item in hand: then
-        # no further call can be on its way.
-        capacity = run_of(p).queues[0].capacity
-        until(lambda: source.num_taken == concurrency + capacity + 1)
-        assert op.num_running == len(op.started) == concurrency
-        op.open()
-        assert len(list(p)) == 40
+    with ThreadPoolExecutor(in_pool or 1) as pool:
+        executor = pool if in_pool else None
+        pipe = {"concurrency": concurrency, "output_order": order, "executor": executor}
+        with pipeline_of(source, op, **pipe).auto_stop() as p:
+            op.wait_started(concurrency)
+            # The source is stuck when it has filled its queue and holds one more item in hand: then
+            # no further call can be on its way.
+            capacity = run_of(p).queues[0].capacity
+            until(lambda: source.num_taken == concurrency + capacity + 1)
+            assert op.num_running == len(op.started) == concurrency
+            op.open()
+            assert len(list(p)) == 40
     assert op.max_running <= concurrency
 
 
@@ -60,20 +64,6 @@ def test_async_concurrency_is_exact(order):
     with p.auto_stop():
         assert sorted(p) == list(range(40))
     assert most == 4
-
-
-def test_concurrency_bound_holds_on_an_executor_with_more_threads():
-    """The executor's size does not loosen the stage's bound."""
-    op, source = GatedOp(), CountingSource(20)
-    with ThreadPoolExecutor(8) as pool:
-        p = pipeline_of(source, op, concurrency=2, executor=pool)
-        with p.auto_stop():
-            op.wait_started(2)
-            until(lambda: source.num_taken == 2 + run_of(p).queues[0].capacity + 1)
-            assert op.num_running == 2
-            op.open()
-            assert sorted(p) == list(range(20))
-    assert op.max_running == 2
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

@@ -382,32 +382,22 @@ def whole_epochs(pipeline, size):
         assert len(list(pipeline)) == size
 
 
-def test_budget_counts_over_all_epochs():
-    """A stage that fails too often ends the run in the epoch in which that shows."""
+@pytest.mark.parametrize(
+    ("limit", "bad", "message"),
+    [(2, {0}, "max_failures is 2"), (None, {0, 1, 2}, r"max_failures is 0\.1 of all")],
+)
+def test_budget_counts_over_all_epochs(limit, bad, message):
+    """A stage that fails too often ends the run in the epoch in which that shows. Below 100 tasks
+    no share is judged; an endless row of empty epochs would say nothing."""
 
-    def fail_first(item):
-        if item % 1000 == 0:
+    def fail(item):
+        if item % 1000 in bad:
             raise Boom(item)
         return item
 
-    pipeline = continuous(Epochs(3), fail_first, build={"max_failures": 2})
-    with no_leak(), pipeline.auto_stop(), pytest.raises(PipelineFailure, match="max_failures is 2"):
-        whole_epochs(pipeline, 2)
-
-
-def test_stage_that_fails_every_task_of_short_epochs_is_reported():
-    """Below 100 tasks no share is judged; an endless row of empty epochs would say nothing."""
-
-    def fail(item):
-        raise Boom(item)
-
-    pipeline = continuous(Epochs(3), fail)
-    with (
-        no_leak(),
-        pipeline.auto_stop(),
-        pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"),
-    ):
-        whole_epochs(pipeline, 0)
+    pipeline = continuous(Epochs(3), fail, build={"max_failures": limit})
+    with no_leak(), pipeline.auto_stop(), pytest.raises(PipelineFailure, match=message):
+        whole_epochs(pipeline, 3 - len(bad))
 
 
 # -- ends
