@@ -9,7 +9,7 @@ from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, resu
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine import channel as channel_module, statistics as stats_module
-from spdl_torch.engine.channel import Channel, EndOfChannel
+from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
 
 
 def drain(channel):
@@ -213,7 +213,37 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, i
     assert counters.peak_items <= capacity
 
 
-# -- re-entrance and statistics
+# -- other waits
+
+
+@pytest.mark.parametrize("end", ["close", "finish", "last get"])
+def test_wait_for_something_else_ends_with_the_channel(end):
+    """Whoever waits until it is wanted leaves with those that take."""
+    channel = Channel(2)
+    if end == "last get":
+        channel.put(1)
+        channel.finish()
+    asked = threading.Event()
+    waiting = in_thread(lambda: channel.wait_until(lambda: asked.set() or False))
+    assert asked.wait(PATIENCE_SECONDS)
+    {"close": channel.close, "finish": channel.finish, "last get": channel.get}[end]()
+    error = ChannelClosed if end == "close" else EndOfChannel
+    assert isinstance(waiting.exception(PATIENCE_SECONDS), error)
+
+
+def test_wait_for_something_else_ends_when_it_is_so():
+    """Nobody looks but who was asked to."""
+    channel, is_so, asked = Channel(1), [], threading.Semaphore(0)
+    waiting = in_thread(lambda: channel.wait_until(lambda: asked.release() or bool(is_so)))
+    assert asked.acquire(timeout=PATIENCE_SECONDS)
+    channel.look_again()
+    assert asked.acquire(timeout=PATIENCE_SECONDS)
+    is_so.append(True)
+    channel.look_again()
+    result_of(waiting)
+
+
+# -- statistics
 
 
 @pytest.fixture
