@@ -1,4 +1,4 @@
-"""``check-gpu``'s checks that ask ``torch.cuda`` itself: rates, and how a program ends."""
+"""``check-gpu``'s checks that ask ``torch.cuda`` itself: rates, memory, devices, graphs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import sys
 import pytest
 import torch
 import torchvision
-from _lazy_gpu import as_torchs, gpu
+from _lazy_gpu import as_torchs, gpu, lines_of
 from _loader_helpers import no_thread_left
 
 from spdl_torch import DataLoader
-from spdl_torch.check_gpu import rates
+from spdl_torch.check_gpu import rates, resources
 from spdl_torch.check_gpu.sheet import Sheet
+from spdl_torch.io._transfer import runtime
 from spdl_torch.measuring import hand_over
 from spdl_torch.measuring.photographs import write_photographs
 
@@ -154,6 +155,16 @@ def small_network():
     """Pictures in, classes out."""
     pool = torch.nn.AdaptiveAvgPool2d(1)
     return torch.nn.Sequential(torch.nn.Conv2d(3, 10, 3), pool, torch.nn.Flatten())
+
+
+@PROMPT
+def test_graphs_are_captured_beside_a_loader(gpu, monkeypatch):
+    """And replayed; where the loader's calls are not kept apart, captures fail."""
+    for outcome in ("PASS", "FAIL"):
+        with as_torchs(gpu, monkeypatch, resources):
+            found = lines_of(resources.check_capture, num_graphs=4)
+        assert found == [("capture_failed", outcome), ("capture_wrong", "PASS")]
+        monkeypatch.setattr(runtime, "cuda_library", lambda: None)  # as without CUDA's runtime
 
 
 HANGS = """

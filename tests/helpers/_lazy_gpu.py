@@ -1,6 +1,7 @@
 """``check-gpu``'s device, on the one that is not a GPU; and ``torch.cuda`` of its code, there too.
 
-What it asks of ``torch`` on ``"cuda"`` is done on the host.
+What it asks of ``torch`` on ``"cuda"`` is done on the host. Graphs are replayed for real: each
+operation that was captured is done again.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 import torch
-from _gates import PATIENCE_SECONDS
+from _gates import PATIENCE_SECONDS, in_thread, result_of
 from _lazy_device import LazyDevice, TorchWith, install, rings
 from _loader_helpers import loader_threads
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch.check_gpu.sheet import Sheet
+from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, transfer
 
 
@@ -83,6 +86,23 @@ class Cuda:
     def synchronize(self):
         self.machine.drain()
 
+    def CUDAGraph(self):
+        return Operations()
+
+    @contextmanager
+    def graph(self, operations):
+        with self.machine.capture(), operations:
+            result_of(in_thread(stage_beside))  # what a loader may do meanwhile
+            yield
+        if self.machine.violations:
+            self.machine.violations.clear()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def stage_beside():
+    """A transfer of its own, from its memory to its end."""
+    Transfer("cuda").stage(torch.ones(1)).synchronize()
+
 
 class Moment:
     """An event that takes the time."""
@@ -92,6 +112,23 @@ class Moment:
 
     def elapsed_time(self, later):
         return (later.seconds - self.seconds) * 1e3
+
+
+class Operations(TorchDispatchMode):
+    """What is captured; ``replay`` does it again, into the same tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.done.append((out, function, args, kwargs or {}))
+        return out
+
+    def replay(self):
+        for out, function, args, kwargs in self.done:
+            out.copy_(function(*args, **kwargs))
 
 
 class OnHost(TorchFunctionMode):

@@ -1,7 +1,6 @@
 """The programs under ``examples/``: their short form runs and says what it should."""
 
 import csv
-import os
 import runpy
 import sys
 import warnings
@@ -34,25 +33,19 @@ def run_fresh(program, *arguments):
 
 def run_here(program, *arguments):
     """Run the program in this process, which has imported torch already."""
-    argv, path, environment = sys.argv, sys.path[:], dict(os.environ)
     threads, generator = torch.get_num_threads(), torch.get_rng_state()
-    sys.argv = [str(program), *arguments]
-    sys.path.insert(0, str(EXAMPLES))
-    status = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other packages', which end no program of a user
-            try:
-                runpy.run_path(str(program), run_name="__main__")
-            except SystemExit as end:
-                status = end.code
-    finally:
-        sys.argv, sys.path[:] = argv, path
-        os.environ.clear()
-        os.environ.update(environment)
-        torch.set_num_threads(threads)
-        torch.set_rng_state(generator)
-    assert not status, status
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other packages', which end no program of a user
+        patch.setattr(sys, "argv", [str(program), *arguments])
+        patch.setattr(sys, "path", [*sys.path])
+        try:
+            runpy.run_path(str(program), run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise AssertionError(end.code) from end
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_rng_state(generator)
 
 
 @pytest.mark.parametrize(

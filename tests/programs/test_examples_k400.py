@@ -6,6 +6,7 @@ import logging
 import re
 from pathlib import Path
 
+import _k400
 import pytest
 from _folders import ROOT
 
@@ -27,36 +28,22 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def examples_can_be_imported():
-    """As if the program had been started."""
+@pytest.fixture(scope="module")
+def program():
+    """The program as a module."""
     level = logging.getLogger("lightning.pytorch").level
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
-        yield
+    yield importlib.import_module("k400_video_classification")
     logging.getLogger("lightning.pytorch").setLevel(level)
 
 
 @pytest.fixture(scope="module")
-def k400(examples_can_be_imported):
-    """Which videos there are."""
-    return importlib.import_module("_k400")
-
-
-@pytest.fixture(scope="module")
-def program(examples_can_be_imported):
-    """The program as a module."""
-    return importlib.import_module("k400_video_classification")
-
-
-@pytest.fixture(scope="module")
-def videos(k400, tmp_path_factory):
+def videos(tmp_path_factory):
     """Four videos: real ones where they are at hand."""
     paths = [REAL_VIDEOS / name for name in REAL_NAMES]
     if all(path.exists() for path in paths):
         return paths
     folder = tmp_path_factory.mktemp("videos")
-    k400.write_videos(folder, num_classes=2, per_class=2)
+    _k400.write_videos(folder, num_classes=2, per_class=2)
     return sorted(folder.rglob("*.mp4"))
 
 
@@ -84,7 +71,7 @@ def predictions(path):
         return {row["path"]: row for row in csv.DictReader(file)}
 
 
-def test_list_finds_files_when_they_are_named_in_any_known_way(k400, tmp_path):
+def test_list_finds_files_when_they_are_named_in_any_known_way(tmp_path):
     """Cut or whole, flat or in class folders, replaced or missing."""
     touch(
         tmp_path,
@@ -104,7 +91,7 @@ def test_list_finds_files_when_they_are_named_in_any_known_way(k400, tmp_path):
     )
     val = tmp_path / "val.csv"
     val.write_text(HEADER + "yoga,both,1,11,validate\nzumba,absent,0,10,validate\n")
-    listings = k400.list_videos(tmp_path, [train, val])
+    listings = _k400.list_videos(tmp_path, [train, val])
     found = [
         (Path(video.path).relative_to(tmp_path).as_posix(), video.label, video.window)
         for video in listings["train"].videos
@@ -122,24 +109,24 @@ def test_list_finds_files_when_they_are_named_in_any_known_way(k400, tmp_path):
     assert listings["val"].missing == ["absent_000000_000010"]
 
 
-def test_folders_are_classes_when_there_is_no_list(k400, tmp_path):
+def test_folders_are_classes_when_there_is_no_list(tmp_path):
     """A class has one label in both splits, also where one of them lacks it."""
     touch(tmp_path, "train/a/1.mp4", "train/c/2.MP4", "train/c/notes.txt", "validation/b/3.avi")
-    listings = k400.list_videos(tmp_path)
+    listings = _k400.list_videos(tmp_path)
     assert listings["train"].classes == listings["val"].classes == ["a", "b", "c"]
     assert [video.label for video in listings["train"].videos] == [0, 2]
     assert [video.label for video in listings["val"].videos] == [1]
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_clips_are_inside_of_the_video_and_of_its_part(program, k400, train):
+def test_clips_are_inside_of_the_video_and_of_its_part(program, train):
     """Evenly spread ones reach both ends; one that is longer than the video spans it."""
     options = program.make_parser().parse_args(["--clips", "3", "--num-frames", "4"])
     about = {"source": "", "codec": "", "num_frames": 225, "width": 4, "height": 4}
     info = VideoInfo(start_seconds=1.0, duration_seconds=9.0, frame_rate=25.0, **about)
     for window, seconds in ((None, 2.0), ((3.0, 7.0), 2.0), ((3.0, 99.0), 50.0)):
         options.seconds = seconds
-        moments = program.Clips([], options, train).moments(k400.Video("", 0, window), info)
+        moments = program.Clips([], options, train).moments(_k400.Video("", 0, window), info)
         start, end = window or (1.0, 10.0)
         end = min(end, 10.0)
         assert len(moments) == (4 if train else 12)

@@ -108,74 +108,63 @@ def test_pipeline_stays_within_memory_and_grows_with_it(most, memory, element, s
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def tree(root, files):
-    """Files with their texts."""
-    for name, text in files.items():
+def tree(root, files=""):
+    """A machine with 4000 kB of free memory, and these files: in a line a name and the content."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  4000 kB\n")
+    for line in files.splitlines():
+        name, _, text = line.strip().partition(" ")
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text.replace("|", "\n") + "\n")
     return root
 
 
-MEMINFO = {"proc/meminfo": "MemTotal:  9000 kB\nMemAvailable:  4000 kB\n"}
-V2 = "sys/fs/cgroup/job"
-V1_MEMORY, V1_CPU = "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu,cpuacct"
+FREE = 4000 * 1024
 MACHINES = {
-    "bare": (MEMINFO, 8, 4000 * 1024),
+    "bare": ("", 8, FREE),
     "v2": (
-        {
-            **MEMINFO,
-            "proc/self/cgroup": "0::/job/inner\n",
-            f"{V2}/cpu.max": "150000 100000\n",
-            f"{V2}/inner/cpu.max": "max 100000\n",
-            f"{V2}/inner/memory.max": "3000000\n",
-            f"{V2}/inner/memory.current": "2500000\n",
-            f"{V2}/inner/memory.stat": "anon 1\ninactive_file 500000\n",
-            f"{V2}/memory.max": "max\n",
-        },
+        """proc/self/cgroup 0::/job/inner
+        sys/fs/cgroup/job/cpu.max 150000 100000
+        sys/fs/cgroup/job/inner/cpu.max max 100000
+        sys/fs/cgroup/job/inner/memory.max 3000000
+        sys/fs/cgroup/job/inner/memory.current 2500000
+        sys/fs/cgroup/job/inner/memory.stat anon 1|inactive_file 500000
+        sys/fs/cgroup/job/memory.max max""",
         1.5,
         1_000_000,
     ),
     "v1": (
-        {
-            **MEMINFO,
-            "proc/self/cgroup": "7:cpu,cpuacct:/docker/3f\n4:memory:/docker/3f\n1:pids:/\n0::/\n",
-            f"{V1_CPU}/cpu.cfs_quota_us": "200000\n",
-            f"{V1_CPU}/cpu.cfs_period_us": "100000\n",
-            f"{V1_MEMORY}/memory.limit_in_bytes": "2000000\n",
-            f"{V1_MEMORY}/memory.usage_in_bytes": "1900000\n",
-            f"{V1_MEMORY}/memory.stat": "inactive_file 7\ntotal_inactive_file 100000\n",
-        },
+        """proc/self/cgroup 7:cpu,cpuacct:/docker/3f|4:memory:/docker/3f|1:pids:/|0::/
+        sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us 200000
+        sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us 100000
+        sys/fs/cgroup/memory/memory.limit_in_bytes 2000000
+        sys/fs/cgroup/memory/memory.usage_in_bytes 1900000
+        sys/fs/cgroup/memory/memory.stat inactive_file 7|total_inactive_file 100000""",
         2,
         200_000,
     ),
     "v1 without limits": (
-        {
-            **MEMINFO,
-            "proc/self/cgroup": "7:cpu,cpuacct:/\n4:memory:/\n",
-            f"{V1_CPU}/cpu.cfs_quota_us": "-1\n",
-            f"{V1_CPU}/cpu.cfs_period_us": "100000\n",
-            f"{V1_MEMORY}/memory.limit_in_bytes": "9223372036854771712\n",
-            f"{V1_MEMORY}/memory.usage_in_bytes": "1900000\n",
-        },
+        """proc/self/cgroup 7:cpu,cpuacct:/|4:memory:/
+        sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us -1
+        sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us 100000
+        sys/fs/cgroup/memory/memory.limit_in_bytes 9223372036854771712
+        sys/fs/cgroup/memory/memory.usage_in_bytes 1900000""",
         8,
-        4000 * 1024,
+        FREE,
     ),
     "more quota than cores": (
-        {**MEMINFO, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000"},
+        "proc/self/cgroup 0::/\nsys/fs/cgroup/cpu.max 6400000 100000",
         8,
-        4000 * 1024,
+        FREE,
     ),
     "full": (
-        {
-            **MEMINFO,
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": "1000",
-            "sys/fs/cgroup/memory.current": "1200",
-        },
+        """proc/self/cgroup 0::/
+        sys/fs/cgroup/memory.max 1000
+        sys/fs/cgroup/memory.current 1200""",
         8,
         0,
     ),
-    "garbage": ({**MEMINFO, "proc/self/cgroup": "\nnonsense\n0::/\n"}, 8, 4000 * 1024),
+    "garbage": ("proc/self/cgroup |nonsense|0::/", 8, FREE),
 }
 
 
@@ -198,7 +187,7 @@ def test_limits_of_this_machine_and_of_one_without_proc(tmp_path):
 def test_ranks_are_those_of_torchrun(value, ranks, tmp_path):
     """LOCAL_WORLD_SIZE, or one."""
     environ = {"LOCAL_WORLD_SIZE": value}
-    assert read_limits(tree(tmp_path, MEMINFO), 4, environ).local_world_size == ranks
+    assert read_limits(tree(tmp_path), 4, environ).local_world_size == ranks
 
 
 # -- what is measured ----------------------------------------------------------------------------
