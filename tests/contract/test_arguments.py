@@ -1,7 +1,5 @@
 """The loader's arguments and attributes: torch's, those of its own, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import linecache

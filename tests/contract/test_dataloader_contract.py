@@ -1,7 +1,5 @@
 """The promises of torch's DataLoader beyond the batches, and those that only threads can keep."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import weakref
@@ -24,7 +22,7 @@ from _loader_helpers import (
     script,
     torch_loader,
 )
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -57,36 +55,25 @@ def test_persistent_workers_stay_until_their_iterator_is_dropped():
     assert len(list(loader)) == 8
 
 
-class MeetingData(Dataset):
-    """A sample is ready when ``parties`` samples are being loaded at the same time."""
-
-    def __init__(self, length, parties):
-        self.length, self.parties = length, parties
-        self.barrier, self.lock = threading.Barrier(parties), threading.Lock()
-        self.counts = {"inside": 0, "most": 0}
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        with self.lock:
-            self.counts["inside"] += 1
-            self.counts["most"] = max(self.counts.values())
-        self.barrier.wait(PATIENCE_SECONDS)
-        with self.lock:
-            self.counts["inside"] -= 1
-        return index
-
-
 @pytest.mark.parametrize("num_workers", [2, 5])
 @pytest.mark.parametrize("batch_size", [1, 20])
 def test_as_many_samples_load_at_once_as_workers(num_workers, batch_size):
     """num_workers=N means that N samples are loaded at the same time, and never more; one sample is
     one task: of a single batch, too."""
-    dataset = MeetingData(20, num_workers)
-    loader = ThreadLoader(dataset, batch_size, num_workers=num_workers, collate_fn=as_list)
+    together, lock, inside, counts = threading.Barrier(num_workers), threading.Lock(), set(), []
+
+    def meet(index):
+        with lock:
+            inside.add(index)
+            counts.append(len(inside))
+        together.wait(PATIENCE_SECONDS)
+        with lock:
+            inside.remove(index)
+        return index
+
+    loader = ThreadLoader(Made(meet, 20), batch_size, num_workers=num_workers, collate_fn=as_list)
     assert sum(loader, []) == list(range(20))  # noqa: RUF017
-    assert dataset.counts == {"inside": 0, "most": num_workers}
+    assert max(counts) == num_workers
 
 
 def test_zero_workers_load_in_the_calling_thread():

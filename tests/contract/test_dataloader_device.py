@@ -1,7 +1,5 @@
 """``device=`` of the loader, on a device that is not a GPU: order, errors, ends, statistics."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """on_error="skip": failing samples are left out or replaced, and reported to the loop."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Subclasses of the loader as training repositories write them: batches are those of torch's."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from functools import partial

@@ -1,7 +1,5 @@
 """However a program ends, it ends: a loader, a pipeline and a statistics file are all in use."""
 
-from __future__ import annotations
-
 import os
 import signal
 import textwrap

@@ -1,8 +1,6 @@
 """What holds of a loader's iterator at any time, in every seat that has it: where the sampler is
 asked, what a signal's handler may do, what comes after a timeout and after a close."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -9,7 +9,6 @@ from itertools import islice
 from unittest import mock
 
 import pytest
-import torch
 from _datasets import Indices, Made, MapData
 from _gates import eager_switching
 from _loader_helpers import (
@@ -423,22 +422,3 @@ def test_sampler_that_answers_to_every_name_is_no_endless_search(make):
     inner = mock.Mock(spec=[])
     inner.sampler = inner
     assert DataLoader(range(3), sampler=inner).sampler is inner
-
-
-class Seeds(Indices):
-    """Sample i is the seed of the stream that it draws from."""
-
-    def __getitem__(self, index):
-        return torch.initial_seed()
-
-
-@pytest.mark.parametrize("options", [{}, {"rng": "worker"}])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_initial_seed_fits_into_a_tensor(num_workers, options):
-    """``default_collate`` makes int64 of it, as with torch's."""
-    torch.manual_seed(3)  # a process's own may be any of 64 bits
-    assert next(iter(torch_loader(Seeds(), 3))).dtype == torch.int64
-    loader = DataLoader(Seeds(), 12, num_workers=num_workers, **options)
-    (seeds,) = loader
-    assert seeds.dtype == torch.int64
-    assert (seeds >= 0).all()

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 from multiprocessing.context import SpawnContext
+from pickle import PicklingError
 
 import _warm
 import pytest
@@ -15,6 +16,8 @@ from _inside import placement_of
 from _loader_helpers import DataLoader, no_thread_left
 from _seats import FORKED, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
+
+from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]
 
@@ -299,3 +302,30 @@ def test_bad_samples_of_a_batch_that_cannot_be_collated_are_reported(seat, caplo
     assert list(batches) == []
     assert [each.key for each in loader.skipped] == [5]
     assert "1 of 8 samples of the epoch failed" in caplog.text
+
+
+class Nested(Rows):
+    """Has lists in lists."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.lists = innermost = []
+        for _ in range(100_000):  # 3.14 goes as deep as its stack is
+            innermost.append([])
+            innermost = innermost[0]
+
+
+def test_dataset_that_is_nested_deeply_is_named():
+    """The repr of what pickle refuses fails, too."""
+    loader = DataLoader(Nested(), num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(
+        PicklingError, match=r"dataset\.lists\[0\].* cannot be pickled: list object"
+    ):
+        iter(loader)
+
+
+def test_definition_prints_the_beginning_of_its_source():
+    """Not all of a list of 100,000 numbers."""
+    config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
+    assert "source=[0, 1, 2, 3, 4, 5, ...]" in repr(config)
+    assert len(repr(config)) < 1_000

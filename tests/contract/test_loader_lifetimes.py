@@ -1,7 +1,5 @@
 """A loader that is gone keeps nothing alive, without the garbage collector's help."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

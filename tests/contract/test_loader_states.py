@@ -1,8 +1,6 @@
 """States that datasets and samplers keep themselves: asked for when somebody wants one, exact, and
 apart from what goes on."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -14,10 +14,12 @@ from _datasets import (
     Indices,
     Live,
     LiveIterators,
+    MapData,
     Position,
     StatefulStream,
+    StreamData,
 )
-from _loader_helpers import DataLoader, frozen, resumed
+from _loader_helpers import DataLoader, epoch_of as events_of, frozen, resumed
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
@@ -345,6 +347,39 @@ def test_a_generator_that_was_there_must_be_there():
     again = resumed(DataLoader(Drawn(8), shuffle=True), loader.state_dict())
     with pytest.raises(ValueError, match=r"2 generator\(s\), this loader and its samplers have 1"):
         iter(again)
+
+
+def test_an_error_counts_as_handed_out():
+    """A loop that went on after a bad batch goes on after it when it resumes, too."""
+    data = MapData(8, bad={2: ValueError})
+    for workers in ({}, ON_THREADS):
+        loader = DataLoader(data, batch_size=2, **workers)
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(ValueError, match="2"):
+            next(iterator)
+        again = resumed(DataLoader(MapData(8), batch_size=2), loader.state_dict())
+        assert next(iter(again))["y"].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_an_error_of_an_iterable_is_behind_what_comes_next(num_workers, batch_size):
+    """It goes on after its bad item, and so does a loader that resumes there."""
+
+    def make():
+        data = StreamData(8, {3: KeyError})
+        workers = {"num_workers": 1, "isolation": "thread"} if num_workers else {}
+        return DataLoader(data, batch_size=batch_size, **workers)
+
+    loader = make()
+    batches = iter(loader)
+    for _ in range(3 // (batch_size or 1)):
+        next(batches)
+    with pytest.raises(KeyError, match="bad 3"):
+        next(batches)
+    again = resumed(make(), loader.state_dict())
+    assert events_of(again) == [frozen(batch) for batch in batches]
 
 
 def test_ctrl_c_in_a_sample_leaves_its_batch_to_be_made_again():

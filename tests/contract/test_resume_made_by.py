@@ -1,7 +1,5 @@
 """A state says whose it is: what cannot be right is refused, what may be wrong is warned of."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -318,3 +316,28 @@ def test_a_pipelines_state_says_whose_it_is():
         other.load_state_dict(state)
         with pytest.warns(UserWarning, match=f"PipelineDataset.load_state_dict: .*{what}"):
             list(other)
+
+
+class Sizeless:
+    """A source of unknown length, for an event loop."""
+
+    def __init__(self, length):
+        self.length = length
+
+    async def __aiter__(self):
+        for number in range(self.length):
+            yield number
+
+
+@pytest.mark.parametrize("ops", [[], [lambda number: number if number % 2 else None]])
+def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(ops):
+    """Skipped in the source, or made again to be thrown away."""
+    dataset = pipeline(Sizeless(12), *ops)
+    items = iter(dataset)
+    for _ in range(5):
+        next(items)
+    state = dataset.state_dict()
+    items.close()
+    dataset = resumed(pipeline(Sizeless(3), *ops), state)
+    with pytest.raises(ValueError, match=r"makes 5 item\(s\) of .* but it ended after \d\."):
+        list(dataset)

@@ -1,7 +1,5 @@
 """Epochs after a resumed one, of a dataset that applies the state it was given again and again."""
 
-from __future__ import annotations
-
 import multiprocessing
 import warnings
 

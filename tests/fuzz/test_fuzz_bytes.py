@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-from collections import Counter
 from pathlib import Path
 from time import monotonic
 
@@ -23,77 +22,58 @@ MOST_BYTES = 1400 * MEBIBYTE
 pixel and us 3; our own readers take no more than there is to read."""
 
 
-class Campaign:
-    """Runs the program again after each death, and collects what it tells."""
+def run(folder, first, *options, seconds=0.0):
+    """What the program found, its death included, and what it tells in the end (None if it died).
 
-    def __init__(self, folder):
-        folder = Path(os.environ.get("SPDL_TORCH_FUZZ_FOLDER") or folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.findings, self.executions, self.accepted = [], Counter(), Counter()
-        self.peak_bytes = {}
+    The folder is the one that ``SPDL_TORCH_FUZZ_FOLDER`` names, if any."""
+    folder = Path(os.environ.get("SPDL_TORCH_FUZZ_FOLDER") or folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    words, patience = [PROGRAM, folder, "--first", first, *options], seconds + 4 * HANG_SECONDS
+    with (folder / "stderr").open("w") as stderr:
+        done = _warm.run(words, stderr=stderr, timeout=patience)
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    findings = [report["finding"] for report in reports if "finding" in report]
+    if done.returncode != 0:
+        name, number = (folder / "name").read_text().split("\0")[0].rsplit(maxsplit=1)
+        saved = folder / f"death-{name.replace(' ', '_')}-{number}"
+        shutil.copy(folder / "input", saved)
+        last_words = (folder / "stderr").read_text(errors="replace")[-3000:]
+        what = f"exit code {done.returncode}\n{last_words}"
+        return [*findings, [name, number, what, str(saved)]], None
+    summary = reports[-1]
+    findings += [
+        [name, number, f"took {peak} bytes", "not saved"]
+        for name, (peak, number) in summary["peak_bytes"].items()
+        if peak > MOST_BYTES
+    ]
+    return findings, summary
 
-    def run(self, first, *options, seconds=0.0):
-        """Returns whether the program came to its end; if not, ``findings`` has one more."""
-        with (self.folder / "stderr").open("w") as stderr:
-            done = _warm.run(
-                [PROGRAM, self.folder, "--first", first, *options],
-                stderr=stderr,
-                timeout=seconds + 4 * HANG_SECONDS,
-            )
-        for line in done.stdout.splitlines():
-            self.take(json.loads(line))
-        if done.returncode != 0:
-            self.take_death(done.returncode)
-        return done.returncode == 0
 
-    def take(self, report):
-        if "finding" in report:
-            self.findings.append(report["finding"])
-            return
-        self.executions.update(report["executions"])
-        self.accepted.update(report["accepted"])
-        for name, (peak, number) in report["peak_bytes"].items():
-            self.peak_bytes[name] = max(self.peak_bytes.get(name, (0, 0)), (peak, number))
-            if peak > MOST_BYTES:
-                self.findings.append([name, number, f"took {peak} bytes", "not saved"])
-
-    def take_death(self, code):
-        name, number = (self.folder / "name").read_text().split("\0")[0].rsplit(maxsplit=1)
-        saved = self.folder / f"death-{name.replace(' ', '_')}-{number}"
-        shutil.copy(self.folder / "input", saved)
-        last_words = (self.folder / "stderr").read_text(errors="replace")[-3000:]
-        self.findings.append([name, int(number), f"exit code {code}\n{last_words}", str(saved)])
-
-    def complaint(self):
-        return "\n\n".join(
-            f"{name} {number}: {what}\nsaved as {saved}"
-            for name, number, what, saved in self.findings
-        )
+def complaint(findings):
+    return "\n\n".join(f"{name} {n}: {what}\nsaved as {saved}" for name, n, what, saved in findings)
 
 
 def test_damaged_files_are_read_or_refused(tmp_path):
     """The short form: the same inputs in every run; every reader accepts some of them."""
-    campaign = Campaign(tmp_path)
-    campaign.run(0, "--count", 80)
-    assert not campaign.findings, campaign.complaint()
-    assert len(campaign.executions) >= 16
-    assert set(campaign.executions.values()) == {80}
+    findings, summary = run(tmp_path, 0, "--count", 80)
+    assert not findings, complaint(findings)
+    executions, accepted = summary["executions"], summary["accepted"]
+    assert len(executions) >= 16
+    assert set(executions.values()) == {80}
     # Neither is everything refused at the first look, nor nothing found wrong.
-    for name, count in campaign.accepted.items():
-        assert count < 80, name
-    assert len(campaign.accepted) == len(campaign.executions)
+    assert all(count < 80 for count in accepted.values()), accepted
+    assert len(accepted) == len(executions)
 
 
 @pytest.mark.long
 def test_damaged_files_are_read_or_refused_for_long(tmp_path, long_seconds):
     """Other inputs in every run; goes on after a death, up to twenty of them."""
-    campaign = Campaign(tmp_path)
-    end, deaths = monotonic() + long_seconds, 0
+    end, deaths, findings = monotonic() + long_seconds, 0, []
     while monotonic() < end and deaths < 20:
         seconds = min(60.0, max(1.0, end - monotonic()))
         first = random.SystemRandom().randrange(10**12)
-        deaths += not campaign.run(first, "--seconds", str(seconds), seconds=seconds)
-    print(f"{sum(campaign.executions.values())} inputs, {campaign.executions}")
-    print(f"accepted: {campaign.accepted}\nmemory: {campaign.peak_bytes}")
-    assert not campaign.findings, campaign.complaint()
+        found, summary = run(tmp_path, first, "--seconds", str(seconds), seconds=seconds)
+        findings += found
+        deaths += summary is None
+        print(summary)
+    assert not findings, complaint(findings)

@@ -1,7 +1,5 @@
 """States of loaders with one field changed: each is loaded, or refused by the name of its field."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

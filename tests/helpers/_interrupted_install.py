@@ -4,8 +4,6 @@ Prints as JSON the places of Ctrl-C at which a later loader, or the program's ow
 not as without it. Each place is tried in a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Datasets and functions for the worker process, which imports this module and not the tests."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import random

@@ -1,7 +1,5 @@
 """Loaders and pipelines that are tuned while they run: the same results, each decision reported."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

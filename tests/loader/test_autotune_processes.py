@@ -1,7 +1,5 @@
 """``num_workers="auto"`` where the workers are processes, which join and leave as an epoch runs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import select

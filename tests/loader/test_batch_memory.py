@@ -1,7 +1,5 @@
 """Batches for a device are made in pinned memory: nothing is packed, nothing is overwritten."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import multiprocessing
@@ -28,6 +26,8 @@ from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
+from spdl_torch.loader.backends import transfer_stage
+from spdl_torch.loader.backends.processes import processes
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -331,6 +331,27 @@ def test_all_pinned_memory_of_a_loader_is_bounded(one_intra_op_thread, backends,
         assert (large[:, ::997] == index % 251).all()
         assert (small[:, ::997] == index % 251).all()
         assert 0 < sum(machine().locked.values()) <= bound
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_slabs_of_all_processes_share_one_bound(backends, most, monkeypatch):
+    """Those beyond it are packed; batches are the same, and nothing stays locked."""
+    monkeypatch.setattr(processes, "most_regions", lambda *_: most)
+    monkeypatch.setattr(transfer_stage, "most_regions", lambda *_: most)
+    locked, lock = [], LimitedLocker.lock_pages
+
+    def noting(locker, address, num_bytes):
+        is_locked = lock(locker, address, num_bytes)
+        locked.append(len(locker._permits))
+        return is_locked
+
+    monkeypatch.setattr(LimitedLocker, "lock_pages", noting)
+    data = Sizes(24)
+    options = {"num_workers": 2, "isolation": "process", "prefetch_factor": 4, **FORKED}
+    for index, (large, _) in enumerate(DataLoader(data, 1, device="cuda", **options)):
+        assert (large[:, ::997] == index % 251).all()
+    assert locked
+    assert max(locked) <= max(0, most - 1)
 
 
 def test_region_is_locked_once_there_is_room():

@@ -114,3 +114,23 @@ def test_runs_are_noted_once_with_what_python_says_of_them():
     gc.collect()
     assert collections.taken() == []
     assert not collections.is_noting
+
+
+@pytest.mark.parametrize("lost", ["_began", "_ended", "_infos"])
+def test_runs_after_a_loss_are_whole(lost):
+    """Ctrl-C may come in the middle of taking one."""
+    collections = Collections()
+    gc.disable()
+    try:
+        collections.begin()
+        gc.collect(0)
+        getattr(collections, lost).popleft()
+        for _ in range(3):
+            collections.taken()
+        gc.collect(1)
+        (found,) = [each for _ in range(3) for each in collections.taken()]
+    finally:
+        collections.end()
+        gc.enable()
+    assert found.info["generation"] == 1
+    assert found.began_ns <= found.ended_ns

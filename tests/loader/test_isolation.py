@@ -1,7 +1,5 @@
 """``isolation="process"``: what the loop gets is what threads would have given it."""
 
-from __future__ import annotations
-
 import io
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """However a worker process, its trainer or its loop ends: it is reported, and nothing is left."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing

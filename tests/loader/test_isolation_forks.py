@@ -1,7 +1,5 @@
 """Processes that are forked from a trainer whose loader has a child: what they see and may do."""
 
-from __future__ import annotations
-
 import decimal
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Ctrl-C at any moment of a loader's life: no process, thread, descriptor or memory is left."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """The parts of isolation="process": batches in slabs, messages on a wire."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import pickle
@@ -15,6 +13,8 @@ import pytest
 import torch
 from _forks import found_in_fork
 from _inside import regions_of
+from _isolated import isolated, num_mapped_slabs
+from _isolation_data import Images
 from hypothesis import given, settings, strategies as st
 from torchvision import tv_tensors
 
@@ -268,6 +268,30 @@ def test_child_is_seeded_without_reading_a_source(limit):
         return list(linecache.cache), torch.initial_seed(), getattr(sys, "tracebacklimit", None)
 
     assert found_in_fork(seeded) == ([], 2**40 + 3, limit)
+
+
+class Unpicklable(int):
+    """An index that cannot be sent."""
+
+    def __reduce__(self):
+        raise ZeroDivisionError
+
+
+def test_indices_that_cannot_be_sent_cost_no_memory():
+    """The slabs that would have been reported free with them are reported all the same."""
+    order = [[Unpicklable(0)] if number % 2 and number > 4 else [number] for number in range(80)]
+    batches = iter(isolated(Images(80), batch_sampler=order, num_workers=1, prefetch_factor=2))
+    found, num_errors, most = [], 0, 0
+    while True:
+        try:
+            found.append(next(batches)["index"].item())
+            most = max(most, num_mapped_slabs())
+        except ZeroDivisionError:
+            num_errors += 1
+        except StopIteration:
+            break
+    assert (found, num_errors) == ([0, 1, 2, 3, *range(4, 80, 2)], 38)
+    assert most <= 4
 
 
 # -- the wire --------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """A signal to the trainer's whole process group, as batch systems and terminals send them: what is
 to be done is the trainer's business; its children go on, and end when it does."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,8 +1,6 @@
 """Whoever is killed: the batches are those without workers, or an error says who died, and of what;
 and nothing is left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

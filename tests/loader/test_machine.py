@@ -1,7 +1,5 @@
 """Facts about the machine have one owner: whoever asks for the cores gets the same number."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import warnings

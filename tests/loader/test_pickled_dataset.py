@@ -1,7 +1,5 @@
 """A dataset that is pickled on its way to the workers is in them what it is in torch's."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

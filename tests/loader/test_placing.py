@@ -1,7 +1,5 @@
 """Workers are threads where that is known to be safe, and processes elsewhere, with the reason."""
 
-from __future__ import annotations
-
 import multiprocessing
 from functools import lru_cache, partial
 

@@ -1,7 +1,5 @@
 """Objects that threads share hold when they meet at any step, as they do without a GIL."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

@@ -1,7 +1,5 @@
 """A wait that is too long reports what is stuck: the stage, the item and the thread's stack."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """A worker alone in its process is what torch's worker is; jobs of any size reach it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
