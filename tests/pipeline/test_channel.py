@@ -30,7 +30,11 @@ def gets_waiting(channel):
     return channel.counters().get_wait[1]
 
 
-# -- timeouts
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_capacity_below_one_is_refused(capacity):
+    """A channel holds at least one item."""
+    with pytest.raises(ValueError, match=r"capacity must be >= 1, got"):
+        Channel(capacity)
 
 
 def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
