@@ -158,6 +158,7 @@ BAD_NPZ = {
     "same place": (archive({}, {"name": b"b.npy", "offset": 0}), "begin at the same place"),
     "offset": (archive({"offset": 10**6}), "a member begins after the last one"),
     "bad UTF-8": (archive({"name": b"\xff.npy", "flags": 1 << 11}), "is not UTF-8"),
+    "zip64 field missing": (archive({"offset": 2**32 - 1}), "a member begins after"),
     "zip64 field short": (
         archive({"offset": 2**32 - 1, "extra": struct.pack("<2HL", 1, 4, 0)}),
         "zip64 field is too short",
@@ -208,6 +209,7 @@ BAD_MEMBER = {
     "checksum": ({"method": 8, "crc": 1}, "its checksum is wrong"),
     "more than said": ({"method": 8, "data": BOMB, "num_bytes": 1000}, "more than the 1000 bytes"),
     "less than said": ({"method": 8, "num_bytes": 10_000}, "inflates to 2528 bytes|truncated"),
+    "cut": ({"method": 8, "data": deflated(NPY)[:-9]}, "damaged|truncated"),
 }
 
 

@@ -123,6 +123,17 @@ def test_failure_holds_the_users_own_exceptions_with_notes():
     assert failure.subgroup(KeyError) is None
 
 
+def test_note_of_an_error_that_is_raised_again_is_renewed():
+    """Where one object was raised before is of no use."""
+    error = Boom("again")
+
+    def op(item):
+        raise error
+
+    collect(pipeline_of([7, 8], op, build={"max_failures": 1}))
+    assert error.__notes__ == ["in stage 'op' (spdl-op-0), item 1: 8"]
+
+
 def test_failure_is_raised_again_on_every_later_get():
     """The failure is sticky: it does not become the end of the data the second time."""
     op, _ = failing_at(0)
