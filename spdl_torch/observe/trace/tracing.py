@@ -23,6 +23,7 @@ from ...engine.statistics import PipelineStats
 from ...engine.threads import repeating
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
+from ..store.following import report_of
 from ..verdict.cached_steps import against_cached_steps, step_seconds
 from ..verdict.report import Report, make_report, with_remarks
 from .chrome_trace import Count, Program, Span
@@ -284,10 +285,8 @@ def profile_of(
         own = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
         collections.update(i.time_ns for i in own if i.name == "gc")
         shown.append(replace(timeline, instants=tuple(own)))
-        try:
-            found = _NOTHING if recorder.owner is None else recorder.owner.report()
-        except RuntimeError:  # nothing was loaded
-            found = _NOTHING
+        owner = recorder.owner
+        found = (None if owner is None else report_of(owner)) or _NOTHING
         if longest is None or found.stats.elapsed > report.stats.elapsed:
             report, longest = found, timeline
     num_pipelines = len({timeline.pipeline_number for timeline in shown})
