@@ -14,7 +14,6 @@ import torch
 from _covering import by_pairs
 from _datasets import Made
 from _loader_helpers import DataLoader, run_script, torch_loader
-from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
@@ -393,25 +392,6 @@ def test_draws_on_another_default_device_are_left_alone():
     with torch.device("meta"):
         batch = next(iterator)
     assert batch.device.type == "meta"
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    first=st.integers(0, 2**64),
-    count=st.integers(1, 9),
-    num_replicas=st.integers(1, 5),
-    start=st.integers(0, 2**63 - 1),
-    epoch_seed=st.integers(0, 2**63 - 1),
-    generator=st.sampled_from([0, 1, 2]),
-)
-def test_seeds_of_a_batch_are_those_of_its_samples(
-    first, count, num_replicas, start, epoch_seed, generator
-):
-    """However far an epoch has got: a state may say so."""
-    key = StreamKey(epoch_seed, start, num_replicas, num_replicas - 1)
-    expected = [key.seed(first + n, Purpose.SAMPLE, generator) for n in range(count)]
-    assert key.seeds(first, count, generator) == expected
-    assert all(0 <= seed < 2**63 for seed in expected), "one of torch's own, which fit a tensor"
 
 
 def test_seeds_do_not_collide():

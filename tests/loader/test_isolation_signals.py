@@ -11,7 +11,6 @@ import psutil
 import pytest
 from _folders import HELPERS
 from _gates import until
-from _inside import children_of
 from _isolated import isolated, nothing_left
 from _isolation_data import Spawning
 from _loader_helpers import PATIENCE_SECONDS
@@ -178,15 +177,3 @@ def test_programs_of_the_dataset_can_be_ended():
     for pid in pids:
         process = psutil.Process(pid)
         until(lambda process=process: ended_by_sigterm(process))
-
-
-def test_end_of_the_child_is_seen_when_what_it_forked_lives_on(monkeypatch):
-    """Also where the system has no descriptors for processes."""
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
-    batches = iter(isolated(Spawning(), None, num_workers=1))
-    pids = next(batches)
-    os.kill(children_of(batches)[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
-        list(batches)
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)

@@ -60,35 +60,6 @@ def test_percentile_is_within_6_3_percent_of_the_exact_one(values, num_zero, sha
 tasks = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.booleans()))
 
 
-@settings(deadline=None, max_examples=50)
-@given(laps=st.lists(tasks, min_size=1, max_size=5))
-def test_laps_of_task_counters_add_up_to_the_whole(laps):
-    """The differences of successive readings sum to the last reading, field by field."""
-    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
-    cell = hook.new_cell()
-    before, sums = TaskCounters(), [0] * 5
-    for lap in laps:
-        for wall_ns, cpu_ns, ok in lap:
-            (cell.add if ok else cell.add_failure)(wall_ns, cpu_ns)
-        now = hook.counters()
-        diff = now.since(before)
-        before = now
-        assert diff.num_tasks == len(lap)
-        assert sum(diff.histogram) == sum(ok for _, _, ok in lap)
-        for n, value in enumerate(
-            (diff.num_tasks, diff.num_failures, diff.busy_ns, diff.failed_ns, diff.cpu_ns)
-        ):
-            sums[n] += value
-    every = [task for lap in laps for task in lap]
-    assert sums == [
-        len(every),
-        sum(not ok for _, _, ok in every),
-        sum(wall for wall, _, _ in every),
-        sum(wall for wall, _, ok in every if not ok),
-        sum(cpu for _, cpu, _ in every),
-    ]
-
-
 def test_task_stats_time_successes_and_count_failures():
     """ave_time is of the calls that succeeded; counts and CPU time are of all."""
     hook = TaskStatsHook(StageInfo(0, 1, "decode"))
