@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import threading
 
 import pytest
 import torch
-from _isolated import bits, isolated, nothing_left, num_mapped_slabs
+from _isolated import bits, isolated, nothing_left
 from _isolation_data import Images
 from _lazy_device import backends, machine
 from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end, no_thread_left
@@ -16,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.io import Transfer, transfer_tensor
-from spdl_torch.io._transfer.slabs import SMALL_BYTES, copy_alone
+from spdl_torch.io._transfer.slabs import copy_alone
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left", "nothing_left"]
@@ -101,28 +100,6 @@ def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkey
     are_in_slabs, found = where_pinned_batches_are(monkeypatch)
     assert are_in_slabs == [0, 0, 0]
     assert found == [bits(batch) for batch in DataLoader(Images(12), 4, num_workers=2, seed=1)]
-
-
-def test_slabs_are_copied_from_and_unlocked_while_they_are_there(backends):
-    """With a device stage nothing is packed."""
-    loader = isolated(Images(40), 4, seed=1, device="cuda", collate_fn=only_images)
-    expected = DataLoader(Images(40), 4, num_workers=2, seed=1, collate_fn=only_images)
-    assert [bits(batch) for batch in loader] == [bits(batch) for batch in expected]
-    (backend,) = backends
-    assert backend.slab_sizes == [SMALL_BYTES] * 2  # as small as they are made
-    assert_threads_end()
-    assert not num_mapped_slabs()
-    assert list(machine().locked.values()) == [SMALL_BYTES] * 2
-    del loader, backend
-    backends.clear()
-    gc.collect()
-    assert machine().locked == {}
-    assert machine().violations == []
-
-
-def only_images(samples):
-    """Large tensors, and nothing that stays with the host."""
-    return torch.stack([sample["image"] for sample in samples])
 
 
 # -- who packs -------------------------------------------------------------------------------------
