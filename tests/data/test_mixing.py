@@ -130,7 +130,11 @@ def test_far_positions_are_reached_at_once():
     """The last position of all has its sample, and shares hold there as at the beginning."""
     mixture = mix(lists((3, 4, 5)), named((1, 2, 5)), stop="never", num_samples=8)
     far = MAX_POSITIONS - 9000
-    tally = Counter(mixture.locate(far + n)[0] for n in range(8000))
+    located = Counter(mixture.locate(far + n) for n in range(8000))
+    for name, size in zip(NAMES, (3, 4, 5), strict=True):  # each pass has every sample once
+        numbers = [located[name, index] for index in range(size)]
+        assert max(numbers) - min(numbers) <= 2
+    tally = Counter(name for name, _ in located.elements())
     assert mixture.counts(far + 8000, far) == dict(tally)
     assert all(abs(tally[n] - share) <= 2 for n, share in named((1000, 2000, 5000)).items())
     with pytest.raises(IndexError, match=r"position must be between 0 and 274877906943, got -1"):
