@@ -386,6 +386,26 @@ def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
 
 
 @pytest.mark.usefixtures("led_by")
+def test_trainer_draws_between_batches_from_its_own():
+    """With 0 workers the streams end where the batch does, and after an error too."""
+
+    def fail_at_5(index):
+        if index == 5:
+            raise ValueError("bad")
+        return torch.rand(1)
+
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(3)
+    iterator = iter(DataLoader(Made(fail_at_5), 1, generator=torch.Generator()))
+    for _ in range(5):
+        next(iterator)
+        assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
+
+
+@pytest.mark.usefixtures("led_by")
 def test_draws_on_another_default_device_are_left_alone():
     """Without threads the trainer's default device is in force in the dataset."""
     iterator = iter(DataLoader(Made(lambda _: torch.rand(2)), 3))

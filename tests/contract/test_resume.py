@@ -35,6 +35,19 @@ def generator(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
+def test_the_trainer_s_generator_is_left_as_it_is():
+    """Going on in the middle of an epoch draws nothing from torch's global generator."""
+    torch.manual_seed(3)
+    loader = DataLoader(Drawn(12), batch_size=2, shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    before = torch.manual_seed(99).get_state()
+    again = resumed(DataLoader(Drawn(12), batch_size=2, shuffle=True), state)
+    assert epoch_of(again) == epoch_of(iterator)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def epoch_of(loader):
     return [batch.tolist() for batch in loader]
 

@@ -28,6 +28,7 @@ from _seats import (
     in_every_seat,
     in_seats,
 )
+from torch.utils.data import Sampler
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
@@ -125,6 +126,41 @@ def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source)
     match = r"(num_source|num_after): resuming makes .* but it ended after"
     with pytest.raises(ValueError, match=match):
         rest(4, state)
+
+
+class Late(Sampler):
+    """Takes up its state with its first index."""
+
+    def __init__(self):
+        self.position = self.begin = 0
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        begin, self.begin = self.begin, 0
+        for self.position in range(begin + 1, 11):
+            yield self.position - 1
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.begin = state["position"]
+
+
+def test_sampler_that_was_not_asked_yet_has_the_state_that_it_was_given():
+    """Where nothing is loaded ahead, an epoch may begin and be saved before its first index."""
+
+    def loader():
+        return DataLoader(range(10), 2, sampler=Late())
+
+    first = loader()
+    batches = iter(first)
+    next(batches)
+    second = resumed(loader(), stored(first))
+    begun = iter(second)
+    assert plain(resumed(loader(), stored(second))) == plain(begun) == plain(batches)
 
 
 # -- out of order ------------------------------------------------------------------------------
