@@ -307,8 +307,11 @@ class PipelineDataset(IterableDataset[T_co]):
     def _want_states(self) -> None:
         self._state.want()
 
-    def _pass_over(self, num_passes: int) -> None:
-        self._state.pass_over(num_passes)
+    def _move_to_pass(self, epoch: int) -> None:
+        self._state.move_to(epoch)
+
+    def _hand_out_pass(self) -> int | None:
+        return self._state.hand_out()
 
     def _named_epoch(self) -> int | None:
         return self._state.named_epoch

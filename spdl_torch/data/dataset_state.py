@@ -51,10 +51,22 @@ class DatasetState:
             self._to_resume = None  # the caller wants another pass, from its beginning
         self._next_epoch = self.named_epoch = epoch
 
-    def pass_over(self, num_passes: int) -> None:
-        """Let the next pass be that many later, unless a state says which it is."""
-        if self._to_resume is None:
-            self._next_epoch += num_passes
+    def move_to(self, epoch: int) -> None:
+        """Let the next pass be number ``epoch``, unless one was named or a state says which."""
+        if self.named_epoch is None and self._to_resume is None:
+            self._next_epoch = epoch
+
+    def hand_out(self) -> int | None:
+        """Count the next pass, which copies begin in place of this dataset, and return its number;
+        None = they have it in a state within a pass, or with the source's."""
+        resume, number = self._to_resume, self._next_epoch
+        if resume is not None:
+            if not resume.finished or resume.source is not None:
+                return None
+            number = resume.epoch + resume.begun
+        self._to_resume = self.named_epoch = None
+        self._next_epoch = number + 1
+        return number
 
     def begin(self, ranks: Shard, tail: Tail) -> tuple[SourceSpec, PassProgress]:
         """Return the source of the new pass, and its progress: this rank's and worker's part, in

@@ -19,6 +19,7 @@ from ..errors import PipelineFailure
 from .checkpoint.epoch_start import BaseSeed, EpochStart, LookAhead
 from .checkpoint.last_indices import tell_order
 from .checkpoint.order import END, HandedOut, Order, next_index
+from .checkpoint.passes import pass_of_workers
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
@@ -104,7 +105,12 @@ class EpochIterator(_BaseDataLoaderIter):
             streams_seed = within.epoch_seed if is_drawn_again else within.seed_of_rest()
         ranks = shard_of(sampler)
         self._key = StreamKey(
-            streams_seed, start.first, *ranks, epoch=number, is_seeded=loader.seed is not None
+            streams_seed,
+            start.first,
+            *ranks,
+            epoch=number,
+            is_seeded=loader.seed is not None,
+            number_of_pass=pass_of_workers(self._dataset, resume, self._num_workers),
         )
         self._order = position.order = Order(
             start,

@@ -11,7 +11,12 @@ from weakref import WeakSet
 from torch.utils.data import IterableDataset
 
 from ..engine.recorder import new_pipeline_number
-from .checkpoint.passes import check_no_passes_inside, has_passes
+from .checkpoint.passes import (
+    check_no_passes_inside,
+    has_passes,
+    left_for_another_pass,
+    name_saved_pass,
+)
 from .checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
 from .checkpoint.user_state import give_state, keeps_state, state_of
 from .sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
@@ -139,6 +144,10 @@ class LoaderPosition:
         is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
         if is_alone and keeps_state(loader.dataset):
             values["dataset"] = state_of(loader.dataset)
+        if has_passes(dataset := loader.dataset) and state.finished:
+            is_named = dataset._named_epoch() is not None
+            if is_named or not state.workers:  # else these know it
+                values["dataset"] = dataset._next_pass_state()
         return values
 
     def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
@@ -175,9 +184,12 @@ class LoaderPosition:
             return None
         named = epoch_of(loader._index_sampler)
         is_other = None not in (named, resume.sampler_epoch) and named != resume.sampler_epoch
+        is_other = is_other or left_for_another_pass(loader.dataset, resume)
         if is_other and not resume.finished:
             resume = left_for_another(loader, resume)
-        if resume.dataset is not None:
+        if resume.dataset is not None and has_passes(loader.dataset):
+            name_saved_pass(loader.dataset, resume.dataset)
+        elif resume.dataset is not None:
             if isinstance(loader.dataset, IterableDataset):
                 raise ValueError(
                     "load_state_dict: dataset is of a map-style dataset; an iterable one has its "

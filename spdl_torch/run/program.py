@@ -33,8 +33,9 @@ def run_program(words: list[str], *, is_module: bool) -> None:
     if has_main or not sys.flags.safe_path:
         folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
         sys.path[: not sys.flags.safe_path] = [path if has_main else folder]
-    # Children of multiprocessing look there for the program.
-    main = sys.modules["__main__"] = ModuleType("__main__")
+    # Children of multiprocessing look there for the program, and what they send back of its classes
+    # is looked for under the other name.
+    main = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     sys.argv = ["-m" if is_module else words[0], *words[1:]]
     try:

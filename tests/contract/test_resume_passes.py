@@ -5,12 +5,14 @@ Its order is another one in each epoch, and only it knows which comes next.
 
 import json
 import logging
+from itertools import islice
 
 import pytest
 import torch
 from _covering import by_pairs
 from _datasets import GoingOn
 from _seats import NONE, THREADS, in_seats
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -123,6 +125,73 @@ def test_workers_that_are_new_in_each_epoch_go_on_with_the_passes(kind, isolatio
         assert batches(between) == expected[epoch + 1]
     run.dataset.set_epoch(1)
     assert batches(run) == expected[1]
+
+
+class Numbered:
+    """A source whose items say of which pass they are; some keep a state of their own."""
+
+    epoch = 0
+
+    def __iter__(self):
+        return iter([(self.epoch, number) for number in range(5)])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+STEPS = st.one_of(
+    st.sampled_from(["epoch", "left", "saved", "saved at the end"]),
+    st.integers(0, 9),
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*persistent_workers")  # which changes where none are left
+@settings(max_examples=12)
+@given(steps=st.lists(STEPS, min_size=2, max_size=8), asked=st.booleans(), draw=st.data())
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("backend", ["none", "thread", "fork"])
+def test_passes_are_counted_alike_in_every_backend(backend, persistent, steps, asked, draw):
+    """Whatever was named, left, saved and resumed before, with one worker or none: a pass in each
+    epoch, on from what was named; the rest of one first, unless another was named since."""
+
+    def make(backend):
+        dataset = PipelineDataset(PipelineBuilder().add_source(Numbered()).add_sink())
+        if backend == "none":
+            return DataLoader(dataset, 2)
+        own = {"isolation": "thread" if backend == "thread" else "process"}
+        return DataLoader(dataset, 2, num_workers=1, persistent_workers=persistent, **own)
+
+    loader = make(backend)
+    if asked:
+        loader.state_dict()
+    number, rest = 0, 0  # of the pass that comes next, and its first item
+    left = None  # the same of one that was left
+    resumed = {}  # the first item of the pass that was loaded since a loop
+    for step in steps:
+        if isinstance(step, int):
+            loader.dataset.set_epoch(step)
+            number, rest = step, resumed.get(step, 0)
+            left = None if left is None else "unclear"
+            continue
+        if step == "saved" and left is not None:
+            if left == "unclear":  # whether that epoch is meant, or the one that was named
+                continue
+            number, rest = left
+        elif step != "saved":
+            batches = iter(loader)
+            whole = [[[number, item] for item in range(5)[n : n + 2]] for n in range(rest, 5, 2)]
+            most = {"epoch": 9, "left": 1, "saved at the end": len(whole)}[step]
+            got = [torch.stack(batch, 1).tolist() for batch in islice(batches, most)]
+            assert got == whole[:most]
+            left = None if step == "epoch" else (number, rest + 2 * len(got))
+            number, rest = (number + 1, 0) if step != "saved at the end" else left
+            resumed = {}
+        if step.startswith("saved"):
+            state = loader.state_dict()
+            loader.close()
+            loader, left = make(draw.draw(st.sampled_from(["none", backend]))), None
+            loader.load_state_dict(state)
+            resumed = {number: rest}
 
 
 def shuffling_loader():

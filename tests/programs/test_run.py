@@ -102,10 +102,19 @@ PROGRAMS = {
     from torch.utils.data import DataLoader
     from data import Squares, train
 
+    class Sent:
+        pass
+
     def child(method):
         print(method, __name__, train(DataLoader(Squares(), 4)), flush=True)
 
+    def sends(end):
+        end.send(Sent())
+
     if __name__ == "__main__":
+        end, ours = multiprocessing.Pipe()
+        multiprocessing.get_context("spawn").Process(target=sends, args=(end,)).start()
+        print(type(ours.recv()) is Sent)
         train(DataLoader(Squares(), 8))
         for method in ("spawn", "forkserver", "fork"):
             process = multiprocessing.get_context(method).Process(target=child, args=(method,))
@@ -297,7 +306,7 @@ def test_children_load_with_ours_and_report_once(folder):
     under_run = start_cold(folder, *UNDER_RUN, "children.py")  # so that its children are, too
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
-    assert sites(err) == [*["children.py:7"] * 3, "children.py:10"]
+    assert sites(err) == [*["children.py:10"] * 3, "children.py:19"]
 
 
 def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
@@ -398,6 +407,8 @@ def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, mo
     [
         ([], "expected a program"),
         (["none.py"], "can't open file"),
+        (["--html", ".", __file__], "can't write file '.'"),
+        (["--record", __file__, __file__], "test_run.py is there, and no statistics file"),
         (["--loader", "torch", "--html", "x", "y.py"], "alone"),
         (["-"], "standard input is not run"),
         (["-c", "pass"], "-c or of standard input is not run"),

@@ -17,7 +17,6 @@ from torch.utils.data._utils import worker as torch_worker
 from ...engine.channel import ChannelClosed
 from ...engine.moments import Outcome
 from ...scopes import scope
-from ..checkpoint.passes import pass_over
 from ..error_notes import Reason, add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
@@ -176,9 +175,9 @@ class Worker:
         spec, number, epoch = self._spec, self._number, shift.epoch
         if self._has_begun and spec.draws.is_seeded:
             self._streams.begin_worker(epoch.key.epoch_seed)
-        if not self._has_begun:
-            pass_over(self._dataset, epoch.key.epoch)
         self._has_begun = True
+        if epoch.key.number_of_pass is not None:
+            self._dataset.set_epoch(epoch.key.number_of_pass)
         ring = epoch.recorder.new_ring("worker", 1, number)
         record_parts(ring, fetch=self._cells[0], collate=self._cells[1])
         self._activity.maker = None

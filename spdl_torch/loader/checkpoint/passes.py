@@ -23,8 +23,11 @@ class Passes(Protocol):
     def _want_states(self) -> None:
         """Collect states from now on."""
 
-    def _pass_over(self, num_passes: int) -> None:
-        """Let the next pass be that many later."""
+    def _move_to_pass(self, epoch: int) -> None:
+        """Let the next pass be that one, unless one was named or a state says which it is."""
+
+    def _hand_out_pass(self) -> int | None:
+        """Count the next pass, which copies begin, and return its number; None = they know it."""
 
     def _named_epoch(self) -> int | None:
         """Return the epoch that ``set_epoch`` has named since; None = none."""
@@ -41,12 +44,34 @@ def has_passes(dataset: object) -> TypeGuard[Passes]:
     return hasattr(type(dataset), "_next_pass_state")
 
 
-def pass_over(dataset: object, num_epochs: int) -> None:
-    """Let a worker's copy, which has begun no pass, begin with the pass that comes after so many
-    epochs: without workers the loader's dataset has had a pass in each. An epoch that was named
-    counts."""
-    if num_epochs and has_passes(dataset) and dataset._named_epoch() is None:
-        dataset._pass_over(num_epochs)
+def pass_of_workers(dataset: object, resume: ResumeState | None, num_workers: int) -> int | None:
+    """Return the number of the pass with which the workers' copies of a loader's dataset begin an
+    epoch, and count it there; None = there are none, or they know it.
+
+    Without workers the dataset itself counts, and is told where a state lacks the number.
+    """
+    if not has_passes(dataset):
+        return None
+    if resume is not None:
+        dataset._move_to_pass(_pass_of(resume, is_begun=num_workers > 0))
+    return dataset._hand_out_pass() if num_workers else None
+
+
+def left_for_another_pass(dataset: object, resume: ResumeState) -> bool:
+    """Return whether ``set_epoch`` has named another pass than that within which a state is."""
+    named = dataset._named_epoch() if has_passes(dataset) else None
+    return named is not None and named != _pass_of(resume, is_begun=True)
+
+
+def _pass_of(resume: ResumeState, *, is_begun: bool) -> int:
+    """Return the number of the pass of a state's epoch; of the next one after a finished epoch.
+    ``is_begun``: whether a pass begins even where nothing is left of the epoch."""
+    for each in resume.workers:
+        state = each.state if each.of_dataset and isinstance(each.state, dict) else {}
+        if isinstance(state.get("epoch"), int):
+            return int(state["epoch"]) + bool(resume.finished and state["begun"])
+    is_left = is_begun or not all(each.ended for each in resume.workers)
+    return resume.epoch + (resume.finished or not is_left)
 
 
 def give_state_between_epochs(dataset: Any, state: Any, field: str) -> None:
@@ -56,6 +81,19 @@ def give_state_between_epochs(dataset: Any, state: Any, field: str) -> None:
     epoch = dataset._named_epoch() if has_passes(dataset) else None
     give_state(dataset, state, field)
     if epoch is not None:
+        dataset.set_epoch(epoch)
+
+
+def name_saved_pass(dataset: Passes, state: Any) -> None:
+    """Let the pass be next that was next when a loader's state was taken, between two epochs,
+    unless another one was named since. Raises: ValueError: it is no state of passes."""
+    epoch = state.get("epoch") if isinstance(state, dict) else None
+    if type(epoch) is not int or epoch < 0:
+        raise ValueError(
+            "load_state_dict: dataset is not of a PipelineDataset, which this loader has. Make the "
+            "loader as it was then."
+        )
+    if dataset._named_epoch() is None:
         dataset.set_epoch(epoch)
 
 

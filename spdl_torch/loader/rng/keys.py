@@ -41,6 +41,8 @@ class StreamKey(NamedTuple):
     """The epoch's number, for generators that a dataset owns, which have their own seeds."""
     is_seeded: bool = False
     """Whether the user gave ``seed=``, which then seeds those generators too."""
+    number_of_pass: int | None = None
+    """The pass that workers' copies of a ``PipelineDataset`` begin; None = not to be told."""
 
     def place_of(self, position: int) -> int:
         """Return the sample's place in the whole epoch, on all ranks."""

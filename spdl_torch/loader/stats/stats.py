@@ -163,11 +163,12 @@ class CrewStats(EpochStats):
     def _measured_of(self, begun: _Begun, *, run_delays: bool = True) -> Measured:
         """Read all that the figures on an epoch need."""
         source, before = begun.source, begun.probes_before
+        # Their clock first: a reading that is later than the last one misses nothing that it has.
+        queues = self.queues_of(begun.epoch).since(begun.queues_before)
         readings, workers = source.readings(run_delays=run_delays), source.workers
         if readings is None:  # nobody counts yet
             nothing, probes = TaskCounters(), before or probe_counters()
             readings = Readings(nothing, nothing, 0, probes, probes)
-        queues = self.queues_of(begun.epoch).since(begun.queues_before)
         return Measured(
             readings,
             queues,
