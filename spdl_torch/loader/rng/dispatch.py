@@ -124,6 +124,9 @@ def _keep_at_exit(library: Any) -> None:
             return
 
 
+_TRIAL_SECONDS = 1.0
+
+
 def _redirects(include: Callable[[bool], None], thread: Any) -> bool:
     """Return whether a draw asks its thread's streams for a generator. It is tried on a thread of
     its own: a signal handler, which runs on the main one, must not find the trial's streams there.
@@ -141,10 +144,16 @@ def _redirects(include: Callable[[bool], None], thread: Any) -> bool:
         finally:
             thread.streams = None
             include(False)
+            is_over.set()
 
+    is_over = threading.Event()
     drawing = threading.Thread(target=draw, name="spdl-trial", daemon=True)
-    start(drawing)
-    drawing.join()
+    try:
+        start(drawing)
+        drawing.join()
+    except BaseException:  # Ctrl-C: the kernels go, and must not while a draw is in them
+        is_over.wait(_TRIAL_SECONDS)  # it may not have been started
+        raise
     return trial.was_asked and trial.has_drawn
 
 
