@@ -112,6 +112,9 @@ class PipelineDataset(IterableDataset[T_co]):
         _check_length(length)
         check_tail(tail, "PipelineDataset")
         check_device(device, "PipelineDataset")
+        if not callable(getattr(builder, "get_config", None)):
+            kind = type(builder).__name__
+            raise TypeError(f"PipelineDataset: builder must be a PipelineBuilder, got {kind}.")
         self._spec: PipelineSpec[T_co] = builder.get_config()
         _check_source(self._spec)
         self._length = length

@@ -386,6 +386,24 @@ def test_failure_keeps_its_class_from_a_worker_process_of_torchs_loader():
     assert (type(again), again.message) == (PipelineFailure, caught.value.message)
 
 
+def test_close_of_a_loader_without_workers_ends_the_threads():
+    """Though the iterator is kept."""
+    dataset = PipelineDataset(PipelineBuilder().add_source(range(100)).pipe(str).add_sink())
+    loader = spdl_torch.DataLoader(dataset, None)
+    batches = iter(loader)
+    assert next(batches) == "0"
+    loader.close()
+    join_spdl_threads()
+    with pytest.raises(spdl_torch.PipelineStopped):
+        next(batches)
+
+
+def test_what_is_no_builder_is_refused():
+    """It says what is expected and what was given."""
+    with pytest.raises(TypeError, match="builder must be a PipelineBuilder, got list"):
+        PipelineDataset([1, 2])
+
+
 LEFT_OPEN = """
     from torch.utils.data import DataLoader as TorchLoader
     from spdl_torch import PipelineDataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
@@ -53,6 +54,7 @@ class InlineWorker(Backend):
             self._owned = owned or None
             self._streams.seed_owned(owned)
         self._job: Given | None = None
+        self._end: weakref.finalize[..., Any] | None = None
 
     def begin(
         self, key: StreamKey, workers: Sequence[WorkerState], order: Order
@@ -82,8 +84,8 @@ class InlineWorker(Backend):
         order.reached(0, beginning)
         if beginning.keeper is not None:
             order.own = items.own_state
-        if self._streams is not None:
-            weakref.finalize(self, _end_within, self._streams, items).atexit = False
+        self._end = weakref.finalize(self, _end_within, self._streams, items)
+        self._end.atexit = False
 
     def give(self, job: Given) -> None:
         """Keep the job until its batch is taken."""
@@ -166,10 +168,16 @@ class InlineWorker(Backend):
         """End the epoch's clock."""
         self.stats.end()
 
-    stop = rest = request_stop
+    rest = request_stop
+
+    def stop(self) -> None:
+        """Call ``request_stop``, and let go of an iterable's iterator, which may have threads."""
+        self.request_stop()
+        if self._end is not None:
+            self._end()
 
 
-def _end_within(streams: SampleStreams, items: Items) -> None:
+def _end_within(streams: SampleStreams | None, items: Items) -> None:
     """Let a generator of the dataset's end where what it draws as it ends belongs."""
-    with streams:
+    with streams or nullcontext():
         items.end()
