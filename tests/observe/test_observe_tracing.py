@@ -5,11 +5,12 @@ import logging
 import threading
 from fractions import Fraction
 from functools import partial
+from hashlib import sha256
 
 import numpy
 import pytest
 import torch
-from _datasets import MapData
+from _datasets import Made, MapData
 from _gates import Boom, GatedOp, until
 from _loader_helpers import ThreadLoader as DataLoader
 from _trace_check import check_trace, content_of
@@ -52,9 +53,18 @@ def batches_in(path):
     return [step["args"]["batch"] for step in steps_in(path)]
 
 
+def hashed(index):
+    """Takes long enough to be recorded where nobody asked for each item."""
+    return sha256(bytes(10**6)).digest()[index]
+
+
 def fail_in_loop(error):
-    for _ in DataLoader(MapData(8), batch_size=2, num_workers=2):
-        raise error
+    """When one of the workers has made its second batch: the first is recorded. The frame in the
+    error's traceback keeps the loader."""
+    loader = DataLoader(Made(hashed, 8), batch_size=2, num_workers=2)
+    for number, _ in enumerate(loader):
+        if number == 2:
+            raise error
 
 
 # -- loaders -----------------------------------------------------------------------------------
