@@ -140,7 +140,7 @@ class Numbered:
 
 
 STEPS = st.one_of(
-    st.sampled_from(["epoch", "left", "saved", "saved at the end"]),
+    st.sampled_from(["epoch", "left", "saved", "saved at the start", "saved at the end"]),
     st.integers(0, 9),
 )
 
@@ -171,20 +171,22 @@ def test_passes_are_counted_alike_in_every_backend(backend, persistent, steps, a
         if isinstance(step, int):
             loader.dataset.set_epoch(step)
             number, rest = step, resumed.get(step, 0)
-            left = None if left is None else "unclear"
+            left = "unclear" if left is not None or resumed else None
             continue
+        if step == "saved at the start" and left is not None:
+            continue  # without workers no pass has begun yet: the state is of the one that was left
         if step == "saved" and left is not None:
-            if left == "unclear":  # whether that epoch is meant, or the one that was named
+            if left == "unclear":  # whether what was left or loaded is meant, or what was named
                 continue
             number, rest = left
         elif step != "saved":
             batches = iter(loader)
             whole = [[[number, item] for item in range(5)[n : n + 2]] for n in range(rest, 5, 2)]
-            most = {"epoch": 9, "left": 1, "saved at the end": len(whole)}[step]
+            most = {"epoch": 9, "left": 1, "saved at the start": 0}.get(step, len(whole))
             got = [torch.stack(batch, 1).tolist() for batch in islice(batches, most)]
             assert got == whole[:most]
             left = None if step == "epoch" else (number, rest + 2 * len(got))
-            number, rest = (number + 1, 0) if step != "saved at the end" else left
+            number, rest = left if step.startswith("saved") else (number + 1, 0)
             resumed = {}
         if step.startswith("saved"):
             state = loader.state_dict()

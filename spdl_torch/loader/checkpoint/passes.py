@@ -69,7 +69,9 @@ def _pass_of(resume: ResumeState, *, is_begun: bool) -> int:
     for each in resume.workers:
         state = each.state if each.of_dataset and isinstance(each.state, dict) else {}
         if isinstance(state.get("epoch"), int):
-            return int(state["epoch"]) + bool(resume.finished and state["begun"])
+            # A worker that has given nothing of the epoch yet has the state of the pass before.
+            is_before = resume.finished or not (each.ended or each.num_items)
+            return int(state["epoch"]) + bool(is_before and state["finished"] and state["begun"])
     is_left = is_begun or not all(each.ended for each in resume.workers)
     return resume.epoch + (resume.finished or not is_left)
 
