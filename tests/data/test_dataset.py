@@ -394,7 +394,7 @@ def test_close_of_a_loader_without_workers_ends_the_threads():
     assert next(batches) == "0"
     loader.close()
     join_spdl_threads()
-    with pytest.raises(spdl_torch.PipelineStopped):
+    with pytest.raises(spdl_torch.PipelineStopped, match="closed"):
         next(batches)
 
 
