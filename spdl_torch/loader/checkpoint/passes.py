@@ -71,7 +71,8 @@ def _pass_of(resume: ResumeState, *, is_begun: bool) -> int:
         if isinstance(state.get("epoch"), int):
             # A worker that has given nothing of the epoch yet has the state of the pass before.
             is_before = resume.finished or not (each.ended or each.num_items)
-            return int(state["epoch"]) + bool(is_before and state["finished"] and state["begun"])
+            is_over = is_before and state.get("finished") and state.get("begun", True)
+            return int(state["epoch"]) + bool(is_over)
     is_left = is_begun or not all(each.ended for each in resume.workers)
     return resume.epoch + (resume.finished or not is_left)
 
