@@ -54,7 +54,7 @@ class DatasetState:
     def move_to(self, epoch: int) -> None:
         """Let the next pass be number ``epoch``, unless one was named or a state says which."""
         if self.named_epoch is None and self._to_resume is None:
-            self._next_epoch = epoch
+            self.set_epoch(epoch)
 
     def hand_out(self) -> int | None:
         """Count the next pass, which copies begin in place of this dataset, and return its number;

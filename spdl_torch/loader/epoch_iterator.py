@@ -104,13 +104,14 @@ class EpochIterator(_BaseDataLoaderIter):
             is_drawn_again = loader.rng == "sample"
             streams_seed = within.epoch_seed if is_drawn_again else within.seed_of_rest()
         ranks = shard_of(sampler)
+        number_of_pass = pass_of_workers(self._dataset, resume, self._num_workers)
         self._key = StreamKey(
             streams_seed,
             start.first,
             *ranks,
             epoch=number,
             is_seeded=loader.seed is not None,
-            number_of_pass=pass_of_workers(self._dataset, resume, self._num_workers),
+            number_of_pass=number_of_pass,
         )
         self._order = position.order = Order(
             start,
@@ -119,6 +120,7 @@ class EpochIterator(_BaseDataLoaderIter):
             sampler_epoch=sampler_epoch,
             looked_ahead=looked_ahead,
             is_wanted=position.is_collected(inline=self._num_workers == 0),
+            number_of_pass=number_of_pass,
         )
 
     def _epoch_start(

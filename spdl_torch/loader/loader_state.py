@@ -124,7 +124,7 @@ class LoaderPosition:
         if not was_wanted and has_passes(loader.dataset):
             loader.dataset._want_states()
         if self.to_resume is not None:
-            return self.to_resume.as_dict()
+            return self._not_begun(loader, self.to_resume)
         # A handler may ask while an epoch begins: its draws come again.
         generators = self.before_draws or [each.get_state() for each in generators_of(loader)]
         order = self.order
@@ -148,7 +148,21 @@ class LoaderPosition:
             is_named = dataset._named_epoch() is not None
             if is_named or not state.workers:  # else these know it
                 values["dataset"] = dataset._next_pass_state()
+        elif has_passes(dataset) and order is not None and order.number_of_pass is not None:
+            values["dataset"] = {**dataset._next_pass_state(), "epoch": order.number_of_pass}
         return values
+
+    @staticmethod
+    def _not_begun(loader: TorchDataLoader[Any], resume: ResumeState) -> dict[str, Any]:
+        """Return the state of a loader that has loaded ``resume`` and has begun no epoch since:
+        the same, but for an epoch that ``set_epoch`` has named meanwhile."""
+        resume, dataset = _for_named_epoch(loader, resume), loader.dataset
+        named = epoch_of(loader._index_sampler)
+        if resume.finished and None not in (named, resume.sampler_epoch):
+            resume = replace(resume, sampler_epoch=named)
+        if resume.finished and has_passes(dataset) and dataset._named_epoch() is not None:
+            resume = replace(resume, dataset=dataset._next_pass_state())
+        return resume.as_dict()
 
     def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
         """Resume ``state`` at the next epoch. Raises: ValueError: not a loader's state."""
@@ -182,13 +196,12 @@ class LoaderPosition:
         resume = self.to_resume
         if resume is None:
             return None
-        named = epoch_of(loader._index_sampler)
-        is_other = None not in (named, resume.sampler_epoch) and named != resume.sampler_epoch
-        is_other = is_other or left_for_another_pass(loader.dataset, resume)
-        if is_other and not resume.finished:
-            resume = left_for_another(loader, resume)
-        if resume.dataset is not None and has_passes(loader.dataset):
-            name_saved_pass(loader.dataset, resume.dataset)
+        resume = _for_named_epoch(loader, resume)
+        if has_passes(loader.dataset):
+            if not resume.finished:
+                loader.dataset._forget_named_epoch()  # it is that of the state
+            elif resume.dataset is not None:
+                name_saved_pass(loader.dataset, resume.dataset)
         elif resume.dataset is not None:
             if isinstance(loader.dataset, IterableDataset):
                 raise ValueError(
@@ -225,6 +238,14 @@ class LoaderPosition:
         if is_within and by_worker and loader.num_workers and resume.has_streams_anew:
             warn(_OTHER_NUMBERS)
         return resume
+
+
+def _for_named_epoch(loader: TorchDataLoader[Any], resume: ResumeState) -> ResumeState:
+    """Return the state to begin with: that of an epoch left, if ``set_epoch`` named another one."""
+    named = epoch_of(loader._index_sampler)
+    is_other = None not in (named, resume.sampler_epoch) and named != resume.sampler_epoch
+    is_other = is_other or left_for_another_pass(loader.dataset, resume)
+    return left_for_another(loader, resume) if is_other and not resume.finished else resume
 
 
 def _warn_counted(dataset: object, order: Order) -> None:

@@ -171,12 +171,10 @@ def test_passes_are_counted_alike_in_every_backend(backend, persistent, steps, a
         if isinstance(step, int):
             loader.dataset.set_epoch(step)
             number, rest = step, resumed.get(step, 0)
-            left = "unclear" if left is not None or resumed else None
+            left = "unclear" if left is not None else None
             continue
-        if step == "saved at the start" and left is not None:
-            continue  # without workers no pass has begun yet: the state is of the one that was left
         if step == "saved" and left is not None:
-            if left == "unclear":  # whether what was left or loaded is meant, or what was named
+            if left == "unclear":  # whether what was left is meant, or what was named
                 continue
             number, rest = left
         elif step != "saved":
@@ -185,7 +183,8 @@ def test_passes_are_counted_alike_in_every_backend(backend, persistent, steps, a
             most = {"epoch": 9, "left": 1, "saved at the start": 0}.get(step, len(whole))
             got = [torch.stack(batch, 1).tolist() for batch in islice(batches, most)]
             assert got == whole[:most]
-            left = None if step == "epoch" else (number, rest + 2 * len(got))
+            is_over = step == "epoch" or (step == "left" and not got)  # it saw the end
+            left = None if is_over else (number, rest + 2 * len(got))
             number, rest = left if step.startswith("saved") else (number + 1, 0)
             resumed = {}
         if step.startswith("saved"):

@@ -66,6 +66,9 @@ def left_for_another_pass(dataset: object, resume: ResumeState) -> bool:
 def _pass_of(resume: ResumeState, *, is_begun: bool) -> int:
     """Return the number of the pass of a state's epoch; of the next one after a finished epoch.
     ``is_begun``: whether a pass begins even where nothing is left of the epoch."""
+    is_left = is_begun or not all(each.ended for each in resume.workers)
+    if not resume.finished and isinstance(resume.dataset, dict):
+        return int(resume.dataset.get("epoch", resume.epoch)) + (not is_left)
     for each in resume.workers:
         state = each.state if each.of_dataset and isinstance(each.state, dict) else {}
         if isinstance(state.get("epoch"), int):
@@ -73,7 +76,6 @@ def _pass_of(resume: ResumeState, *, is_begun: bool) -> int:
             is_before = resume.finished or not (each.ended or each.num_items)
             is_over = is_before and state.get("finished") and state.get("begun", True)
             return int(state["epoch"]) + bool(is_over)
-    is_left = is_begun or not all(each.ended for each in resume.workers)
     return resume.epoch + (resume.finished or not is_left)
 
 
