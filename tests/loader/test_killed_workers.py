@@ -3,6 +3,7 @@ and nothing is left."""
 
 import gc
 import os
+import re
 import resource
 import signal
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from _datasets import Drawing, Made
-from _gates import num_fds, until
+from _gates import is_running, num_fds, until
 from _inside import are_up, children_of, crew_of
 from _isolated import bits, children, epochs_of, isolated, nothing_left, release_what_has_ended
 from _isolation_data import Crashing, Images
@@ -109,6 +110,20 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
     begin.set()
     until(lambda: are_up(batches) or crew_of(batches)._look_after())
     assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_child_that_is_killed_between_two_epochs_is_replaced_and_logged(caplog, method):
+    """By the next epoch, whose batches are as ever."""
+    kind = {"multiprocessing_context": method, "persistent_workers": True}
+    loader = isolated(Images(8), 2, **REPLACED, **kind)
+    epochs = [list(map(bits, batches := iter(loader)))]
+    os.kill(pid := children_of(batches)[1].pid, signal.SIGKILL)
+    until(lambda: not is_running(pid))
+    epochs.append(list(map(bits, loader)))
+    assert epochs == epochs_of(DataLoader(Images(8), 2, seed=1), 2)
+    (told,) = caplog.messages
+    assert re.search(rf"pid {pid}\) was killed by SIGKILL", told)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -125,6 +125,9 @@ class Processes(Crew):
             child.restart(key, workers)
         gone = [there[number] for number in missing if number in there]
         self.roster.begin_epoch({**stay, **new})
+        for child in gone:
+            child.reap()
+            _logger.warning("%s It had no batch to make; a new one takes its place.", child.death())
         for child in (*leaving, *gone):
             child.hang_up()
 
