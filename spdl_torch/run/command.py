@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import sys
+from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 from ..command_options import CommandError, whole_number
-from .program import after_torch, path_of, run_program
+from .program import path_of, run_program
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,8 +26,9 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "torch's. At its end, standard error has a report and the edit that keeps our loader.",
     )
     add, rest = run.add_argument, argparse.REMAINDER
-    add("--loader", choices=["ours", "torch"], default="ours", help="torch: only watch torch's")
-    add("--compare", type=whole_number, metavar="SECONDS", help="torch's and ours in turns")
+    both = run.add_mutually_exclusive_group().add_argument
+    both("--loader", choices=["ours", "torch"], help="torch: only watch torch's (default: ours)")
+    both("--compare", type=whole_number, metavar="SECONDS", help="torch's and ours in turns")
     add("--html", type=Path, metavar="FILE", help="write the reports to a page, too")
     add("--record", type=Path, metavar="FILE", help="write a statistics file, for report and plot")
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m does")
@@ -50,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
         from .turns import compare
 
         return compare(options)
-    begin(options)
+    Exchange(options)
     run_program(options.module or options.program, is_module=bool(options.module))
     return 0
 
@@ -58,31 +64,47 @@ def _run(options: argparse.Namespace) -> int:
 def _check_writable(path: Path) -> None:
     """Say before the program runs what would only be found at its end."""
     folder = next(each for each in path.absolute().parents if each.exists())
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise CommandError(f"can't write file '{path}': it is a folder, or not for you to write.")
+    with suppress(OSError):
+        if path.is_file() or not path.exists():  # else a pipe or a device, which is not replaced
+            TemporaryFile(dir=folder).close()
+        if not path.is_dir() and os.access(path if path.exists() else folder, os.W_OK):
+            return
+    raise CommandError(f"can't write file '{path}': it is a folder, or not for you to write.")
 
 
-def begin(options: argparse.Namespace) -> None:
-    """Exchange torch's loader in this process and its children, from the import of torch on."""
-
-    def exchange() -> None:
-        from .loaders import exchange_loader  # imports torch
-
-        exchange_loader(options)
-
-    def prepared(name: str) -> dict[str, object]:
-        return {**prepare(name), "spdl_torch": _InChild(options)}
-
-    # A child that is not forked unpickles what this returns before it imports the program.
-    prepare, spawn.get_preparation_data = spawn.get_preparation_data, prepared
-    after_torch(exchange)
-
-
-class _InChild:
-    """Begins where it is unpickled."""
+class Exchange:
+    """Exchange torch's loader in this process and its children when torch has been imported, at
+    once if it has been: a program may set environment variables first that torch reads then."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
+        self._options, prepare = options, spawn.get_preparation_data
+        # A child that is not forked unpickles what this returns before it imports the program.
+        spawn.get_preparation_data = lambda name: {**prepare(name), "spdl_torch": self}
+        if "torch" in sys.modules:
+            self._exchange()
+        else:
+            sys.meta_path.insert(0, self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return begin, (self._options,)
+        return Exchange, (self._options,)
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        """Return torch's spec, once; None for another module."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        if spec is not None:
+            load = spec.loader.exec_module
+
+            def execute(module: object) -> None:
+                load(module)
+                self._exchange()
+
+            spec.loader.exec_module = execute
+        return spec
+
+    def _exchange(self) -> None:
+        from .loaders import exchange_loader  # imports torch
+
+        exchange_loader(self._options)

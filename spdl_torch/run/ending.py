@@ -17,7 +17,6 @@ from ..observe.verdict.report import heads_of, part_of
 from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
 from .program import while_it_runs
-from .turns import leave_figures
 
 _RANKS_SECONDS = 10  # how long rank 0 waits for the others to end
 _NAMED = re.compile(
@@ -31,30 +30,46 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
     """Show what is known of this process's loaders, once; of several ranks, on the first."""
     while_it_runs.close()
     sites = list(known.values())
-    known.clear()
     for made in sites:
-        made.keep(made.loader())
+        made.due()
+    known.clear()
+    if not sites:
+        return
     if options.folder is not None:
-        leave_figures(sites, options.folder)
-    elif sites and (text := _of_slowest(max(made.time[1] for made in sites), _told(sites))):
+        _leave_figures(sites, options.folder)
+        return
+    text = _of_slowest(max(made.time[1] for made in sites), "\n".join(map(_told, sites)))
+    if text is not None:
         print(printable(text), file=sys.stderr, flush=True)
         if options.html is not None:
-            _write_page(sites, options.html)
+            parts = [part_of(it.report, it.site.where, it.how) for it in sites if it.report]
+            try:
+                print(
+                    write_page(options.html, html_of("Report on loading", parts)), file=sys.stderr
+                )
+            except (OSError, ModuleNotFoundError) as error:  # a full disk, or Jinja2
+                print(f"spdl-torch run: --html: {printable(str(error))}", file=sys.stderr)
 
 
-def _told(sites: list[Any]) -> str:
-    return "\n".join(
-        f"\nspdl-torch run: {each.site.where}: {each.site.loads}, {each.how}{_told_of(each)}"
-        for each in sites
-    )
+def _leave_figures(sites: list[Any], folder: Path) -> None:
+    """Write the figures of this process's loops, at its end."""
+    figures = {}
+    for made in sites:
+        seconds = made.waited + made.stepped - made.first
+        if made.num_batches > 1 and seconds > 0:
+            name = f"{made.site.where}, {made.site.loads}"
+            figures[f"{name}: batches/s"] = (made.num_batches - 1) / seconds
+            figures[f"{name}: s to first batch"] = made.first
+    (folder / f"{os.getpid()}.json").write_text(json.dumps(figures))
 
 
-def _told_of(made: Any) -> str:
+def _told(made: Any) -> str:
+    head = f"\nspdl-torch run: {made.site.where}: {made.site.loads}, {made.how}"
     seconds, waits = made.time
     if seconds < 2:
-        return ": less than 2 s of loading, no report"
+        return f"{head}: less than 2 s of loading, no report"
     if made.report is not None:
-        return f"\n{made.report}\nEDIT     {_edit(made.site)}"
+        return f"{head}\n{made.report}\nEDIT     {_edit(made.site)}"
     whole, next_, loop = (
         1e3 * each / max(1, made.num_batches) for each in (seconds, made.waited, made.stepped)
     )
@@ -66,7 +81,7 @@ def _told_of(made: Any) -> str:
         f"{1 / max(1e-9, 1 - waits):.3g}x as fast. torch's workers are not seen: run it without "
         "--loader, and the report says which part of loading takes the time.",
     )
-    return "".join(f"\n{wrapped(text, f'{word:<9}')}" for word, text in said)
+    return "\n".join([head, *(wrapped(text, f"{word:<9}") for word, text in said)])
 
 
 def _edit(site: Any) -> str:
@@ -82,14 +97,6 @@ def _edit(site: Any) -> str:
         if "spdl_torch" in source:
             return "none: the program names our loader already"
     return f"{site.file}:{site.line or 1}: import spdl_torch; spdl_torch.DataLoader for torch's"
-
-
-def _write_page(sites: list[Any], path: Path) -> None:
-    parts = [part_of(each.report, each.site.where, each.how) for each in sites if each.report]
-    try:
-        print(write_page(path, html_of("Report on loading", parts)), file=sys.stderr)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        print(f"spdl-torch run: --html: {printable(str(error))}", file=sys.stderr)
 
 
 def note_ranks() -> None:
@@ -112,8 +119,8 @@ def _of_slowest(own: float, told: str) -> str | None:
         for other in range(1, 0 if rank else num_ranks):
             store.wait([f"spdl_torch/run/{other}"], timedelta(seconds=_RANKS_SECONDS))
             waits[other], texts[other] = json.loads(store.get(f"spdl_torch/run/{other}"))
-    if rank or num_ranks == 1:
-        return None if rank else told
+    if rank:
+        return None
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
     slowest = slowest_of(waits)
     known = "" if len(waits) == num_ranks else "others have not ended, and of these "

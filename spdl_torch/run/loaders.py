@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import os
 import sys
 import sysconfig
@@ -16,10 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-import spdl_torch
+# What makes reports comes now: Ctrl-C during an import when a loader goes would be lost.
+import spdl_torch.loader.stats.figures
 
 from ..loader.dataloader import DataLoader as OurDataLoader
 from ..shown_text import printable_line
+from .ending import end_process, note_ranks
 from .program import while_it_runs
 
 _OURS = (os.path.dirname(os.path.dirname(__file__)), "<frozen ")
@@ -34,25 +35,19 @@ def exchange_loader(options: Any) -> None:
     process and of its children, say what is known of them."""
     global _options
     _options = options
-    named: Any = DataLoader if options.loader == "ours" else Watched
+    named: Any = Watched if options.loader == "torch" else DataLoader
     for name, module in list(sys.modules.items()):
         is_taken = getattr(module, "__dict__", {}).get("DataLoader") is TorchDataLoader
         if is_taken and not name.startswith("spdl_torch."):
             vars(module)["DataLoader"] = named
-    if options.loader == "ours":
+    if named is DataLoader:
         vars(spdl_torch)["DataLoader"] = named  # for a program that has been edited
-    atexit.register(_end)
+    end = functools.partial(end_process, options, known)
+    atexit.register(end)
     # A child of multiprocessing ends without atexit, and calls this when it begins.
-    util.register_after_fork(options, lambda _: util.Finalize(None, _end, exitpriority=0))
+    util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=known.clear)  # a fork reports on its own loaders
-
-
-def _end() -> None:
-    if known:
-        from .ending import end_process
-
-        end_process(_options, known)
 
 
 class Site(NamedTuple):
@@ -69,63 +64,19 @@ class Made:
     """The loaders made at a site."""
 
     def __init__(self, site: Site) -> None:
-        # What makes reports comes now: Ctrl-C during an import in __del__ would be lost.
-        importlib.import_module("spdl_torch.loader.stats.figures")
-        from .ending import note_ranks
-
-        self.site, self._note_ranks = site, note_ranks
+        self.site = site
         self.how = ""  # the options of the last loader
         self.report: Any = None  # on all epochs
         self.num_batches = 0
         # Seconds: the first wait; those in iter() and next(), and between, in all epochs.
         self.first = self.waited = self.stepped = 0.0
-        self._last: float | None = None
-        self.loader: Any = lambda: None
-        self._id = 0
-
-    def begin(self, loader: Any, make: Any) -> Any:
-        """Return the iterator of an epoch that begins, timed if that is torch's or compared;
-        keep the report on the one before."""
-        self.keep(self.loader())
-        self._note_ranks()
-        self.loader, self._id = weakref.ref(loader), id(loader)
-        self.how = f"batch_size={loader.batch_size}, num_workers={loader.num_workers}"
-        began, self._last = perf_counter(), None
-        iterator = make()
-        self.waited += perf_counter() - began
-        with suppress(AttributeError, TypeError):  # it may be of any class of the program's
-            if not loader.persistent_workers:  # whose loader keeps the iterator
-                # A loop over a loader without a name would leave none to be asked for a report.
-                iterator._loader_of_run = loader
-            if _options.compare or getattr(loader, "_is_torchs", True):
-                if not hasattr(iterator, "_made"):  # else of persistent workers
-                    iterator.__class__ = _timed(type(iterator))
-                iterator._made = self
-        return iterator
-
-    def ask(self, ask: Any) -> Any:
-        """Ask for a batch, and time it.
-
-        Raises: SystemExit, which ``except Exception`` lets pass: the loops have run long enough.
-        """
-        began = perf_counter()
-        if self._last is not None:
-            self.stepped += began - self._last
-        most = _options.compare
-        if most and sum(each.waited + each.stepped for each in known.values()) >= most:
-            sys.exit()
-        self._last = None  # an epoch that ends, by whatever, has no step after it
-        batch = ask()
-        self._last = perf_counter()
-        self.waited += self._last - began
-        self.first = self.first or self.waited
-        self.num_batches += 1
-        return batch
+        self.last: float | None = None
+        self.due: Any = lambda: None
+        """Keeps the report on the last epoch, if nobody has yet."""
 
     def keep(self, loader: Any) -> None:
-        """Keep the report of the loader that began the last epoch, with that of the epochs before:
-        another begins, or it ends."""
-        if id(loader) == self._id and not getattr(loader, "_is_torchs", True):
+        """Keep the report on its last epoch, with that on the epochs before."""
+        if known.get(self.site) is self:  # else in a fork
             with suppress(RuntimeError):  # nothing was loaded
                 self.report = OurDataLoader._report(loader, self.report)
 
@@ -145,8 +96,23 @@ _loaders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def _timed(kind: Any) -> Any:
+    """Return the class of iterators, timed. Where the loops have run long enough, they raise
+    SystemExit, which ``except Exception`` lets pass."""
+    ask, most = kind.__next__, _options.compare
+
     def __next__(self: Any) -> Any:
-        return self._made.ask(functools.partial(kind.__next__, self))
+        made, began = self._made, perf_counter()
+        if made.last is not None:
+            made.stepped += began - made.last
+        if most and sum(each.waited + each.stepped for each in known.values()) >= most:
+            sys.exit()
+        made.last = None  # an epoch that ends, by whatever, has no step after it
+        batch = ask(self)
+        made.last = perf_counter()
+        made.waited += made.last - began
+        made.first = made.first or made.waited
+        made.num_batches += 1
+        return batch
 
     return type(kind.__name__, (kind,), {"__next__": __next__})
 
@@ -184,16 +150,35 @@ def _is_init(frame: Any, loader: Any) -> bool:
 
 
 def _library_of(file: str) -> str:
-    for folder in filter(file.startswith, _LIBRARIES):
-        return file[len(folder) :].split(os.sep)[0]
-    return ""
+    return next((file[len(at) :].split(os.sep)[0] for at in _LIBRARIES if file.startswith(at)), "")
 
 
-def _begin(loader: Any, begin: Any) -> Any:
-    """Return the iterator of an epoch, known at the loader's site if it has one: a library's class
-    may never call the constructor."""
+def _begin(loader: Any, make: Any) -> Any:
+    """Return the iterator of an epoch that begins, timed if that is torch's or compared; keep the
+    report on the one before."""
     site = vars(loader).get("_site_of_run")
-    return begin() if site is None else known.setdefault(site, Made(site)).begin(loader, begin)
+    if site is None:  # a library's class may never call the constructor
+        return make()
+    made = known.setdefault(site, Made(site))
+    made.due()
+    note_ranks()
+    made.how = f"batch_size={loader.batch_size}, num_workers={loader.num_workers}"
+    began, made.last = perf_counter(), None
+    iterator = make()
+    made.waited += perf_counter() - began
+    is_torchs = getattr(loader, "_kind", TorchDataLoader) is TorchDataLoader
+    with suppress(AttributeError, TypeError):  # it may be of any class of the program's
+        if not is_torchs:
+            # The loader may go before its iterator, or with it, and has to be asked then. Its
+            # workers end with it, so a double waits for that, which has everything else.
+            double = object.__new__(OurDataLoader)
+            vars(double).update(vars(loader), _iterator=None)
+            made.due = weakref.finalize(iterator, made.keep, double)
+        if _options.compare or is_torchs:
+            if not hasattr(iterator, "_made"):  # else of persistent workers
+                iterator.__class__ = _timed(type(iterator))
+            iterator._made = made
+    return iterator
 
 
 class Watched(TorchDataLoader[T_co]):
@@ -211,14 +196,14 @@ class Watched(TorchDataLoader[T_co]):
 class DataLoader(OurDataLoader[T_co]):
     """Our loader, or torch's where ours refuses what it is given."""
 
-    _is_torchs = True  # also of a library's class that never calls the constructor
+    _kind: Any = TorchDataLoader  # also of a library's class that never calls the constructor
 
     @functools.wraps(OurDataLoader.__init__)  # type: ignore[misc]  # Lightning reads it
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         site = self._site_of_run = _site_of(self, *args, **kwargs)
         try:
             super().__init__(*args, **kwargs)
-            self._is_torchs = False
+            self._kind = OurDataLoader
         except Exception as refusal:
             vars(self).clear()
             TorchDataLoader.__init__(self, *args, **kwargs)  # or raises what torch raises
@@ -228,19 +213,12 @@ class DataLoader(OurDataLoader[T_co]):
             print(printable_line(text), file=sys.stderr)
 
     def __iter__(self) -> Any:
-        if self._is_torchs:
-            return _begin(self, functools.partial(TorchDataLoader.__iter__, self))
-        if _options.record is not None and self._site_of_run not in known:
+        if _options.record and self._kind is OurDataLoader and self._site_of_run not in known:
             from ..observe.store.recording import recording
 
             named = {self._site_of_run.where: self}
             while_it_runs.enter_context(recording(named, _options.record))
-        return _begin(self, super().__iter__)
+        return _begin(self, functools.partial(self._kind.__iter__, self))
 
     def _get_iterator(self) -> Any:
-        kind: Any = TorchDataLoader if self._is_torchs else OurDataLoader
-        return kind._get_iterator(self)
-
-    def __del__(self, known: Any = known) -> None:  # which is gone when Python is taken down
-        if (made := known.get(vars(self).get("_site_of_run"))) is not None:
-            made.keep(self)
+        return self._kind._get_iterator(self)

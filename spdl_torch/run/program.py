@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import os
 import runpy
 import sys
@@ -12,7 +11,6 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from pkgutil import get_importer
 from types import ModuleType
-from typing import Any
 
 _NOT_THE_USERS = (str(Path(__file__).parent), "<frozen ")
 
@@ -39,56 +37,22 @@ def run_program(words: list[str], *, is_module: bool) -> None:
     vars(main)["__builtins__"] = builtins
     sys.argv = ["-m" if is_module else words[0], *words[1:]]
     try:
-        if is_module or has_main:  # as python does
-            name = words[0] if is_module else "__main__"
-            runpy._run_module_as_main(name, is_module)  # type: ignore[attr-defined]
-        else:
-            loader = SourceFileLoader("__main__", path)
-            vars(main).update(__file__=path, __cached__=None, __loader__=loader)
-            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
-    except BaseException:
-        sys.excepthook = _without_these_frames(sys.excepthook)
+        with while_it_runs:
+            if is_module or has_main:  # as python does
+                name = words[0] if is_module else "__main__"
+                runpy._run_module_as_main(name, is_module)  # type: ignore[attr-defined]
+            else:
+                loader = SourceFileLoader("__main__", path)
+                vars(main).update(__file__=path, __cached__=None, __loader__=loader)
+                exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
+    except BaseException as error:
+        shown, hook = error.__traceback__, sys.excepthook  # Python's, or the program's
+        while shown is not None and shown.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            shown = shown.tb_next
+        sys.excepthook = lambda kind, error, _: hook(kind, error.with_traceback(shown), shown)
         raise
-    finally:
-        while_it_runs.close()
 
 
 def path_of(program: str) -> str:
     """Return the path that Python shows of a program: from the root, the rest as it was given."""
     return os.path.join(os.getcwd(), program)
-
-
-def _without_these_frames(hook: Any) -> Any:
-    """Return a hook, Python's or the program's, that is shown the program's frames alone."""
-
-    def show(kind: type[BaseException], error: BaseException, shown: Any) -> None:
-        while shown is not None and shown.tb_frame.f_code is not run_program.__code__:
-            shown = shown.tb_next
-        while shown is not None and shown.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            shown = shown.tb_next
-        hook(kind, error.with_traceback(shown), shown)
-
-    return show
-
-
-class after_torch:  # called like a function
-    """Call ``then`` when torch has been imported, at once if it has been: a program may set
-    environment variables first that torch reads at its import."""
-
-    def __init__(self, then: Any) -> None:
-        self._then = then
-        if "torch" in sys.modules:
-            then()
-        else:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, *_: object) -> Any:
-        """Return torch's spec, once; None for another module."""
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(name)
-        if spec is not None:
-            load = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (load(module), self._then())
-        return spec

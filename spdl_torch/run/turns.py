@@ -12,13 +12,12 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from statistics import geometric_mean, mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..command_options import CommandError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
 _TURNS = ("torch", "ours", "ours", "torch")  # so that a machine that slows down favours neither
 _TURN = "import pickle, sys; it = pickle.loads(bytes.fromhex(sys.argv[1])); it.run_command(it)"
@@ -41,10 +40,12 @@ def compare(options: argparse.Namespace) -> int:
         print(f"spdl-torch run: turn {number}: {options.loader}", file=sys.stderr, flush=True)
         found[options.loader].append(_turn(options, number))
 
-    print(f"{'':48}{'torch':>20}{'ours':>20}  ours/torch")
+    width = max(map(len, found["torch"][0]), default=0)
+    print(f"{'':{width}}{'torch':>20}{'ours':>20}  ours/torch")
     for name in found["torch"][0]:
         with suppress(KeyError):  # not in every turn
-            print(_row(name, *([each[name] for each in turns] for turns in found.values())))
+            rows = ([each[name] for each in turns] for turns in found.values())
+            print(f"{name:{width}}{_cells(*rows)}")
     return 0
 
 
@@ -57,7 +58,7 @@ def _turn(options: argparse.Namespace, number: int) -> dict[str, float]:
         turn = subprocess.Popen([sys.executable, *flags, "-c", _TURN, packed])
         peak = 0
         while turn.poll() is None:
-            peak = max(peak, sum(map(_bytes_of, _tree(turn.pid))))
+            peak = max(peak, _bytes_of(turn.pid))
             with suppress(subprocess.TimeoutExpired):
                 turn.wait(0.5)
         if turn.returncode:
@@ -68,43 +69,24 @@ def _turn(options: argparse.Namespace, number: int) -> dict[str, float]:
     return figures | ({"peak memory, MiB": peak / 2**20} if peak else {})
 
 
-def _tree(pid: int) -> Iterator[int]:
-    """Yield a process and those below it. They may end; and only Linux shows them."""
-    yield pid
-    with suppress(OSError):
-        for file in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in file.read_text().split():
-                yield from _tree(int(child))
-
-
 def _bytes_of(pid: int) -> int:
-    """Return a process's memory; what several share is divided among them. 0 = unknown."""
+    """Return the memory of a process and of those below it; what several share is divided among
+    them. They may end, and only Linux shows it: 0 = unknown."""
     with suppress(OSError):
-        pages = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return 1024 * sum(map(int, re.findall(r"^Pss: +(\d+)", pages, re.M)))
+        pages = re.findall(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+        below = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+        return 1024 * sum(map(int, pages)) + sum(map(_bytes_of, map(int, " ".join(below).split())))
     return 0
 
 
-def leave_figures(sites: list[Any], folder: Path) -> None:
-    """Write the figures of this process's loops, at its end."""
-    figures = {}
-    for made in sites:
-        seconds = made.waited + made.stepped - made.first
-        if made.num_batches > 1 and seconds > 0:
-            name = f"{made.site.where}, {made.site.loads}"
-            figures[f"{name}: batches/s"] = (made.num_batches - 1) / seconds
-            figures[f"{name}: s to first batch"] = made.first
-    (folder / f"{os.getpid()}.json").write_text(json.dumps(figures))
-
-
-def _row(name: str, torchs: list[float], ours: list[float]) -> str:
+def _cells(torchs: list[float], ours: list[float]) -> str:
     """Return means of the turns with half of what is between them, and the turns' ratios."""
     cells = "".join(
         f"{f'{_shown(mean(each))} ±{_shown((max(each) - min(each)) / 2)}':>20}"
         for each in (torchs, ours)
     )
     ratios = [b / a for a, b in zip(torchs, ours, strict=True)]
-    return f"{name:48}{cells}  {geometric_mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    return f"{cells}  {geometric_mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def _shown(figure: float) -> str:

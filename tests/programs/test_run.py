@@ -82,15 +82,15 @@ PROGRAMS = {
         raise ValueError("of the program")
 """,
     "let_go.py": """
-    import sys
+    import sys, weakref
     from data import Squares
     from torch.utils.data import DataLoader
 
     loader = DataLoader(Squares(), 4)
     print(len(list(loader)))
-    before = set(sys.modules)
+    before, dataset = set(sys.modules), weakref.ref(loader.dataset)
     del loader
-    print(sorted(set(sys.modules) - before))
+    print(sorted(set(sys.modules) - before), dataset())
 """,
     "package/failing.py": """
     from .words import fail
@@ -295,8 +295,8 @@ def test_program_that_fails_shows_its_own_traceback(words, folder):
     assert err.splitlines() == [x for x in python_err.splitlines() if "frozen runpy" not in x]
 
 
-def test_nothing_is_imported_when_a_loader_goes(folder):
-    """Python drops what ``__del__`` raises: Ctrl-C would be lost for as long as that takes."""
+def test_nothing_is_imported_or_kept_when_a_loader_goes(folder):
+    """Python drops what ends of objects raise: Ctrl-C would be lost for as long as that takes."""
     status, _, _ = both_ways(folder, "let_go.py")
     assert status == 0
 
@@ -324,6 +324,32 @@ def test_libraries_that_make_loaders_have_ours(folder):
     status, _, err = both_ways(folder, "libraries.py")
     assert status == 0
     assert sites(err) == ["libraries.py:27", "libraries.py:28", "libraries.py:30"]
+
+
+@pytest.mark.parametrize(
+    ("imports", "made"),
+    [
+        ("from monai.data import DataLoader, Dataset", "DataLoader(Dataset([1.0, 2.0]), 2)"),
+        (
+            "from torch_geometric import data; from torch_geometric.loader import DataLoader",
+            "DataLoader([data.Data(x=torch.ones(2, 2))] * 3, 2)",
+        ),
+    ],
+)
+def test_loader_that_a_library_derives_is_ours(imports, made, folder):
+    """It is the program's all the same: the report names its line."""
+    pytest.importorskip(re.split("[ .]", imports)[1])
+    text = f"""
+        import torch
+        {imports}
+
+        loader = {made}
+        print(*loader, isinstance(loader, torch.utils.data.DataLoader), len(loader))
+    """
+    (folder / "derived.py").write_text(textwrap.dedent(text))
+    status, _, err = both_ways(folder, "derived.py", start=start_cold)
+    assert status == 0
+    assert sites(err) == ["derived.py:5"]
 
 
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
@@ -371,6 +397,7 @@ def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
     assert status == 0, (folder / "turns.txt").read_text()
     assert "the program runs 4 times" in err.splitlines()[0]
     assert re.search(r"long\.py:15, .*: batches/s +[\d.,]+ ±", out)
+    assert len({line.rindex(" (") for line in out.splitlines()[1:]}) == 1, "columns"
 
 
 def test_first_of_several_ranks_reports_on_the_slowest(folder):
@@ -408,6 +435,8 @@ def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, mo
         ([], "expected a program"),
         (["none.py"], "can't open file"),
         (["--html", ".", __file__], "can't write file '.'"),
+        (["--html", "/proc/x", __file__], "can't write file '/proc/x'"),
+        (["--record", "/proc/x/y", __file__], "can't write file '/proc/x/y'"),
         (["--record", __file__, __file__], "test_run.py is there, and no statistics file"),
         (["--loader", "torch", "--html", "x", "y.py"], "alone"),
         (["-"], "standard input is not run"),
@@ -420,3 +449,11 @@ def test_command_that_cannot_run_says_why(words, message, capsys):
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
     assert torch.utils.data.DataLoader is before
+
+
+@pytest.mark.parametrize("loader", ["ours", "torch"])
+def test_comparison_takes_no_loader(loader, capsys):
+    """It runs both."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--compare", "1", "--loader", loader, __file__])
+    assert "--loader: not allowed with argument --compare" in capsys.readouterr().err
