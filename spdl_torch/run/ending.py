@@ -78,8 +78,8 @@ def _told(made: Any) -> str:
         f"takes {loop:.3g} ms in the loop. The first batch took "
         f"{shown_seconds(made.first)}; {made.num_batches:,} took {shown_seconds(seconds)}.",
         "A loader that costs nothing would make the loop at most "
-        f"{1 / max(1e-9, 1 - waits):.3g}x as fast. torch's workers are not seen: run it without "
-        "--loader, and the report says which part of loading takes the time.",
+        f"{1 / max(1e-9, 1 - waits):.3g}x as fast. torch's workers are not seen: where ours takes "
+        "the dataset, without --loader, the report says which part of loading takes the time.",
     )
     return "\n".join([head, *(wrapped(text, f"{word:<9}") for word, text in said)])
 

@@ -46,8 +46,9 @@ def exchange_loader(options: Any) -> None:
     atexit.register(end)
     # A child of multiprocessing ends without atexit, and calls this when it begins.
     util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=known.clear)  # a fork reports on its own loaders
+    if hasattr(os, "register_at_fork"):  # a fork reports on its own loaders, and records none
+        os.register_at_fork(after_in_child=known.clear)
+        os.register_at_fork(after_in_child=while_it_runs.pop_all)
 
 
 class Site(NamedTuple):

@@ -15,9 +15,7 @@ from types import ModuleType
 _NOT_THE_USERS = (str(Path(__file__).parent), "<frozen ")
 
 while_it_runs = ExitStack()
-"""What ends with the program, while threads still run; not in a fork, which is not the one."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=while_it_runs.pop_all)
+"""What ends with the program, while threads still run."""
 
 
 def run_program(words: list[str], *, is_module: bool) -> None:
