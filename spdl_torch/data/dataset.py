@@ -467,8 +467,9 @@ class _Pass:
         self.is_failure_raised = False
 
     def snapshot(self) -> PipelineStats:
-        data = dataset_stats(self._source, self._counts.now(), None)
-        return replace(self.pipeline.snapshot(), data=data)
+        counts = self._counts.now()
+        data = dataset_stats(self._source, counts, None)
+        return replace(self.pipeline.snapshot(), data=data, counts=counts)
 
     def report(self) -> Report:
         from ..observe.verdict.report import make_report  # only for who asks

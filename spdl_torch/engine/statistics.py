@@ -292,6 +292,8 @@ class PipelineStats(Totals):
     stages: tuple[StageStats, ...]
     data: Mapping[str, float] = field(default_factory=dict)
     """For a loader, the statistics of its dataset in this epoch by name, e.g. ``cache/found``."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What its dataset counted, from which ``data`` is computed; of an interval, in it."""
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:

@@ -357,10 +357,10 @@ class DataLoader(BaseLoader[T_co]):
         return start_remark(report, start.first_seconds, start.start_seconds)
 
     def _with_data(self, stats: PipelineStats) -> PipelineStats:
-        """Return the statistics with those of the dataset in place of what its workers counted."""
+        """Return the statistics with those of the dataset."""
         order = self._state.position.order
         given = None if order is None else order.given
-        return replace(stats, data=dataset_stats(self.dataset, stats.data, given))
+        return replace(stats, data=dataset_stats(self.dataset, stats.counts, given))
 
     def _measured(self) -> EpochStats:
         measured = self._state.figures.stats

@@ -2,8 +2,10 @@
 reads it and as torch collates it."""
 
 import datetime
+import io
 import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 
 import fsspec
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from _fuzz import QUICK
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader as TorchLoader, default_collate
@@ -123,14 +126,18 @@ def test_the_order_is_that_of_seed_and_epoch(folder):
     assert numbers_in(groups) != first
 
 
-def test_no_row_group_before_the_start_is_read(tmp_path):
-    """They may even be damaged, which reading them says."""
-    write(tmp_path, [12])
-    path = tmp_path / "0.parquet"
-    place = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+def damage(path, group):
+    """Make a row group of a file unreadable."""
+    place = pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset
     content = bytearray(path.read_bytes())
     content[place : place + 40] = bytes(40)
     path.write_bytes(content)
+
+
+def test_no_row_group_before_the_start_is_read(tmp_path):
+    """They may even be damaged, which reading them says."""
+    path = write(tmp_path, [12]) / "0.parquet"
+    damage(path, 1)
     source = Parquet(path)
     assert numbers_in(source.iterate(6)) == ALL[6:12]
     assert numbers_in([source[place] for place in (0, 11)]) == [0, 11]
@@ -138,6 +145,66 @@ def test_no_row_group_before_the_start_is_read(tmp_path):
         list(source)
     with pytest.raises(DecodeError, match=r"0\.parquet: row group 1 cannot be read"):
         source[4]
+
+
+def test_a_shuffled_pass_is_resumed_without_the_row_groups_before(tmp_path):
+    """From the state of a pipeline, as by ``start``."""
+    path = write(tmp_path, [12]) / "0.parquet"
+
+    def shuffled():
+        return Parquet(path).shuffle(1, buffer_size=3)
+
+    def pipeline():
+        return PipelineDataset(PipelineBuilder().add_source(shuffled()).add_sink(1))
+
+    expected, stopped = numbers_in(shuffled()), pipeline()
+    items = iter(stopped)
+    assert numbers_in(islice(items, 4)) == expected[:4]
+    state = stopped.state_dict()
+    items.close()
+    damage(path, expected[0] // 3)
+    assert numbers_in(shuffled().iterate(4)) == expected[4:]
+    resumed = pipeline()
+    resumed.load_state_dict(state)
+    assert numbers_in(resumed) == expected[4:]
+    with pytest.raises(DecodeError, match="row group"):
+        list(shuffled())
+
+
+def test_a_batch_reads_each_row_group_once_and_a_bounded_number_of_them_is_kept(monkeypatch):
+    """256 MB, of those that were asked for last; one for all threads that ask for it at once."""
+    content, opened, really = io.BytesIO(), [], MemoryFileSystem._open
+    size = 4_000_000  # rows in a group: 32 MB
+    pq.write_table(pa.table({"n": np.repeat(np.arange(10), size)}), content, row_group_size=size)
+    fsspec.filesystem("memory").pipe("/large.parquet", content.getvalue())
+    source = Parquet("memory://large.parquet")
+
+    def counting(self, *args, **options):
+        opened.append(args)
+        return really(self, *args, **options)
+
+    def read(*groups):
+        rows = [place for each in groups for place in (size * (each + 1) - 1, size * each)]
+        assert numbers_in(source.__getitems__(rows)) == [each for each in groups for _ in "ab"]
+
+    def num_reads(*groups):
+        opened.clear()
+        read(*groups)
+        return len(opened)
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", counting)
+    assert num_reads(3, 1, 3, 2, 1) == 3
+    assert num_reads(2, 3, 1) == 0
+    opened.clear()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, [0] * 4))
+    assert len(opened) == 1
+    assert num_reads(*range(4, 8)) == 4
+    assert num_reads(*range(8)) == 0
+    assert num_reads(8) == 1
+    assert num_reads(*range(1, 9)) == 0
+    assert num_reads(0) == 1
+    fsspec.filesystem("memory").rm("/large.parquet")
 
 
 def test_file_that_was_replaced_is_an_error(folder, tmp_path, memory):

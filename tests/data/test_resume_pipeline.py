@@ -185,6 +185,21 @@ def test_parts_that_the_source_makes_keep_their_number():
         next(iter(again))
 
 
+def test_a_loaders_state_that_counts_another_ranks_items_is_doubted():
+    """The workers' datasets were not asked, and cannot know that their parts are others."""
+
+    def make(num_replicas):
+        data = dataset_of(range(60), ones, num_replicas=num_replicas, rank=0)
+        return spdl_torch.DataLoader(data, batch_size=None, num_workers=2, isolation="thread")
+
+    loader, again = make(2), make(3)
+    items = iter(loader)
+    next(items)
+    again.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="ranks 3, was 2"):
+        list(again)
+
+
 def shard_of_two(source=range(12)):
     return dataset_of(source, num_replicas=2, rank=0)
 

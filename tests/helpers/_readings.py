@@ -124,13 +124,14 @@ class PipelineStats:
     consumer_wait_ratio: float
     stages: tuple[StageStats, ...]
     data: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
 
     def totals(self):
         """The sums that give these figures again."""
         elapsed_ns = ns(self.elapsed)
         stages = tuple(stage.totals() for stage in self.stages)
         waited_ns = round(elapsed_ns * self.consumer_wait_ratio)
-        return pipeline.PipelineStats(elapsed_ns, waited_ns, stages, self.data)
+        return pipeline.PipelineStats(elapsed_ns, waited_ns, stages, self.data, self.counts)
 
     def as_dict(self):
         """As the real ones."""

@@ -15,6 +15,7 @@ import contextlib
 import gzip
 import http.client
 import http.server
+import json
 import select
 import threading
 from dataclasses import dataclass
@@ -187,6 +188,28 @@ class S3Store(HttpStore):
             return Answer(got.status, dict(got.getheaders()), got.read())
         finally:
             connection.close()
+
+
+class HubStore(HttpStore):
+    """What Hugging Face's hub says of a dataset, ``owner/name``, and its files."""
+
+    def put(self, name, content):
+        self.files[f"/datasets/owner/name/resolve/main/{name}"] = content
+
+    def answer(self, method, path, headers, body):
+        bare = path.partition("?")[0]
+        if not bare.startswith("/api/datasets/owner/name"):
+            return super().answer(method, bare, headers, body)
+        found = {"id": "owner/name", "sha": "1" * 40, "siblings": []}
+        if "/tree/" in bare:
+            found = [
+                {"type": "file", "oid": "0" * 40, "size": len(content), "path": name}
+                for path, content in self.files.items()
+                for name in [path.partition("/resolve/main/")[2]]
+            ]
+        content = json.dumps(found).encode()
+        length = {"Content-Length": str(len(content))}
+        return Answer(200, {"Content-Type": "application/json", **length}, content)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -1,5 +1,6 @@
 """Stores as users have them, http and S3: each read ends in data, or in an error that names it."""
 
+import contextlib
 import gzip
 import io
 import multiprocessing
@@ -18,7 +19,7 @@ import pytest
 import torch
 from _datasets import Made
 from _gates import until
-from _stores import HttpStore, S3Store
+from _stores import HttpStore, HubStore, S3Store
 from _tars import tar_of, write_shard
 from _videos import KINDS, write_video
 from fsspec.spec import AbstractFileSystem
@@ -31,6 +32,7 @@ from spdl_torch.io import Reader, load_video
 from spdl_torch.io._remote import file_system
 from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
 from spdl_torch.io._retry import RetryPolicy
+from spdl_torch.observe import Cause, recording, report_of_file
 from spdl_torch.pipeline import PipelineBuilder
 
 ONCE = RetryPolicy(0, 0, 0)
@@ -448,6 +450,29 @@ def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path,
     assert Parquet(web.url("a.parquet"), cache=tmp_path)[0]["n"] == 1000
 
 
+def test_parquet_of_hugging_faces_hub_is_found_shuffled_and_kept(tmp_path, monkeypatch):
+    """By its own client, which asks a server here as it asks the hub."""
+    hub_client = pytest.importorskip("huggingface_hub", reason="hf:// needs huggingface_hub")
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    with contextlib.closing(HubStore()) as hub, contextlib.ExitStack() as ends:
+        ends.callback(hub_client.close_session)  # its connections stay open
+        for number in range(3):
+            content = io.BytesIO()
+            table = pa.table({"n": range(10 * number, 10 * number + 10)})
+            pq.write_table(table, content, row_group_size=5)
+            hub.put(f"data/train-{number}.parquet", content.getvalue())
+        options = {"endpoint": hub.url, "token": False, "skip_instance_cache": True}
+        files = "hf://datasets/owner/name/**/*.parquet"
+        source = Parquet(files, storage_options=options, cache=tmp_path)
+        assert [row["n"] for row in source.iterate(7)] == [*range(7, 30)]
+        hub.files.clear()
+        assert sorted(row["n"] for row in source.shuffle(1)) == [*range(30)]
+        with pytest.raises(FileNotFoundError, match=r"no file matches 'hf://"):
+            Parquet(files, storage_options=options)
+
+
 # --- copies of shards -------------------------------------------------------------------------
 
 
@@ -463,10 +488,10 @@ def test_shard_is_downloaded_once_by_all_processes_of_a_machine(place, tmp_path)
     context = multiprocessing.get_context("fork")
     sent = context.SimpleQueue()
     arguments = place.url("a.tar"), place.options, tmp_path / "kept", sent
-    programs = [context.Process(target=read_copy, args=arguments) for _ in range(4)]
+    programs = [context.Process(target=read_copy, args=arguments) for _ in range(8)]
     for program in programs:
         program.start()
-    assert [sent.get() for _ in programs] == [[*range(300)]] * 4
+    assert [sent.get() for _ in programs] == [[*range(300)]] * 8
     for program in programs:
         program.join()
     num_gets = place.store.num_gets
@@ -482,6 +507,9 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     source = TarShards(urls, cache=tmp_path, max_bytes=5 * size // 2, ahead=0)
     assert numbers_of(source) == [*range(200)]
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
+    assert source.loading_counts()["shards/removed"] == 2
+    numbers_of(TarShards([urls[2], urls[1]], cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
+    numbers_of(TarShards([urls[2], urls[3]], cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
     num_gets = web.store.num_gets
     assert numbers_of(TarShards(urls[3], cache=tmp_path)) == [*range(150, 200)]
     assert web.store.num_gets == num_gets
@@ -584,7 +612,7 @@ def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="has no limit of a file's size")
-def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path):
+def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path, caplog):
     """With one warning, and once each; in a process of its own, where files may have few bytes."""
     urls = put_shards(web, 3, 300)
     context = multiprocessing.get_context("fork")
@@ -593,14 +621,17 @@ def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         source = TarShards(urls, cache=tmp_path / "kept", ahead=0)
-        sent.put(
-            (numbers_of(source), [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")])
-        )
+        numbers = numbers_of(source)
+        sizes = [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")]
+        sent.put((numbers, sizes, [record.getMessage() for record in caplog.records]))
 
     program = context.Process(target=full)
     program.start()
-    assert sent.get() == ([*range(900)], [0])
+    numbers, sizes, lines = sent.get()
     program.join()
+    assert (numbers, sizes) == ([*range(900)], [0])
+    (line,) = lines
+    assert re.fullmatch(r".*/0\.tar: File too large: no more shards are kept in .*kept\.", line)
     assert web.store.num_gets == 4
 
 
@@ -698,6 +729,7 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     counts = dict(loader.snapshot().data)
     assert counts.pop("shards/wait_ms") >= 0
     assert counts.pop("shards/bytes") == 3 * size
+    assert counts.pop("shards/removed") == 0
     assert counts["shards/found"] + counts["shards/awaited"] == num_opened
     assert 3 <= counts["shards/awaited"] <= 6  # two workers may wait for the same one
     remarks = [each for each in loader.report().verdict.remarks if "opened a shard in" in each]
@@ -705,6 +737,32 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     assert [each.startswith(told) for each in remarks] == [True] * (
         way not in ("processes", "served")
     )
+
+
+@pytest.mark.parametrize("way", ["threads", "processes", "pipeline"])
+def test_waits_for_downloads_are_the_verdict_live_and_of_a_file(web, tmp_path, way):
+    """Of a server that answers once the loader's own time is long enough for a verdict; also over a
+    second epoch, which finds the shards."""
+    urls = put_shards(web, 2, 20, tmp_path)
+    source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
+    if way == "pipeline":
+        loader = PipelineDataset(PipelineBuilder().add_source(source).pipe(dict).add_sink())
+    else:
+        options = {"isolation": "thread"}
+        if way == "processes":
+            options = {"multiprocessing_context": "fork"}
+        loader = DataLoader(source, 20, num_workers=1, collate_fn=list, **options)
+    web.store.faults = [lambda: until(lambda: loader.snapshot().elapsed > 2.2)]
+    with recording(loader, tmp_path / "run.db"):
+        list(loader)
+        live = loader.report().verdict
+        list(loader)
+    stored = report_of_file(tmp_path / "run.db").verdict
+    for verdict in (live, stored):
+        assert verdict.cause is Cause.DOWNLOAD, verdict
+        assert "waits for shards to be downloaded" in verdict.finding
+        assert "a larger ahead=" in verdict.action
+    assert (live.stage, live.action) == (stored.stage, stored.action)
 
 
 # --- how far ahead ----------------------------------------------------------------------------

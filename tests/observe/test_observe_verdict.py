@@ -322,18 +322,23 @@ def test_ops_that_have_all_cores_hold_up_the_source_itself(num_cores, cause):
     assert judge(reading(0.92, ops), probes).cause is cause
 
 
+@pytest.mark.parametrize("num_removed", [0, 7])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
 @pytest.mark.parametrize("is_source", [False, True])
-def test_waits_for_shards_are_named_where_they_are_most_of_the_time(share, is_source):
+def test_waits_for_shards_are_named_where_they_are_most_of_the_time(share, is_source, num_removed):
     """Of the ops, on all workers, or of a pipeline's source; elsewhere the cause is as before."""
     busy, threads, pooled = (0.1, 1, ()) if is_source else (0.9, 2, POOLED)
     op = stage("fetch", busy=busy, cpu=0.01, wait_in=0.9 - busy, threads=threads)
     stats = reading(0.95, op)
     waited = share * stats.elapsed * (1 if is_source else threads * busy)
-    stats = replace(stats, data={"shards/wait_ms": round(1e3 * waited)})
+    counts = {"shards/wait_ms": round(1e3 * waited), "shards/removed": num_removed}
+    stats = replace(stats, counts=counts)
     verdict = judge(stats, QUIET, pooled=pooled)
     usual = Cause.SOURCE if is_source else Cause.IO
     assert verdict.cause is (Cause.DOWNLOAD if share > 0.5 else usual)
+    if share > 0.5:
+        assert ("7 shards made room" in verdict.action) == (num_removed == 7)
+        assert ("more workers" in verdict.action) == (not is_source)
     assert ("ahead=" in verdict.action) == (share > 0.5)
 
 

@@ -35,6 +35,8 @@ class _Counts(NamedTuple):
     """The bytes downloaded, also ahead."""
     wait_ms: int = 0
     """The time until those were there."""
+    removed: int = 0
+    """How many made room for others."""
 
 
 class ShardCopies:
@@ -81,7 +83,9 @@ class ShardCopies:
                     os.utime(file)
                     if may_stop is None:
                         took_ms = (perf_counter_ns() - began_ns) // 1_000_000
-                        self._count(*((1, 0) if was_there else (0, 1, 0, took_ms)))
+                        self._count(
+                            _Counts(found=1) if was_there else _Counts(awaited=1, wait_ms=took_ms)
+                        )
                     return open(os.dup(file), "rb", BUFFER_BYTES)
                 was_there = False
                 if self._is_full:
@@ -104,7 +108,7 @@ class ShardCopies:
 
     def remarks(self) -> tuple[str, ...]:
         """Return the line for a report: what was there, what was awaited, and for how long."""
-        found, awaited, num_bytes, wait_ms = self.counts().values()
+        found, awaited, num_bytes, wait_ms, _ = self.counts().values()
         if not found + awaited:
             return ()
         waited = f", and reading waited {wait_ms / 1000:.2g} s for that"
@@ -114,8 +118,8 @@ class ShardCopies:
             f"{waited if wait_ms >= _VISIBLE_SECONDS * 1000 else ''}.",
         )
 
-    def _count(self, *numbers: int) -> None:
-        thread, new = threading.get_ident(), _Counts(*numbers)
+    def _count(self, new: _Counts) -> None:
+        thread = threading.get_ident()
         pairs = zip(self._counts.get(thread, _Counts()), new, strict=True)
         self._counts[thread] = _Counts(*map(sum, pairs))
 
@@ -146,7 +150,7 @@ class ShardCopies:
             except BaseException:
                 os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
                 raise
-            self._count(0, 0, size)
+            self._count(_Counts(bytes=size))
 
     @scope
     def _room(self, folder: int, size: int) -> Iterator[None]:
@@ -161,6 +165,7 @@ class ShardCopies:
                     break
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
+                    self._count(_Counts(removed=1))
                 copies[name] = 0
             yield
 

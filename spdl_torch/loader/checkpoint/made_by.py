@@ -16,7 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from ..sampling.sampler_chain import nested_samplers, num_ranks
+from ..sampling.sampler_chain import divides_itself, nested_samplers, num_ranks
 from ..state_fields import AT_LEAST_ONE, Field, is_flag, list_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def made_by(loader: Any) -> dict[str, Any]:
         "sampler_seed": _seed(samplers[-1]),
         "seed": loader.seed,
         "batch_size": loader.batch_size,
-        "ranks": num_ranks(loader._index_sampler),
+        "ranks": _ranks(loader),
         "rng": loader.rng,
         "persistent_workers": _persistence(loader, samplers[-1]),
     }
@@ -112,6 +112,12 @@ _OF_ORDER = ("length", "shuffle", "sampler_seed")
 
 def _told(name: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return f"{name} {here[name]!r}, was {saved[name]!r}"
+
+
+def _ranks(loader: Any) -> int:
+    """Return the number of ranks, which a dataset that divides itself may have been given."""
+    own = loader.dataset._own_rank.num_replicas if divides_itself(loader.dataset) else None
+    return own or num_ranks(loader._index_sampler)
 
 
 def _shuffle(sampler: Any) -> bool | None:

@@ -57,7 +57,7 @@ def stats_of(measured: Measured | None) -> PipelineStats:
             wait_out_ns=queues.outlet.put_wait[0],
         )
         stages.append(transfer)
-    return PipelineStats(elapsed_ns, queues.waited_ns, tuple(stages), readings.data)
+    return PipelineStats(elapsed_ns, queues.waited_ns, tuple(stages), counts=readings.data)
 
 
 def _probes_of(measured: Measured) -> Probes:

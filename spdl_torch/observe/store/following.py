@@ -172,7 +172,7 @@ def _without_time(stats: PipelineStats) -> PipelineStats:
     for stage in stats.stages:
         kept = {name: getattr(stage, name) for name in ("name", "concurrency", *_LOADED_AHEAD)}
         stages.append(type(stage)(**kept))
-    return replace(stats, elapsed_ns=0, waited_ns=0, stages=tuple(stages))
+    return replace(stats, elapsed_ns=0, waited_ns=0, stages=tuple(stages), counts={})
 
 
 def _skipped_of(loader: Any) -> Sequence[Any]:

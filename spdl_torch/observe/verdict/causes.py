@@ -368,7 +368,7 @@ class Reading:
         """Whether most of the time of its ops, or of a pipeline's source, are waits for shards that
         are to be kept in a folder and are not there yet."""
         threads = 1.0 if self.waits_for_source else self.load.threads * self.load.busy
-        waited = self.stats.data.get("shards/wait_ms", 0) / 1e3
+        waited = self.stats.counts.get("shards/wait_ms", 0) / 1e3
         return waited > 0 and waited >= _MOSTLY * threads * self.stats.elapsed
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ...machine.gil import has_gil
 from ...machine.readings import Probes
-from ...shown_text import percent, shown_seconds
+from ...shown_text import counted, percent, shown_seconds
 from .advice import (
     Ceiling,
     advise,
@@ -115,8 +115,8 @@ def _is_crew_without_core(r: Reading) -> bool:
 _LOOK = "Read the notes, and the first errors in the log of spdl_torch."
 _NOT_BOUND = "Training is not input-bound: it waits for data {waits} of the time"
 _MORE_AHEAD = (
-    "Bring more shards at once with a larger ahead=, and give max_bytes= room for all of them: the "
-    "next epoch then reads them from the disk."
+    "{more_room}Bring more shards at once with {more_workers}a larger ahead=. The next epoch reads "
+    "from the disk what is kept."
 )
 _NO_STAGE = "no stage is short of {crew}; "
 
@@ -286,6 +286,12 @@ class _Words(dict[str, str]):
                 return shown_seconds(r.stats.elapsed)
             case "lost":
                 return str(r.num_lost)
+            case "more_room":
+                num_removed = int(r.stats.counts.get("shards/removed", 0))
+                what = f"Give max_bytes= more room: {counted(num_removed, 'shard')} made room for"
+                return f"{what} others, and may have to come again. " * (num_removed > 0)
+            case "more_workers":
+                return "more workers or, if shards are read in their order, " * r.is_loader
             case "processes":
                 return 'processes (isolation="process")' if r.is_loader else "a subprocess"
         assert name == "or_persistent", name
