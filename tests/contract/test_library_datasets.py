@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import tarfile
 import warnings
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -116,6 +117,36 @@ def test_hugging_faces_streaming_dataset(tmp_path, monkeypatch):
         assert sorted(sample for batch in epoch for sample in batch) == expected
     assert theirs[0] != theirs[1]
     assert ours == theirs
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_hugging_faces_stream_of_a_node_goes_on_from_its_state(tmp_path, monkeypatch, num_workers):
+    """By their own function for nodes; workers divide the share again. In a later epoch, too."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    datasets = imported("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    rows = datasets.Dataset.from_dict({"number": list(range(N))})
+
+    def loader(node):
+        share = split_dataset_by_node(rows.to_iterable_dataset(num_shards=8), node, 2)
+        share.set_epoch(1)
+        return spdl_torch.DataLoader(share.map(with_square), batch_size=4, num_workers=num_workers)
+
+    def squares(batches):
+        return [int(square) for batch in batches for square in batch["square"]]
+
+    found = []
+    for node in range(2):
+        stopped, resumed = loader(node), loader(node)
+        stopped.state_dict()
+        batches = iter(stopped)
+        found += squares(islice(batches, 5))
+        resumed.load_state_dict(stopped.state_dict())
+        rest = squares(batches)
+        assert squares(resumed) == rest
+        found += rest
+    assert sorted(found) == [number**2 for number in range(N)]
 
 
 def doubled(rows):

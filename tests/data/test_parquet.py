@@ -83,7 +83,8 @@ def memory(folder):
 def test_parts_have_each_row_once_and_go_on_anywhere(
     tmp_path_factory, sizes, group_rows, batch_size, count, shuffle, epoch
 ):
-    """Over files, row groups, windows and batches that begin and end anywhere."""
+    """Over files, row groups, windows and batches that begin and end anywhere; on ranks and their
+    workers."""
     root = write(tmp_path_factory.mktemp("any"), sizes, group_rows)
     whole = Parquet(root, batch_size=batch_size)
     if shuffle is not None:
@@ -101,6 +102,9 @@ def test_parts_have_each_row_once_and_go_on_anywhere(
         for start in {0, 1, len(items) // 2, len(items), len(items) + 1}:
             assert numbers_in(part.iterate(start)) == numbers_in(items[start:])
         found.append(rows)
+        workers = [numbers_in(part.shard(worker, 3)) for worker in range(3)]
+        assert sorted(chain(*workers)) == sorted(rows)
+        assert max(map(len, workers)) - min(map(len, workers)) <= 1
     assert max(map(len, found)) - min(map(len, found)) <= 1
     joined = list(chain.from_iterable(found))
     assert sorted(joined) == list(range(sum(sizes)))
