@@ -5,6 +5,7 @@ import datetime
 import io
 import math
 import pickle
+import wave
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 
@@ -22,7 +23,7 @@ from spdl_torch import DataLoader, DistributedSampler, PipelineDataset
 from spdl_torch.data import cached, mix, pack
 from spdl_torch.data.sources import ListSource, Parquet
 from spdl_torch.errors import DecodeError, SourceChangedError
-from spdl_torch.io import decode_image
+from spdl_torch.io import decode_image, load_audio
 from spdl_torch.pipeline import PipelineBuilder
 
 pa = pytest.importorskip("pyarrow")
@@ -385,6 +386,19 @@ def test_pictures_of_hugging_face_are_decoded_as_they_are(tmp_path):
         assert torch.equal(decode_image(row["image"]), picture)
     with pytest.raises(TypeError, match="neither bytes nor a path"):
         decode_image({"bytes": None, "path": None})
+
+
+def test_sounds_of_hugging_face_are_decoded_as_they_are(tmp_path):
+    """From their bytes or, where only that is stored, from their path."""
+    pytest.importorskip("av")
+    path = tmp_path / "a.wav"
+    with wave.open(str(path), "wb") as out:
+        out.setparams((1, 2, 8000, 0, "NONE", ""))
+        out.writeframes(np.arange(80, dtype="<i2").tobytes())
+    stored = [{"bytes": path.read_bytes(), "path": "a.wav"}, {"bytes": None, "path": str(path)}]
+    pq.write_table(pa.table({"audio": stored}), tmp_path / "a.parquet")
+    for row in Parquet(tmp_path / "a.parquet"):
+        assert torch.equal(load_audio(row["audio"]), torch.arange(80)[None] / 2**15)
 
 
 # --- in loaders and pipelines ----------------------------------------------------------------
