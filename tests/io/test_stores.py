@@ -509,7 +509,9 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
     assert source.loading_counts()["shards/removed"] == 2
     numbers_of(TarShards([urls[2], urls[1]], cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
+    num_gets = web.store.num_gets
     numbers_of(TarShards([urls[2], urls[3]], cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
+    assert web.store.num_gets == num_gets + 1
     num_gets = web.store.num_gets
     assert numbers_of(TarShards(urls[3], cache=tmp_path)) == [*range(150, 200)]
     assert web.store.num_gets == num_gets
