@@ -45,6 +45,10 @@ PROGRAMS = {
     import os, sys
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
+
+    class Before(torch.utils.data.DataLoader):
+        pass
+
     from data import Squares, train
     from torch.utils.data import DataLoader
 
@@ -54,6 +58,7 @@ PROGRAMS = {
 
     if __name__ == "__main__":
         loaders = DataLoader(Squares(), 4, shuffle=True), Mine(Squares(), 4)
+        loaders += (Before(Squares(), 8),)
         for loader in loaders:
             assert isinstance(loader, torch.utils.data.DataLoader)
             print(train(loader), len(loader))
@@ -195,6 +200,8 @@ PROGRAMS = {
             began = began or time.perf_counter()
             if time.perf_counter() - began > 1.1:
                 break
+    if "fail" in sys.argv:
+        raise ValueError("of the program")
 """,
     "ranks.py": """
     import torch, torch.distributed as dist
@@ -270,12 +277,12 @@ def sites(err):
 
 
 def test_script_trains_the_same(folder):
-    """Two files, arguments, the loader and a class derived from it, and sys.exit(3); torch is
+    """Two files, arguments, the loader and classes derived from it, and sys.exit(3); torch is
     imported when the program imports it."""
     words = "./script.py", "--loader", "-m"
     status, _, err = both_ways(folder, *words, start=start_cold)
     assert status == 3
-    assert sites(err) == ["script.py:13", "script.py:13"]
+    assert sites(err) == ["script.py:17", "script.py:17", "script.py:18"]
 
 
 def test_module_trains_the_same(folder):
@@ -353,10 +360,12 @@ def test_loader_that_a_library_derives_is_ours(imports, made, folder):
 
 
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
-    """The report has its edit; the page and the statistics file have the loader, too."""
-    words = ["--html", "page.html", "--record", "run.db", "long.py"]
+    """Though it fails. The report has its edit; the page and the statistics file have the loader,
+    too."""
+    words = ["--html", "page.html", "--record", "run.db", "long.py", "fail"]
     status, out, err = ended(start(folder, *UNDER_RUN, *words))
-    assert (status, out) == (0, "")
+    assert (status, out) == (1, "")
+    assert "ValueError: of the program" in err
     assert "long.py:15: Many of 1,000,000,000, batch_size=4, num_workers=0" in err
     assert "VERDICT" in err
     assert re.search(r"^window 2\.[2-9] s", err, re.M), "both epochs"
