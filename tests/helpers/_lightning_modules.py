@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import lightning
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+TAKES_WEIGHTS_ONLY = "weights_only" in inspect.signature(lightning.Trainer.fit).parameters
+SAFELY = {"weights_only": True} if TAKES_WEIGHTS_ONLY else {}
+"""Has ``fit`` take nothing but plain values from a checkpoint, where Lightning has it so."""
 
 
 def trainer(**options):

@@ -338,6 +338,31 @@ def test_outputs_of_a_generator_are_freed_one_by_one(pool):
             until(lambda: is_gone(references[0]))
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_output_is_freed_while_its_generator_makes_the_next_one(is_async):
+    """However long that takes."""
+    reference, released = [], threading.Event()
+
+    def several(item):
+        thing = Thing()
+        reference.append(weakref.ref(thing))
+        yield thing
+        del thing
+        released.wait()
+
+    async def aseveral(item):
+        for thing in several(item):
+            yield thing
+            del thing
+
+    with pipeline_of([0], aseveral if is_async else several).auto_stop() as p:
+        p.get_item(timeout=PATIENCE_SECONDS)
+        try:
+            until(lambda: is_gone(reference[0]))
+        finally:
+            released.set()
+
+
 @pytest.mark.parametrize("how", ["break", "end", "stop"])
 def test_rounds_leave_threads_and_files_flat(how):
     """Create, iterate, leave, again and again, with a thread or coroutines."""

@@ -477,7 +477,7 @@ def test_steps_go_on_when_training_is_resumed(tmp_path, at):
 
     second = monitors.PipelineStatsMonitor(stages=False, db_path=path)
     runs = trainer(tmp_path / "b", [second, saving()], **options)
-    runs.fit(modules.Plain(), ours(), ckpt_path=checkpoint, weights_only=True)
+    runs.fit(modules.Plain(), ours(), ckpt_path=checkpoint, **modules.SAFELY)
     seen = [logged(tmp_path / part, "data/wait_ratio") for part in ("a", "b")]
     assert seen == [list(range(at)), list(range(at, 8))]
     assert runs_in(path) == [(0, 1, 1, "fit")] * 2

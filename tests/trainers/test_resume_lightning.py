@@ -149,7 +149,7 @@ def fit(
     model = (modules.ValidatedDiary if validates else modules.Diary)(touches_estimate)
     with nullcontext() if fails_after is None else pytest.raises(OSError, match="no room"):
         held_out = loader if validates else None
-        trainer.fit(model, loader, held_out, ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(model, loader, held_out, ckpt_path=checkpoint, **modules.SAFELY)
     if saved is not None:
         trainer.save_checkpoint(saved)
     return model.seen
