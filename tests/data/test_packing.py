@@ -581,6 +581,7 @@ def test_mixture_of_streams_can_be_packed():
         (lambda: pack([[1]] * 2, 4, size_of=[1, 0]), ValueError, "sample 1 has size 0; sizes"),
         (lambda: pack([0] * 2, 4, size_of=[0, 9], oversize="split"), ValueError, "0 has size 0; s"),
         (lambda: pack([[1]], 4, size_of=[1, 2]), ValueError, "one size for each of the dataset's"),
+        (lambda: pack([[1]], 4, size_of=len), TypeError, "size_of gets the index of a sample"),
         (lambda: pack([[1]], 4, size_of=[0.5]), ValueError, "sizes must be whole numbers"),
         (lambda: pack([[1]], 4, size_of=[(1, 2)]), ValueError, "pack: sizes must be ints, got an"),
         (lambda: bucket([0], 9, size_of=[(2, 5)]), ValueError, "sample 0 has size 2 x 5, more"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
+from ...engine.failures import attach_note
 from ..sources._base import seed_of
 from .grouping import bucketed, packed
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     Size = int | tuple[int, ...]
     SizeOf = Sequence[Size] | NDArray[Any] | torch.Tensor | Callable[[int], Size]
 
+_GETS_INDEX = (
+    "size_of gets the index of a sample of a map-style dataset, not the sample: pass the sizes as "
+    "a list, or lambda index: len(dataset[index])"
+)
 Oversize = Literal["error", "split"]
 """The treatment of samples that are larger than the budget."""
 
@@ -191,7 +196,11 @@ def volumes_of(sizes: NDArray[Any]) -> NDArray[Any]:
 
 def _sizes_by(size_of: Callable[[int], Any], length: int) -> Any:
     sizes = map(size_of, range(length))
-    first = next(sizes, 0)
+    try:
+        first = next(sizes, 0)
+    except Exception as error:
+        attach_note(error, _GETS_INDEX)
+        raise
     if isinstance(first, tuple):
         return [first, *sizes]
     return np.fromiter(chain((first,), sizes), np.int64, length)  # without a list of objects
