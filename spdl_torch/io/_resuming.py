@@ -89,7 +89,7 @@ def version_of(url: str, storage_options: Mapping[str, Any]) -> Version:
     """Return the version that a file has now, asked for once. Raises: as opening it."""
     system, path = file_system(url, storage_options)
     system.invalidate_cache(path)
-    return _version_in(system.info(path))
+    return _version_in(_info_of(system, path))
 
 
 class _Resuming(io.RawIOBase):
@@ -228,7 +228,7 @@ def open_blocks(
 
 def open_ranges(system: Any, path: str, offset: int) -> Opened:
     """Open a web server's file for ranges, all of one version."""
-    info = system.info(path)
+    info = _info_of(system, path)
     if not (info.get("partial", True) and info.get("size")):
         return open_stream(system, path, offset)
     headers = dict(system.kwargs.get("headers", {}))
@@ -240,6 +240,17 @@ def open_ranges(system: Any, path: str, offset: int) -> Opened:
     file = system.open(path, "rb", size=info["size"], headers=headers)
     file.seek(offset)
     return Opened(file, _version_in(info))
+
+
+def _info_of(system: Any, path: str) -> Mapping[str, Any]:
+    """Return what a store says of a file. fsspec's web servers call whatever fails "not found"."""
+    try:
+        return cast("Mapping[str, Any]", system.info(path))
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if not isinstance(cause, Exception) or status_of(cause) in (404, 410):
+            raise
+        raise cause from None
 
 
 def open_stream(system: Any, path: str, offset: int) -> Opened:

@@ -5,6 +5,7 @@ import datetime
 import io
 import math
 import pickle
+import random
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -538,7 +539,9 @@ def test_errors_say_what_to_do(folder, tmp_path):
         (lambda: Parquet(folder, []), ValueError, names),
         (lambda: Parquet(folder, ["n", "n"]), ValueError, names),
         (lambda: Parquet(folder, "n"), TypeError, "a list of names, got 'n'"),
-        (lambda: Parquet(folder, batch_size=0), ValueError, "batch_size must be >= 1 or None"),
+        (lambda: Parquet(folder, batch_size=0), ValueError, "batch_size must be an int >= 1"),
+        (lambda: Parquet(folder, batch_size=1.5), ValueError, "batch_size must be an int >= 1"),
+        (lambda: rows[1.0], TypeError, "float"),
         (lambda: rows[23], IndexError, "below 23, got 23"),
         (lambda: rows.shuffle()[0], TypeError, r"before shuffle\(\)"),
         (lambda: rows.shard(2, 2), ValueError, "index must be in"),
@@ -548,6 +551,26 @@ def test_errors_say_what_to_do(folder, tmp_path):
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path):
+    """Where pyarrow itself reads a file with changed bytes, the values are pyarrow's."""
+    path, draw = tmp_path / "a.parquet", random.Random(3)
+    pq.write_table(pa.table({"n": range(10), "é": range(10)}), path, row_group_size=3)
+    whole, num_found = path.read_bytes(), 0
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        path.write_bytes(content)
+        rows, told = None, "a.parquet"
+        try:
+            rows = numbers_in(Parquet(path, ["n"]))
+        except (DecodeError, ValueError) as error:
+            told, num_found = str(error), num_found + 1
+        assert "a.parquet" in told
+        assert rows is None or rows == pq.read_table(path, columns=["n"])["n"].to_pylist()
+    assert num_found > 50
 
 
 def test_tensors_of_a_fixed_shape_come_as_such(tmp_path):

@@ -51,8 +51,9 @@ class HttpStore(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = {}
         self.faults = []
+        self.faulty = {"GET"}  # the requests that they are for
         self.requests = []  # (method, path, Range header or None)
-        self.ranges = self.etags = True
+        self.ranges = self.etags = self.says_length = True
         self.compresses = False
         self.dates = {}  # Last-Modified, by path
         self.says_size_of_ranges = True
@@ -109,7 +110,7 @@ class HttpStore(http.server.ThreadingHTTPServer):
     def fault_of(self, method, path, headers):
         with self._lock:
             self.requests.append((method, path, headers.get("Range")))
-            wanted = method == "GET" and self.is_object(path)
+            wanted = method in self.faulty and self.is_object(path)
             return self.faults.pop(0) if wanted and self.faults else "ok"
 
     def is_object(self, path):
@@ -237,8 +238,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send(self, answer, cut=False):
         self.send_response(answer.status)
+        left_out = ["connection", "date", "server", "transfer-encoding"]
+        if not self.server.says_length:
+            left_out.append("content-length")
+            self.close_connection = True
         for name, value in answer.headers.items():
-            if name.lower() not in ("connection", "date", "server", "transfer-encoding"):
+            if name.lower() not in left_out:
                 self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

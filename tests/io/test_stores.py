@@ -423,18 +423,57 @@ def test_file_that_changes_between_two_ranges_is_an_error(size, etags, web):
             file.read(10)
 
 
+def put_rows(web, first=0):
+    """Write 400 rows in four groups as ``a.parquet``."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    content, table = io.BytesIO(), pa.table({"n": range(first, first + 400)})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, content, row_group_size=100, **options)
+    web.put("a.parquet", content.getvalue())
+    return web.url("a.parquet")
+
+
+def test_parquet_of_a_busy_server_is_asked_again(web):
+    """However often it refuses; fsspec says that the file is not found. The last error says why."""
+    url, web.store.faulty = put_rows(web), {"GET", "HEAD"}
+    web.store.faults[:] = ["busy"] * 4
+    source = Parquet(url)
+    web.store.faults[:] = ["busy"] * 4
+    assert [row["n"] for row in source] == [*range(400)]
+    assert not web.store.faults
+    web.store.faults[:] = ["busy"] * 4
+    with pytest.raises(Exception, match=r"503(.|\n)*a\.parquet' failed after 2 attempts"):
+        Parquet(url, retries=1)
+    with pytest.raises(FileNotFoundError):
+        Parquet(web.url("none.parquet"))
+
+
+def test_copies_of_parquet_need_no_store(web, tmp_path, caplog):
+    """They are read as shards are: also where it sends no ranges, which Parquet alone needs. One
+    that somebody has cut is made anew."""
+    url = put_rows(web)
+    web.store.ranges = web.store.says_length = False
+    with pytest.raises(OSError, match=r"a\.parquet: the server sends .* Pass cache=FOLDER"):
+        Parquet(url)
+    assert len([*Parquet(url, cache=tmp_path)]) == 400
+    web.store.ranges = web.store.says_length = True
+    assert len([*Parquet(url, cache=tmp_path)]) == 400
+    web.store.files.clear()
+    assert len([*Parquet(url, cache=tmp_path)]) == 400
+    assert "are read from their copies, new or old" in caplog.text
+    put_rows(web)
+    for copy in tmp_path.rglob("*.tar"):
+        os.truncate(copy, 1000)
+    assert len([*Parquet(url, cache=tmp_path)]) == 400
+
+
 @pytest.mark.parametrize("etags", [True, False])
 def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path, etags):
     """By the version that the server gives: strong tags, or dates."""
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
 
     def put(first, date):
-        content = io.BytesIO()
-        table = pa.table({"n": range(first, first + 400)})
-        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        pq.write_table(table, content, row_group_size=100, **options)
-        web.put("a.parquet", content.getvalue())
+        put_rows(web, first)
         web.store.etags = etags
         web.store.dates["/bucket/a.parquet"] = f"Wed, {date} Oct 2015 07:28:00 GMT"
 

@@ -60,12 +60,14 @@ class ShardCopies:
         self,
         url: str,
         stamp: tuple[int, int | None],
+        num_bytes: int | None,
         download: Callable[[], BinaryIO],
         may_stop: Callable[[], bool] | None,
     ) -> BinaryIO | None:
         """Open the copy of a shard, downloaded if it is not there; None = the disk is full.
 
         stamp: of its name and version; where that is not known (None), the last copy is opened.
+        num_bytes: of the shard. A copy of fewer, which somebody has cut, is made anew.
         may_stop: whether the download may end at once; None = somebody waits for it.
 
         Raises: what opening and reading the shard raises; InterruptedError: it has been stopped.
@@ -80,6 +82,9 @@ class ShardCopies:
                     name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
                 with contextlib.suppress(FileNotFoundError):
                     file = open_in(folder, name, 0)
+                    if was_there and num_bytes and os.fstat(file).st_size < num_bytes:
+                        os.unlink(name, dir_fd=folder)
+                        raise FileNotFoundError(name)
                     os.utime(file)
                     if may_stop is None:
                         took_ms = (perf_counter_ns() - began_ns) // 1_000_000

@@ -167,5 +167,6 @@ def nothing_found(who: str, pattern: str, ends: tuple[str, ...] | None = None) -
         if folder:
             hint = f" {folder!r} is there, with {len(os.listdir(folder))} entries."
             if os.path.isdir(pattern):
-                hint += " recursive=True looks into the folders below."
+                how = "recursive=True" if who == "Files" else "A glob with **"
+                hint += f" {how} looks into the folders below."
     return FileNotFoundError(f"{who}: no file{ending} matches {pattern!r}.{hint}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import glob
+import operator
 import os
 from array import array
 from contextlib import ExitStack
 from dataclasses import replace
+from io import UnsupportedOperation
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +17,7 @@ import numpy as np
 from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
-from spdl_torch.io._retry import RETRIES
+from spdl_torch.io._retry import RETRIES, note_failure
 from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
@@ -101,8 +103,8 @@ class Parquet(ShardSource):
     ) -> None:
         if isinstance(columns, str):
             raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"Parquet: batch_size must be >= 1 or None, got {batch_size}.")
+        if batch_size is not None and not (type(batch_size) is int and batch_size >= 1):
+            raise ValueError(f"Parquet: batch_size must be an int >= 1 or None, got {batch_size}.")
         super().__init__(files, retries, storage_options, cache, max_bytes, ahead)
         self._batch_size = batch_size
         self._footers = self._read_footers()
@@ -135,7 +137,7 @@ class Parquet(ShardSource):
 
         Raises: IndexError; TypeError: the source is shuffled; DecodeError: the file is damaged.
         """
-        (item,) = self.__getitems__([position])
+        (item,) = self.__getitems__([operator.index(position)])
         return item
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[dict[str, Any]]:
@@ -233,7 +235,12 @@ class Parquet(ShardSource):
             )
         while row < high:
             with self._damage_in(*place):
-                batch = next(batches)
+                batch = next(batches, None)
+            if batch is None:
+                raise DecodeError(
+                    f"{self._urls[place[0]]}: row group {place[1]} ends after {row} rows, and the "
+                    "footer says that it has more."
+                )
             if row + len(batch) > low:
                 yield batch.select(self._columns)[max(low - row, 0) : high - row]
             row += len(batch)
@@ -288,6 +295,11 @@ class Parquet(ShardSource):
             source: Any = name
             if is_url(name) or files.copies is not None:
                 source = stack.enter_context(files.open(name, seekable=True))
+                if not source.seekable():
+                    raise UnsupportedOperation(
+                        f"{name}: the server sends a file from front to back only, and Parquet is "
+                        "read from its end. Pass cache=FOLDER, which downloads whole files."
+                    )
             stamp = _stamp_of(name, source)
             is_far = is_url(name) and files.copies is None
             opened = pq.ParquetFile(source, metadata=footer, pre_buffer=is_far)
@@ -304,12 +316,23 @@ class Parquet(ShardSource):
 
     def _read_footers(self) -> list[tuple[pq.FileMetaData, _Stamp]]:
         """Read the footers of all files, with the stamps of these."""
-        files = replace(self._files, copies=None)  # a footer alone is not worth a copy of the file
+        there = replace(self._files, copies=None)  # a footer alone is not worth a copy of the file
+
+        def footer_in(name: str, files: ShardFiles) -> tuple[pq.FileMetaData, _Stamp]:
+            with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
+                opened.metadata.schema.to_arrow_schema()  # decodes the names
+                return opened.metadata, stamp
 
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
-            with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
-                self._files.versions[name] = stamp[1] or {"size": f"{stamp[0]}"}
-                return opened.metadata, stamp
+            try:
+                footer, stamp = footer_in(name, there)
+            except Exception as error:
+                if self._files.copies is None or not is_url(name) or isinstance(error, DecodeError):
+                    note_failure(error, name)
+                    raise
+                return footer_in(name, self._files)
+            self._files.versions[name] = stamp[1] or {"size": f"{stamp[0]}"}
+            return footer, stamp
 
         return read_each(footer_of, self._urls)
 
@@ -355,6 +378,7 @@ def _damage_of(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         is_arrows = type(error).__module__.startswith("pyarrow")
-        if not is_arrows and not (type(error) is OSError and error.errno is None):
+        is_plain = type(error) is OSError and error.errno is None
+        if not (is_arrows or is_plain or isinstance(error, UnicodeDecodeError)):
             raise
         raise DecodeError(f"{what} cannot be read: {error}") from error

@@ -123,10 +123,11 @@ class ShardFiles:
             return None
         options = sorted((name, repr(value)) for name, value in self.storage_options.items())
         key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
-        version = self._version_of(url) if is_url(url) else {}
+        version = self._version_of(url) if is_url(url) else {"size": f"{os.path.getsize(url)}"}
         stamp = None if version is None else hash_of(repr(sorted(version.items())))
+        num_bytes = int((version or {}).get("size", 0))
         download = partial(open_resuming, url, policy, self.storage_options, version=version)
-        return self.copies.open(url, (key, stamp), download, may_stop)
+        return self.copies.open(url, (key, stamp), num_bytes, download, may_stop)
 
     def _version_of(self, url: str) -> Version | None:
         """Return the version of a URL's shard that is to be read: that which it had at first."""
@@ -137,7 +138,8 @@ class ShardFiles:
                 if is_of_handler(error):
                     raise
                 self.versions[url] = None
-                _logger.warning("shards are read from their copies, new or old: %s: %r", url, error)
+                told = f"{url}: {type(error).__name__}: {error}"
+                _logger.warning("shards are read from their copies, new or old: %s", told)
         return self.versions.get(url)
 
 
