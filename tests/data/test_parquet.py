@@ -522,6 +522,10 @@ def test_files_are_kept_on_a_local_disk(tmp_path, memory):
     assert sorted(numbers_in(source.shuffle(1))) == ALL
     memory.rm("/rows/3.parquet")
     assert numbers_in(source) == ALL
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.tar"))
+    counts = ListSource(source).loading_counts()
+    assert counts == source.loading_counts()
+    assert counts["shards/bytes"] == size
 
 
 def test_errors_say_what_to_do(folder, tmp_path):

@@ -26,7 +26,8 @@ from fsspec.spec import AbstractFileSystem
 from hypothesis import given, strategies as st
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.data.sources import Files, Parquet, TarShards
+from spdl_torch.data import mix
+from spdl_torch.data.sources import Files, ListSource, Parquet, TarShards
 from spdl_torch.errors import SourceChangedError
 from spdl_torch.io import Reader, load_video
 from spdl_torch.io._remote import file_system
@@ -778,6 +779,21 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     assert [each.startswith(told) for each in remarks] == [True] * (
         way not in ("processes", "served")
     )
+
+
+@pytest.mark.parametrize("kind", ["mixture", "list"])
+def test_shards_in_another_source_are_counted_once(web, tmp_path, kind):
+    """In a pipeline, and in a loader of it."""
+    source = TarShards(put_shards(web, 2, 20, tmp_path), cache=tmp_path / "kept", index=True)
+    made = mix({"a": source, "b": source}, stop="all") if kind == "mixture" else ListSource(source)
+    dataset = PipelineDataset(PipelineBuilder().add_source(made).pipe(dict).add_sink())
+    for loader in (dataset, DataLoader(dataset, batch_size=None)):
+        before = source.loading_counts()
+        list(loader)
+        counts = {name: count - before[name] for name, count in source.loading_counts().items()}
+        assert loader.snapshot().data == counts
+        assert counts["shards/found"] > 0
+        assert sum("opened a shard in" in each for each in loader.report().verdict.remarks) == 1
 
 
 @pytest.mark.parametrize("way", ["threads", "processes", "pipeline"])

@@ -25,6 +25,7 @@ from .plan import MixturePlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ..sources._copies import ShardCopies
     from .plan import Shares, Stop
 
 T_co = TypeVar("T_co", covariant=True)
@@ -87,6 +88,9 @@ class MixedSource(DataSource[T_co]):
 
     def __repr__(self) -> str:
         return f"<MixedSource of {self.sources!r}>"
+
+    def _counters(self) -> Iterator[ShardCopies]:
+        return chain.from_iterable(each._counters() for each in self.sources.values())
 
     def __len__(self) -> int:
         """Return the number of items of the epoch that is set. Raises: TypeError: a source does not

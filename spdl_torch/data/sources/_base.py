@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ...io._cache.folders import hash_of
 from ...objects.copies import shallow_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from ._copies import ShardCopies
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -63,6 +66,23 @@ class DataSource(ABC, Generic[T_co]):
 
         Raises: ValueError: ``start`` < 0. A start past the end gives nothing.
         """
+
+    def loading_counts(self) -> dict[str, int]:
+        """Return how often this process found a shard in ``cache`` and how often it waited for one,
+        the bytes that it downloaded, the milliseconds of its waits, and how many shards were
+        removed; {} without ``cache``."""
+        counts = Counter[str]()
+        for each in {*self._counters()}:
+            counts.update(each.counts())
+        return dict(counts)
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remarks for a loader's report: the same in words."""
+        return tuple(remark for each in {*self._counters()} for remark in each.remarks())
+
+    def _counters(self) -> Iterable[ShardCopies]:
+        """Return the copies that shards are read from; sources made from one share its own."""
+        return ()
 
     def __iter__(self) -> Iterator[T_co]:
         return self.iterate()

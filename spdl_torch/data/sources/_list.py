@@ -10,9 +10,11 @@ from spdl_torch.errors import UnsupportedOptionError
 from ._base import DataSource, check_start, seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
+
+    from ._copies import ShardCopies
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,6 +47,9 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
             for step in self._steps
         )
         return f"<{type(self).__name__} of {len(self)} items{steps}>"
+
+    def _counters(self) -> Iterable[ShardCopies]:
+        return self._items._counters() if isinstance(self._items, DataSource) else ()
 
     def __len__(self) -> int:
         length = len(self._items)

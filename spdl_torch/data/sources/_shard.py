@@ -26,7 +26,7 @@ from ._copies import BUFFER_BYTES, ShardCopies
 from ._stream import StreamSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from spdl_torch.io._resuming import Version
 
@@ -192,16 +192,8 @@ class ShardSource(StreamSource[dict[str, Any]]):
         """The names of all in the order given, regardless of parts and shuffling."""
         return self._urls
 
-    def loading_counts(self) -> dict[str, int]:
-        """Return how often this process found a shard in ``cache`` and how often it waited for one,
-        the bytes that it downloaded, and the milliseconds of its waits; {} without ``cache``."""
-        copies = self._files.copies
-        return {} if copies is None else copies.counts()
-
-    def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a loader's report: the same in words."""
-        copies = self._files.copies
-        return () if copies is None else copies.remarks()
+    def _counters(self) -> Iterable[ShardCopies]:
+        return filter(None, [self._files.copies])
 
 
 def read_samples(
