@@ -146,7 +146,7 @@ def tracing(
     max_events: the latest are kept; the file says how many are left out. 200,000 are about 30 MB,
         gzipped 3 MB.
     process_name: the name of the process there; None = "Data pipeline".
-    Raises: ValueError: a folder, or a file that is not a trace, before the block begins.
+    Raises: ValueError: a folder, before the block begins.
     """
     if not enable:
         yield
